@@ -41,6 +41,7 @@ HOMES: Final = {
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "gateway": ("gateway", "Serve clients in any language, over HTTP."),
+    "hla": ("hla", "Serve HLA federations."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "node": ("node", "Run everything in one process: a node."),
     "pad": ("servers", "Run a publisher-adapter delegate."),

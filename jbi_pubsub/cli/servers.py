@@ -69,7 +69,7 @@ def lookup(
         config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
     raise_file_limit()
     stop = stop_on_signal()
-    server = open_lookup(config, _access(config), destroyed=stop.set)
+    server = open_lookup(config, access_of(config, "lookup"), destroyed=stop.set)
     server.start()
     info = server.info()
     announce(
@@ -87,13 +87,13 @@ def lookup(
     server.stop()
 
 
-def _access(config: Config) -> AccessPolicy | None:
-    """Who may do what at a lookup service. Raises PolicyError."""
+def access_of(config: Config, component: str) -> AccessPolicy | None:
+    """Who may do what at a server that is no delegate; None: everybody everything. Raises PolicyError."""
     if not config.policy.file and not config.policy.users:
         return None
-    from jbi_pubsub.pad.stages import access_of  # here: what is off is not imported
+    from jbi_pubsub.pad import stages  # here: what is off is not imported
 
-    return access_of(config, "lookup")
+    return stages.access_of(config, component)
 
 
 @lookup.group(cls=NearNames)

@@ -16,6 +16,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.hla.proxy import RTI_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -84,6 +85,11 @@ _BRIDGES: Final = (
     Column("relays", right=True), Column("waiting", right=True, spare=2), Column("relayed", right=True),
     Column("filtered", right=True, spare=3), Column("lost", right=True), Column("state", long=True),
 )  # fmt: skip
+_FEDERATIONS: Final = (
+    Column("federation", long=True, name=True), Column("at", name=True), Column("federates", right=True),
+    Column("objects", right=True), Column("calls", right=True, spare=2), Column("callbacks", right=True, spare=2),
+    Column("unsent", right=True, spare=3), Column("resigned", right=True), Column("state", long=True),
+)  # fmt: skip
 _CERTIFICATES: Final = (
     Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
     Column("days", right=True), Column("what is wrong", long=True),
@@ -104,15 +110,15 @@ _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
 _ALL: Final = (
-    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _CERTIFICATES, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS,
-    _RATES,
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _FEDERATIONS, _CERTIFICATES, _LOSSES, _FAULTS, _MORE,
+    _SUBSCRIPTIONS, _RATES,
 )  # fmt: skip
 """Every column that there may be."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
     "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
-    "qos", "archive", "foreign",
+    "qos", "archive", "foreign", "federations",
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
@@ -228,7 +234,7 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        ours = [item.proxy for item in items if (DISSEMINATORS | {BRIDGE_TYPE}).intersection(item.types)]
+        ours = [item.proxy for item in items if (DISSEMINATORS | {BRIDGE_TYPE, RTI_TYPE}).intersection(item.types)]
         # by address: one that was killed and started again there is listed twice until its former lease has run out
         return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
 
@@ -277,7 +283,8 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
 def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
     """What people are shown; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
-    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable")]
+    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", "rti")]
+    others = [facts for facts in found if facts["kind"] in ("lookup", "rti")]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
     columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
     yield Table(columns, [_server_row(facts, more) for facts in found])
@@ -295,19 +302,22 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     bridges = [row for facts in known for row in _bridge_rows(facts.get("foreign") or {})]
     if bridges:
         yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
-    shown = [_certificate_row(facts) for facts in (*lookups, *known) if facts.get("tls")]
+    federations = [row for facts in others for row in _federation_rows(facts)]
+    if federations:
+        yield Table(_FEDERATIONS, federations)
+    shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
     if shown := [row for row in shown if whole or row[-1]]:
         yield Table(_CERTIFICATES, shown)
     for heads, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
         told = [
             (_called(facts), what, f"{count:,}")
-            for facts in (*lookups, *known)
+            for facts in (*others, *known)
             for what, count in sorted((facts.get(key) or {}).items())
             if count
         ]
         if told:
             yield Table(heads, told)
-    besides = [(_called(facts), *each) for facts in (*lookups, *known) for each in _besides(facts, whole=whole)]
+    besides = [(_called(facts), *each) for facts in (*others, *known) for each in _besides(facts, whole=whole)]
     if besides:
         yield Table(_MORE, besides)
     if subscriptions:
@@ -366,6 +376,8 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])
+    elif facts["kind"] == "rti":
+        name, counts = "", ("", "", sum(len(each["federates"]) for each in facts["federations"]))
     else:
         name = f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else ""
         counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
@@ -391,6 +403,16 @@ def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
         numbers = (f"{way[key]:,}" for key in ("registrations", "waiting", "relayed", "filtered", "lost"))
         wrong = "; ".join(each for each in (away, state, troubles) if each)
         yield str(foreign["name"]), str(way["from"]), str(way["to"]), *numbers, wrong or "ok"
+
+
+def _federation_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
+    """The federation executions of an RTI."""
+    for each in facts.get("federations", ())[:MORE_MOST]:
+        numbers = (f"{each[key]:,}" for key in ("objects", "calls", "callbacks", "unsent"))
+        state = [f"{what} {each[what]}" for what in ("saving", "restoring") if each[what]]
+        state += [f"point {label}" for label in each["points"][:3]]
+        counted = f"{sum(each['resigned'].values()):,}"
+        yield str(each["name"]), str(facts["address"]), str(len(each["federates"])), *numbers, counted, ", ".join(state)
 
 
 def _mail(mail: Facts) -> str:

@@ -1,0 +1,234 @@
+"""What an RTI carries: `python benchmarks/hla.py [--seconds 5]`.
+
+The RTI is a process, each federate another one, over loopback. Told are: attribute updates received a second (one
+sender, one receiver, 100 bytes and 4 KB, one by one and a hundred a flush) beside the same bytes through a plain socket
+between two processes, from a request to the grant of a time (2 federates), and steps a second in lockstep (2, 20, 100
+federates).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from jbi_pubsub.core.config import Config, LookupSection
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.federate import FederateAmbassador
+
+GROUP = "bench-hla"
+MODULE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Aircraft</name>
+<attribute><name>state</name></attribute></objectClass></objectClass></objects></objectModel>"""
+
+
+READER = """import socket, sys
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while sock.recv(262144):
+    pass
+"""
+
+
+class Federate(FederateAmbassador):
+    """Counts what comes."""
+
+    def __init__(self) -> None:
+        self.now = -1.0
+        self.count = 0
+        self.last = b""
+        self.is_synchronized = False
+        self.announced = ""
+
+    def reflect_attribute_values(self, instance, values, tag, time, retraction) -> None:  # noqa: ARG002  # the standard's
+        self.count += 1
+        self.last = tag
+
+    def time_advance_grant(self, time) -> None:
+        self.now = time
+
+    def announce_synchronization_point(self, label, tag) -> None:  # noqa: ARG002  # the standard's
+        self.announced = label
+
+    def federation_synchronized(self, label) -> None:  # noqa: ARG002  # the standard's
+        self.is_synchronized = True
+
+
+@contextmanager
+def joined(locator: str, name: str) -> Iterator[tuple[RTIAmbassador, Federate]]:
+    """A federate."""
+    told = Federate()
+    config = Config(lookup=LookupSection(groups=(GROUP,), locators=(locator,), multicast=False, port=0))
+    with RTIAmbassador(config) as rti:
+        rti.connect(told)
+        rti.join_federation_execution("bench", name, timeout=60.0)
+        yield rti, told
+
+
+def start_together(rti: RTIAmbassador, told: Federate) -> None:
+    """Wait until all are there: the first process says when."""
+    while not told.announced:
+        rti.evoke_callback(1.0)
+    rti.synchronization_point_achieved(told.announced)
+    while not told.is_synchronized:
+        rti.evoke_callback(1.0)
+
+
+def receive(locator: str) -> None:
+    """A process: takes updates until one says that it is the last; tells how many, and how long."""
+    with joined(locator, "receiver") as (rti, told):
+        cls = rti.get_object_class_handle("Aircraft")
+        rti.subscribe_object_class_attributes(cls, [rti.get_attribute_handle(cls, "state")])
+        print("ready", flush=True)
+        while not told.count:
+            rti.evoke_callback(1.0)
+        began = time.perf_counter()
+        while told.last != b"last":
+            if not rti.evoke_multiple_callbacks(0.0, 0.1):
+                rti.evoke_callback(0.1)
+        print(json.dumps([told.count, time.perf_counter() - began]), flush=True)
+
+
+def step(locator: str, name: str, steps: int) -> None:
+    """A process: so many steps in lockstep; tells how many a second."""
+    with joined(locator, name) as (rti, told):
+        rti.enable_time_regulation(1.0)
+        rti.enable_time_constrained()
+        print("ready", flush=True)
+        start_together(rti, told)
+        began = time.perf_counter()
+        for at in range(1, steps + 1):
+            rti.time_advance_request(float(at))
+            while told.now != at:
+                rti.evoke_callback(10.0)
+        print(json.dumps(steps / (time.perf_counter() - began)), flush=True)
+
+
+def child(stack: ExitStack, *arguments: str) -> subprocess.Popen[str]:
+    """This script as another process, ready."""
+    process = subprocess.Popen([sys.executable, __file__, "--as", *arguments], stdout=subprocess.PIPE, text=True)
+    stack.callback(process.wait, 60)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def told_by(process: subprocess.Popen[str]) -> object:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def updates(locator: str, size: int, batch: int, seconds: float) -> float:
+    """Updates received a second."""
+    with ExitStack() as stack:
+        receiver = child(stack, "receive", locator)
+        rti, _ = stack.enter_context(joined(locator, "sender"))
+        cls = rti.get_object_class_handle("Aircraft")
+        state = rti.get_attribute_handle(cls, "state")
+        rti.publish_object_class_attributes(cls, [state])
+        aircraft = rti.register_object_instance(cls)
+        values = {state: bytes(size)}
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if batch == 1:
+                for _ in range(100):
+                    rti.update_attribute_values(aircraft, values)
+                continue
+            with rti.batched():
+                for _ in range(batch):
+                    rti.update_attribute_values(aircraft, values)
+        rti.update_attribute_values(aircraft, values, b"last")
+        count, took = told_by(receiver)  # type: ignore[misc]
+        return count / took
+
+
+def plain(size: int, batch: int, seconds: float) -> float:
+    """The same bytes a second through a socket between two processes, as updates a second."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    reader = subprocess.Popen([sys.executable, "-c", READER, str(listener.getsockname()[1])])
+    sock, _ = listener.accept()
+    data, count, began = bytes(size) * batch, 0, time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        sock.sendall(data)
+        count += batch
+    sock.close()
+    listener.close()
+    reader.wait(30)
+    return count / (time.perf_counter() - began)
+
+
+def lockstep(locator: str, count: int, steps: int) -> float:
+    """Steps a second of the slowest."""
+    with ExitStack() as stack:
+        others = [child(stack, "step", locator, f"f{n}", str(steps)) for n in range(count)]
+        rti, told = stack.enter_context(joined(locator, "first"))
+        rti.register_federation_synchronization_point("go")
+        start_together(rti, told)
+        return min(float(told_by(each)) for each in others)  # type: ignore[arg-type]
+
+
+def round_trip(locator: str, count: int) -> tuple[float, float]:
+    """From a request to its grant, with another federate that regulates: median and 99th of a hundred, in ms."""
+    with joined(locator, "a") as (rti, told), joined(locator, "b") as (other, _):
+        other.enable_time_regulation(1e9)
+        rti.enable_time_regulation(1.0)
+        rti.enable_time_constrained()
+        took = []
+        for at in range(1, count + 1):
+            began = time.perf_counter()
+            rti.time_advance_request(float(at))
+            while told.now != at:
+                rti.evoke_callback(10.0)
+            took.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(took), statistics.quantiles(took, n=100)[98]
+
+
+def started(stack: ExitStack, *arguments: str) -> dict[str, str]:
+    """A `jbi` command, and the facts that it tells when it is ready."""
+    command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", GROUP, *arguments, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    stack.callback(process.wait, 30)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    facts: dict[str, str] = json.loads(process.stdout.readline())
+    return facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--federates", type=int, nargs="*", default=[2, 20, 100])
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        (folder / "bench.xml").write_text(MODULE)
+        locator = started(stack, "lookup", "--port", "0", "--ephemeral")["address"]
+        serve = ("hla", "serve", "--federation", "bench", "--fom", str(folder / "bench.xml"))
+        started(stack, "--locator", locator, *serve)
+        print("what\tsize\ta flush\tper second\tplain socket\tratio")
+        for size in (100, 4096):
+            for batch in (1, 100):
+                rate, limit = updates(locator, size, batch, options.seconds), plain(size, batch, options.seconds / 2)
+                print(f"updates\t{size}\t{batch}\t{rate:,.0f}\t{limit:,.0f}\t{rate / limit:.3f}", flush=True)
+        median, late = round_trip(locator, int(400 * options.seconds))
+        print(f"request to grant: {median:.2f} ms, 99 of 100 within {late:.2f} ms")
+        for count in options.federates:
+            steps = max(20, int(100 * options.seconds / count))
+            print(f"lockstep of {count}: {lockstep(locator, count, steps):,.0f} steps a second", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        what, *rest = sys.argv[2:]
+        if what == "receive":
+            receive(*rest)
+        else:
+            step(rest[0], rest[1], int(rest[2]))
+    else:
+        main()

@@ -1,0 +1,537 @@
+"""The RTI ambassador: how a federate uses a federation execution, wherever its RTI runs.
+
+    class Radar(FederateAmbassador):
+        def reflect_attribute_values(self, instance, values, tag, time, retraction): ...
+
+    with RTIAmbassador() as rti:
+        rti.connect(Radar())
+        rti.join_federation_execution("Air", "radar")
+        position = rti.get_attribute_handle(rti.get_object_class_handle("Aircraft"), "position")
+        ...
+        rti.evoke_callback(1.0)
+
+The RTI is found in the lookup service by the federation's name; no address stands in a federate. One thread of the
+ambassador reads what comes, and says every third of a lease that the federate lives. Callbacks wait until they are
+evoked. When the RTI is gone, or has resigned the federate, the callback `connection_lost` says so, and calls raise
+NotConnected; the federate may join again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from jbi_pubsub.core.config import Config, effective
+from jbi_pubsub.core.errors import ErrorReport, JbiError, LookupNotFoundError, ProtocolError, WireError, rebuild
+from jbi_pubsub.core.guard import guarded, note
+from jbi_pubsub.core.values import converted, decoded, decoder_of
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+
+from .exceptions import (
+    CallNotAllowedFromWithinCallback,
+    FederateAlreadyExecutionMember,
+    FederateNotExecutionMember,
+    FederationExecutionDoesNotExist,
+    NotConnected,
+)
+from .federate import FederateAmbassador
+from .fom import Fom, parsed
+from .proxy import RTI_TYPE, Module, Rti, modules_of
+from .services import Services
+from .sessions import FRAME_MOST, LENGTH, Said
+
+FIND_SECONDS: Final = 5.0
+"""For a federation to be found in the lookup services."""
+ANSWER_SECONDS: Final = 30.0
+"""For an RTI to answer a call."""
+INBOX_MOST: Final = 200_000
+"""Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
+REFUSED_MOST: Final = 100
+"""Refusals of calls that did not wait, which the next calls raise: of many the first say enough."""
+BATCH_BYTES: Final = 256 << 10
+"""Of calls that are sent together."""
+
+
+class RTIAmbassador(Services):
+    """See the module. For one thread; `evoke_...` and calls of services may be on different ones."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        """`config`: that of the process by default (its file and JBI_* variables)."""
+        self._config = config or effective()
+        self._community: JoinManager | None = None
+        self._ambassador = FederateAmbassador()
+        self._fom: Fom | None = None
+        self._link: _Link | None = None
+        self._evoking = False
+        self._handle = 0
+        self._name = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.disconnect()
+
+    # -- coming and going ---------------------------------------------------------------------------------------
+
+    def connect(self, ambassador: FederateAmbassador) -> None:
+        """Who gets the callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError."""
+        self._ambassador = ambassador
+        if self._community is None:
+            self._community = JoinManager(self._config, name="federate")
+
+    def disconnect(self) -> None:
+        """Resign, if that is not done, and end all threads (clause 4.3)."""
+        if self._link is not None and not self._link.lost:
+            with contextlib.suppress(JbiError):  # the RTI may be gone, and finds out that we are
+                self.resign_federation_execution("cancel_then_delete_then_divest")
+        self._drop()
+        if self._community is not None:
+            self._community.close()
+            self._community = None
+
+    def create_federation_execution(self, name: str, modules: Sequence[str | Path], *, timeout: float = 5.0) -> None:
+        """Have an RTI serve another federation execution, with an object model of these files (clause 4.5). Raises
+        FederationExecutionAlreadyExists, ErrorReadingFom, InconsistentFom, NotConnected when there is no RTI."""
+        parts = modules_of(modules)
+        parsed(*parts)
+        found = self._found(ServiceTemplate(types=(RTI_TYPE,)), timeout)
+        if not found:
+            raise NotConnected("no RTI was found", hint="Start one: jbi hla serve")
+        self._call(found[0], "create", str, name, parts)
+
+    def destroy_federation_execution(self, name: str, *, timeout: float = FIND_SECONDS) -> None:
+        """A federation execution that nobody is joined to ends (clause 4.6). Raises FederatesCurrentlyJoined,
+        FederationExecutionDoesNotExist."""
+        self._call(self._federation(name, timeout), "destroy", type(None), name)
+
+    def list_federation_executions(self, *, timeout: float = FIND_SECONDS) -> tuple[str, ...]:
+        """Names of all federation executions (clause 4.7)."""
+        entries = [Rti.from_rep(each) for item in self._found(ServiceTemplate(types=(RTI_TYPE,)), timeout)
+                   for each in item.entries if each.cls.name == Rti.entry_name]  # fmt: skip
+        return tuple(sorted({each.federation for each in entries if each.federation}))
+
+    def join_federation_execution(
+        self,
+        federation: str,
+        name: str = "",
+        *,
+        resign_action: str = "cancel_then_delete_then_divest",
+        timeout: float = FIND_SECONDS,
+    ) -> int:
+        """Join; the handle of this federate (clause 4.9). `name` is its own in the federation; `resign_action` what is
+        done when it dies. Raises FederationExecutionDoesNotExist when none is found within `timeout` seconds,
+        FederateNameAlreadyInUse, FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction."""
+        if self._link is not None and not self._link.lost:
+            raise FederateAlreadyExecutionMember(f"the federate is joined, as {self._name}", hint="Resign first")
+        self._drop()
+        item = self._federation(federation, timeout)
+        self._fom = parsed(*self._call(item, "modules", tuple[Module, ...], federation))
+        token = self._call(item, "join", str, federation)
+        sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
+        try:
+            greet(Line(sock), Hello.of(token))
+            self._link = _Link(sock)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            self._handle, self._name = self._link.join(name, resign_action)
+        except BaseException:
+            self._drop()
+            raise
+        return self._handle
+
+    def resign_federation_execution(self, action: str = "cancel_then_delete_then_divest") -> None:
+        """Leave (clause 4.10). Raises FederateOwnsAttributes, OwnershipAcquisitionPending, InvalidResignAction."""
+        self._ask("resign_federation_execution", action)
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _federation(self, name: str, timeout: float) -> ServiceItem:
+        template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=name).rep(),))
+        found = self._found(template, timeout)
+        if not found:
+            raise FederationExecutionDoesNotExist(
+                f"no federation {name[:200]!r} was found within {timeout:g} s",
+                hint="Start it: jbi hla serve --federation NAME --fom FILE",
+            )
+        return found[0]
+
+    def _found(self, template: ServiceTemplate, timeout: float) -> list[ServiceItem]:
+        """Services that match, as soon as there are some."""
+        if self._community is None:
+            raise NotConnected("the ambassador is not connected", hint="Call connect first")
+        end = time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            try:
+                found = self._community.lookup(template, timeout=max(0.05, left))
+            except LookupNotFoundError as exc:
+                raise NotConnected(exc.message, hint=exc.hint) from exc
+            if found or left <= 0.1:
+                return sorted(found, key=lambda item: item.service_id)
+            time.sleep(0.1)
+
+    def _call(self, item: ServiceItem, method: str, result: Any, *arguments: Any) -> Any:
+        client = ControlClient(item.proxy, self._config.security(), timeout=ANSWER_SECONDS)
+        try:
+            return client.call(method, result, *arguments)
+        finally:
+            client.close()
+
+    # -- services -----------------------------------------------------------------------------------------------
+
+    def _ask(self, service: str, *arguments: Any) -> Any:
+        return self._joined().ask(service, arguments)
+
+    def _send(self, service: str, *arguments: Any) -> None:
+        self._joined().send(service, arguments)
+
+    def _joined(self) -> _Link:
+        if self._link is None:
+            raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
+        return self._link
+
+    @contextlib.contextmanager
+    def batched(self) -> Iterator[None]:
+        """Updates and interactions without a time are sent together, at the end of the block at the latest."""
+        link = self._joined()
+        link.batched = True
+        try:
+            yield
+        finally:
+            link.batched = False
+            link.flush()
+
+    # -- callbacks ----------------------------------------------------------------------------------------------
+
+    def evoke_callback(self, timeout: float = 0.0) -> bool:
+        """Have one callback called, waiting `timeout` seconds for it; whether there was one (clause 10.38). What the
+        callback raises is raised. Raises CallNotAllowedFromWithinCallback."""
+        return self._evoke(time.monotonic() + timeout)
+
+    def evoke_multiple_callbacks(self, minimum: float = 0.0, maximum: float = 0.0) -> bool:
+        """Have callbacks called for `minimum` seconds, and as long as there are more, up to `maximum`; whether there
+        are more (clause 10.39)."""
+        began = time.monotonic()
+        while self._evoke(began + minimum):
+            if time.monotonic() >= began + max(minimum, maximum):
+                break
+        return self._link is not None and self._link.waits()
+
+    def _evoke(self, until: float) -> bool:
+        if self._evoking:
+            raise CallNotAllowedFromWithinCallback(
+                "callbacks are evoked from within a callback", hint="Return from it first"
+            )
+        link = self._joined()
+        callback = link.next(max(0.0, until - time.monotonic()))
+        if callback is None:
+            return False
+        name, arguments = callback
+        act = getattr(self._ambassador, name, None)
+        if act is None or name.startswith("_"):
+            raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is no callback")
+        if name == "initiate_federate_restore":
+            self._handle = arguments[2]
+        self._evoking = True
+        try:
+            act(*arguments)
+        finally:
+            self._evoking = False
+        return True
+
+    # -- what the object model says -----------------------------------------------------------------------------
+
+    @property
+    def fom(self) -> Fom:
+        """The object model of the federation. Raises FederateNotExecutionMember."""
+        if self._fom is None:
+            raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
+        return self._fom
+
+    @property
+    def federate_handle(self) -> int:
+        """This federate's."""
+        return self._handle
+
+    @property
+    def federate_name(self) -> str:
+        """This federate's, also where it gave none."""
+        return self._name
+
+    def get_object_class_handle(self, name: str) -> int:
+        """With or without HLAobjectRoot (clause 10.6). Raises NameNotFound."""
+        return self.fom.object_class(name)
+
+    def get_attribute_handle(self, cls: int, name: str) -> int:
+        """Of an attribute of a class (clause 10.10). Raises NameNotFound."""
+        return self.fom.attribute(cls, name)
+
+    def get_interaction_class_handle(self, name: str) -> int:
+        """With or without HLAinteractionRoot (clause 10.14). Raises NameNotFound."""
+        return self.fom.interaction_class(name)
+
+    def get_parameter_handle(self, cls: int, name: str) -> int:
+        """Of a parameter of a class (clause 10.16). Raises NameNotFound."""
+        return self.fom.parameter(cls, name)
+
+
+class _Link:
+    """The session of a joined federate: what it sends, answers, callbacks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        sock.setblocking(not self._tls)
+        self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
+        self._sending = threading.Lock()
+        self._calls: list[tuple[int, str, Sequence[Any]]] = []
+        self._size = 0
+        self.batched = False
+        self._ticket = 0
+        self._changed = threading.Condition()  # covers what follows
+        self._answers: dict[int, tuple[str, Any]] = {}
+        self._asked: set[int] = set()
+        self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._refused: deque[JbiError] = deque()
+        self._lease = 10.0
+        self._alive_at = time.monotonic()
+        self.lost = ""
+        """Why there is no connection any more."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="federate-link", daemon=True)
+        self._thread.start()
+
+    def join(self, name: str, action: str) -> tuple[int, str]:
+        """Handle and name. Raises what the RTI refused with."""
+        handle, name, lease = self.ask("join_federation_execution", (name, action))
+        self._lease = float(lease)
+        return int(handle), str(name)
+
+    def ask(self, service: str, arguments: Sequence[Any]) -> Any:
+        """The answer. Raises what the RTI refused this call with, or one before it that did not wait."""
+        with self._changed:
+            self._check()
+            self._ticket += 1
+            ticket = self._ticket
+            self._asked.add(ticket)
+        self._put(ticket, service, arguments)
+        self.flush()
+        with self._changed:
+            self._changed.wait_for(lambda: ticket in self._answers or self.lost, ANSWER_SECONDS)
+            self._asked.discard(ticket)
+            answer = self._answers.pop(ticket, None)
+        if answer is None:
+            if not self.lost:
+                self._lose(f"the RTI has not answered for {ANSWER_SECONDS:g} s")
+            raise NotConnected(f"{service} was not answered: {self.lost}", hint="Join again")
+        word, value = answer
+        if word == "!":
+            raise rebuild(converted(value, ErrorReport))
+        return value
+
+    def send(self, service: str, arguments: Sequence[Any]) -> None:
+        """Raises what the RTI has refused before, NotConnected."""
+        with self._changed:
+            self._check()
+        self._put(0, service, arguments)
+        if not self.batched or self._size > BATCH_BYTES:
+            self.flush()
+
+    def _check(self) -> None:
+        if self.lost:
+            raise NotConnected(f"the federate is not joined any more: {self.lost}", hint="Join again")
+        if self._refused:
+            raise self._refused.popleft()
+
+    def _put(self, ticket: int, service: str, arguments: Sequence[Any]) -> None:
+        with self._sending:
+            self._calls.append((ticket, service, arguments))
+            self._size += 64 + sum(len(value) for pair in arguments if type(pair) is list for _, value in pair)
+
+    def flush(self) -> None:
+        """Send what waits. Raises NotConnected."""
+        with self._sending:
+            calls, self._calls, self._size = self._calls, [], 0
+            if calls:
+                self._write(calls)
+
+    def _write(self, calls: list[tuple[int, str, Sequence[Any]]]) -> None:
+        body = msgspec.msgpack.encode(calls)
+        if len(body) > FRAME_MOST:
+            raise ProtocolError(f"a call of {len(body):,} bytes, {FRAME_MOST:,} at most", hint="Send less at once")
+        data = memoryview(LENGTH.pack(len(body)) + body)
+        self._alive_at = time.monotonic()
+        try:
+            if not self._tls:
+                self._sock.sendall(data)
+                return
+            while data:
+                data = data[self._sent(data) :]
+        except OSError as exc:
+            self._lose(f"the connection is lost: {exc}")
+            raise NotConnected(f"the federate is not joined any more: {self.lost}", hint="Join again") from exc
+
+    def _sent(self, data: memoryview) -> int:
+        try:
+            with self._use:
+                return self._sock.send(data)
+        except ssl.SSLWantWriteError:
+            event = select.POLLOUT
+        except ssl.SSLWantReadError:
+            event = select.POLLIN
+        poller = select.poll()
+        poller.register(self._sock, event)
+        poller.poll(1000)
+        return 0
+
+    # -- what comes ---------------------------------------------------------------------------------------------
+
+    def next(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
+        """The next callback, None when there is none within `timeout` seconds."""
+        with self._changed:
+            if not self._inbox:
+                self._changed.wait_for(lambda: self._inbox, timeout)
+            if not self._inbox:
+                return None
+            callback = self._inbox.popleft()
+            if len(self._inbox) == INBOX_MOST // 2:
+                self._changed.notify_all()
+            return callback
+
+    def waits(self) -> bool:
+        """Whether callbacks wait."""
+        return bool(self._inbox)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # already disconnected
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(5.0)
+        self._sock.close()
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            if not self.lost:
+                self.lost = reason
+                if not self._closed:
+                    self._inbox.append(("connection_lost", (reason,)))
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        got = bytearray()
+        while not self._closed and not self.lost:
+            with guarded("federate link"):
+                try:
+                    self._step(got)
+                except WireError as exc:
+                    self._lose(exc.message)
+                except OSError as exc:
+                    self._lose(f"the connection is lost: {exc}")
+                except Exception as exc:  # noqa: BLE001  # the link is over, and says why
+                    note("federate link", exc)
+                    self._lose(f"what came from the RTI was not understood: {exc}")
+
+    def _step(self, got: bytearray) -> None:
+        """One look at the socket, and a sign of life where it is due."""
+        if time.monotonic() - self._alive_at > self._lease / 3:
+            with self._sending:
+                self._write([])
+        if len(self._inbox) >= INBOX_MOST:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed, self._lease / 3)
+            return
+        data = self._read(self._lease / 3)
+        if data is None:
+            return
+        if not data:
+            raise WireError("the RTI has ended the connection")
+        got += data
+        said: list[Said] = []
+        at = 0
+        while len(got) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(got, at)
+            if length > 4 * FRAME_MOST:
+                raise ProtocolError(f"a frame of {length:,} bytes")
+            end = at + LENGTH.size + length
+            if len(got) < end:
+                break
+            more: list[Said] = decoded(_SAID, bytes(memoryview(got)[at + LENGTH.size : end]), "frame of an RTI")
+            said.extend(more)
+            at = end
+        if at:
+            del got[:at]
+            self._take(said)
+
+    def _read(self, timeout: float) -> bytes | None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        if self._tls:
+            with self._use:
+                ready = self._sock.pending() > 0  # type: ignore[attr-defined]  # of TLS
+            if not ready and not poller.poll(timeout * 1000):
+                return None
+            try:
+                with self._use:
+                    return self._sock.recv(256 << 10)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+        if not poller.poll(timeout * 1000):
+            return None
+        return self._sock.recv(256 << 10)
+
+    def _take(self, said: list[Said]) -> None:
+        callbacks = []
+        answers = []
+        for ticket, word, value in said:
+            if ticket:
+                answers.append((ticket, word, value))
+            elif word == "!":
+                self._refuse(rebuild(converted(value, ErrorReport)))
+            else:
+                callbacks.append((word, tuple(map(_fixed, value))))
+        with self._changed:
+            self._inbox.extend(callbacks)
+            for ticket, word, value in answers:
+                if ticket in self._asked:
+                    self._answers[ticket] = word, _fixed(value) if word == "" else value
+            self._changed.notify_all()
+
+    def _refuse(self, error: JbiError) -> None:
+        with self._changed:
+            if len(self._refused) < REFUSED_MOST:
+                self._refused.append(error)
+
+
+def _fixed(value: Any) -> Any:
+    """Arrays as tuples."""
+    return tuple(map(_fixed, value)) if type(value) is list else value
+
+
+_SAID: Final = decoder_of(list[Said])

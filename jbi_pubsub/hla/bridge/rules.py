@@ -1,0 +1,78 @@
+"""What the file of a bridge between federations says of classes and what they have, one direction at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Rest = Literal["same", "hide"]
+"""What becomes of what no rule names: it goes as what is called the same on the other side, or it does not."""
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class ElementRule(_Part, frozen=True):
+    """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
+
+    name: str = ""
+    """What it is called there; "": the same."""
+    hide: bool = False
+    """It does not go."""
+    type: str | tuple[str, str] = ""
+    """Data types here and there, or one for both; "": what the object models say."""
+    unit: tuple[str, str] | None = None
+    """Units here and there."""
+    step: float | None = None
+    """The grid that is left of a number, in the unit there."""
+    origin: float = 0.0
+    """Of that grid."""
+    length: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Characters of a text that are left."""
+    table: dict[str, str | int | float] | None = None
+    """What each value is there; others are left out."""
+
+
+class ClassRule(_Part, frozen=True, rename={"target": "to"}):
+    """`[[direction.class]]`. It counts for classes below that one too, as far as these have no rule of their own."""
+
+    name: str
+    """Here."""
+    target: str = ""
+    """What it is called there; "": the same."""
+    hide: bool = False
+    """Neither it nor its objects are known there."""
+    rest: Rest | None = None
+    """Of attributes that no rule names; None: as the direction says."""
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    """Updates a second that go; more are left out."""
+    burst: Annotated[float, msgspec.Meta(ge=1, le=1e9)] | None = None
+    """As many at once after a pause; None: a second's."""
+    attribute: dict[str, ElementRule] = {}
+
+
+class InteractionRule(_Part, frozen=True, rename={"target": "to"}):
+    """`[[direction.interaction]]`, as for classes."""
+
+    name: str
+    target: str = ""
+    hide: bool = False
+    rest: Rest | None = None
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    burst: Annotated[float, msgspec.Meta(ge=1, le=1e9)] | None = None
+    parameter: dict[str, ElementRule] = {}
+
+
+class Way(
+    _Part, frozen=True, rename={"source": "from", "target": "to", "classes": "class", "interactions": "interaction"}
+):
+    """`[[direction]]`."""
+
+    source: str
+    target: str
+    rest: Rest = "same"
+    """Of classes that no rule names, and of their attributes and parameters."""
+    classes: tuple[ClassRule, ...] = ()
+    interactions: tuple[InteractionRule, ...] = ()

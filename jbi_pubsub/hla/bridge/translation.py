@@ -1,0 +1,374 @@
+"""What federations know by other names, in other units and encodings, or not at all: the bridge's view of two object
+models, compiled from the rules of its file.
+
+Pure; made once, and constant. `side` is always the one where something comes from, 0 or 1.
+
+Rules:
+- A class goes to the class that its rule names, else to where a rule of a class above it leads, else to what is called
+  the same. One that goes nowhere is known to the bridge as the nearest class above it that does.
+- Rules of attributes count for classes below, also when these are called otherwise there: what is hidden in a class is
+  hidden in all below it. A class that is hidden below one that is not is asked for all the same, so that its objects
+  are known as what they are, and left out.
+- What is not in the other model is not there; what a rule names has to be, and two of ours can't be one of theirs.
+- Encodings and units are those of the data types of the models, unless the rule says them. Of what has other ones there
+  values are changed also without a rule.
+- HLAmanager, and what stands below it, is each RTI's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from immutables import Map
+
+from jbi_pubsub.bridge import elements
+from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_of
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.hla.datatypes import DataType, Types
+from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, Fom, Member
+
+from .rules import ClassRule, ElementRule, InteractionRule, Rest, Way
+
+Values = tuple[tuple[int, bytes], ...]
+
+MANAGER: Final = ("HLAobjectRoot.HLAmanager", "HLAinteractionRoot.HLAmanager")
+
+
+class Model(NamedTuple):
+    """What is known of a federation."""
+
+    name: str
+    """Of the side, for messages."""
+    fom: Fom
+    types: Types = Types({}, {})
+
+
+class Limit(NamedTuple):
+    """Of a rate: as many a second, and as many at once. `key`: the class whose rule says so, for all below it."""
+
+    key: int
+    rate: float
+    burst: float
+
+
+class Mapped(NamedTuple):
+    """An attribute or parameter on its way."""
+
+    target: int
+    change: Change | None = None
+    says: str = ""
+    """What the change is, for people."""
+
+
+class Course(NamedTuple):
+    """A class on its way."""
+
+    target: int
+    """The class there; 0: it is hidden, and asked for to be left out."""
+    members: Map[int, Mapped]
+    back: Map[int, int]
+    """Members there, and what they are here."""
+    limit: Limit | None = None
+
+
+Courses = Map[int, Course]
+
+
+class Translation(NamedTuple):
+    """See the module."""
+
+    foms: tuple[Fom, Fom]
+    objects: tuple[Courses, Courses]
+    """Of each side, by the handle of a class there."""
+    interactions: tuple[Courses, Courses]
+
+    # -- what surrogates declare ---------------------------------------------------------------------------------
+
+    def subscribed(self, side: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Object classes and attributes that the surrogate on a side subscribes to."""
+        return tuple((cls, tuple(sorted(one.members))) for cls, one in sorted(self.objects[side].items()))
+
+    def published(self, side: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Object classes and attributes that the surrogate on a side publishes: those of the other side come as."""
+        found: dict[int, set[int]] = {}
+        for one in self.objects[1 - side].values():
+            if one.target:
+                found.setdefault(one.target, set()).update(one.back)
+        return tuple((cls, tuple(sorted(found[cls]))) for cls in sorted(found))
+
+    def heard(self, side: int) -> tuple[int, ...]:
+        """Interaction classes that the surrogate on a side subscribes to."""
+        return tuple(sorted(self.interactions[side]))
+
+    def sent(self, side: int) -> tuple[int, ...]:
+        """Interaction classes that it publishes."""
+        return tuple(sorted({one.target for one in self.interactions[1 - side].values() if one.target}))
+
+    # -- what goes -----------------------------------------------------------------------------------------------
+
+    def object_class(self, side: int, cls: int) -> int:
+        """The class there; 0: it has none."""
+        one = self.objects[side].get(cls)
+        return one.target if one is not None else 0
+
+    def attributes(self, side: int, cls: int, attributes: Iterable[int]) -> tuple[int, ...]:
+        """Those of a class, as they are there; what has no mapping is left out."""
+        one = self.objects[side].get(cls)
+        members = one.members if one is not None and one.target else Map()
+        return tuple(sorted(members[each].target for each in attributes if each in members))
+
+    def attributes_back(self, side: int, cls: int, attributes: Iterable[int]) -> tuple[int, ...]:
+        """Those of the other side, as they are in a class of this side."""
+        one = self.objects[side].get(cls)
+        back = one.back if one is not None else Map()
+        return tuple(sorted(back[each] for each in attributes if each in back))
+
+    def values(self, side: int, cls: int, values: Values) -> tuple[Values, int]:
+        """Attribute values as they are there, and how many were left out: hidden, without a mapping, or values that
+        can't be decoded or do not fit."""
+        one = self.objects[side].get(cls)
+        return _values(one, values)
+
+    def interaction(self, side: int, cls: int, parameters: Values) -> tuple[int, Values, int]:
+        """The class there, 0 for none, its parameters, and how many were left out."""
+        one = self.interactions[side].get(cls)
+        return (one.target if one is not None else 0, *_values(one, parameters))
+
+    def limit(self, side: int, cls: int, *, of_interaction: bool = False) -> Limit | None:
+        """How many updates of a class go."""
+        one = (self.interactions if of_interaction else self.objects)[side].get(cls)
+        return one.limit if one is not None else None
+
+
+def _values(one: Course | None, values: Values) -> tuple[Values, int]:
+    if one is None or not one.target:
+        return (), len(values)
+    found = []
+    for member, data in values:
+        mapped = one.members.get(member)
+        if mapped is not None and (there := changed(mapped.change, data)) is not None:
+            found.append((mapped.target, there))
+    return tuple(sorted(found)), len(values) - len(found)
+
+
+def identity(fom: Fom) -> Translation:
+    """Of two federations of one model, where all goes as it is."""
+    one, other = Model("0", fom), Model("1", fom)
+    return translation(one, other, Way("0", "1"), Way("1", "0"))
+
+
+def translation(one: Model, other: Model, forth: Way | None, back: Way | None) -> Translation:
+    """From the models and the rules of both directions, None for one that does not go at all. Raises
+    ConfigurationError, which says what is wrong with which rule; ErrorReadingFom."""
+    ways = ((one, other, forth), (other, one, back))
+    objects = tuple(_Compiling(here, there, way, False).courses() for here, there, way in ways)
+    interactions = tuple(_Compiling(here, there, way, True).courses() for here, there, way in ways)
+    return Translation((one.fom, other.fom), (objects[0], objects[1]), (interactions[0], interactions[1]))
+
+
+class _Compiling:
+    """Of the object classes, or the interaction classes, of one direction."""
+
+    def __init__(self, here: Model, there: Model, way: Way | None, of_interactions: bool) -> None:
+        self._here, self._there, self._way = here, there, way
+        self._kind = "interaction class" if of_interactions else "object class"
+        self._member = "parameter" if of_interactions else "attribute"
+        self._root = INTERACTION_ROOT if of_interactions else OBJECT_ROOT
+        self._classes = here.fom.interactions if of_interactions else here.fom.objects
+        self._members = here.fom.parameters if of_interactions else here.fom.attributes
+        self._classes_there = there.fom.interactions if of_interactions else there.fom.objects
+        self._members_there = there.fom.parameters if of_interactions else there.fom.attributes
+        said: Sequence[ClassRule | InteractionRule] = ()
+        if way is not None:
+            said = way.interactions if of_interactions else way.classes
+        self._rules = self._ruled(said)
+        self._by_member = self._element_rules()
+
+    def courses(self) -> Courses:
+        """By class."""
+        if self._way is None:
+            return Map()
+        found: dict[int, Course] = {}
+        for cls in self._classes:  # sorted by name: a class above comes first
+            if cls.name == self._root or cls.name.startswith(MANAGER):
+                continue
+            course = self._course(cls)
+            if course is not None:
+                found[cls.handle] = course
+            elif self._is_hidden(cls) and (above := self._nearest(cls.above[1:], found)) is not None:
+                found[cls.handle] = above._replace(target=0, back=Map(), limit=None)
+        return Map({handle: one for handle, one in found.items() if one.target or self._is_below_one(handle, found)})
+
+    # -- classes -------------------------------------------------------------------------------------------------
+
+    def _ruled(self, said: Sequence[ClassRule | InteractionRule]) -> dict[int, ClassRule | InteractionRule]:
+        rules: dict[int, ClassRule | InteractionRule] = {}
+        for rule in said:
+            handle = self._class(self._here, self._classes, rule.name)
+            if handle in rules:
+                raise self._wrong(rule.name, "has two rules", "Make one of them")
+            if rule.burst is not None and rule.rate is None:
+                raise self._wrong(rule.name, "has a burst without a rate", "rate = 10.0 is ten a second")
+            if rule.hide and (rule.target or rule.rate is not None or _elements(rule)):
+                raise self._wrong(rule.name, "is hidden, and has rules for what goes", "Leave one of them out")
+            rules[handle] = rule
+        return rules
+
+    def _class(self, model: Model, classes: Sequence[Class], name: str) -> int:
+        for cls in classes:
+            if name in (cls.name, cls.name.removeprefix(f"{self._root}.")):
+                return cls.handle
+        known = [cls.name.removeprefix(f"{self._root}.") for cls in classes if cls.name != self._root]
+        raise ConfigurationError(f"side {model.name} has no {self._kind} {name[:200]!r}", hint=_meant(name, known))
+
+    def _course(self, cls: Class) -> Course | None:
+        """None: it goes nowhere."""
+        rule = self._rule_of(cls)
+        target = 0 if self._is_hidden(cls) else self._target(cls)
+        if not target:
+            return None
+        members: dict[int, Mapped] = {}
+        taken: dict[int, int] = {}
+        for handle in cls.members:
+            mapped = self._mapped(cls, handle, self._classes_there[target - 1], self._rest(rule))
+            if mapped is None:
+                continue
+            if mapped.target in taken:
+                names = [self._members[each - 1].name for each in (taken[mapped.target], handle)]
+                there = self._members_there[mapped.target - 1].name
+                raise self._wrong(cls.name, f"has {' and '.join(names)}, which both are {there} there", "Hide one")
+            members[handle], taken[mapped.target] = mapped, handle
+        return Course(target, Map(members), Map(taken), self._limit(cls))
+
+    def _target(self, cls: Class) -> int:
+        """Handle of the class there; 0: none."""
+        for handle in cls.above:
+            rule = self._rules.get(handle)
+            if rule is None:
+                continue
+            below = cls.name.removeprefix(self._classes[handle - 1].name)
+            name = rule.target or self._short(self._classes[handle - 1])
+            if not below:
+                return self._class(self._there, self._classes_there, name)
+            return self._same(name + below)
+        assert self._way is not None
+        return self._same(self._short(cls)) if self._way.rest == "same" else 0
+
+    def _same(self, name: str) -> int:
+        names = (name, f"{self._root}.{name}")
+        return next((cls.handle for cls in self._classes_there if cls.name in names), 0)
+
+    def _short(self, cls: Class) -> str:
+        return cls.name.removeprefix(f"{self._root}.")
+
+    def _rule_of(self, cls: Class) -> ClassRule | InteractionRule | None:
+        """The nearest one."""
+        return next((self._rules[handle] for handle in cls.above if handle in self._rules), None)
+
+    def _is_hidden(self, cls: Class) -> bool:
+        rule = self._rule_of(cls)
+        return rule is not None and rule.hide
+
+    def _rest(self, rule: ClassRule | InteractionRule | None) -> Rest:
+        assert self._way is not None
+        return rule.rest if rule is not None and rule.rest is not None else self._way.rest
+
+    def _limit(self, cls: Class) -> Limit | None:
+        for handle in cls.above:
+            rule = self._rules.get(handle)
+            if rule is not None:
+                return Limit(handle, rule.rate, rule.burst or max(1.0, rule.rate)) if rule.rate is not None else None
+        return None
+
+    def _nearest(self, above: Sequence[int], found: dict[int, Course]) -> Course | None:
+        return next((found[handle] for handle in above if handle in found and found[handle].target), None)
+
+    def _is_below_one(self, handle: int, found: dict[int, Course]) -> bool:
+        return self._nearest(self._classes[handle - 1].above[1:], found) is not None
+
+    # -- what classes have ---------------------------------------------------------------------------------------
+
+    def _element_rules(self) -> dict[tuple[int, int], ElementRule]:
+        """By class whose rule it stands in, and member."""
+        found = {}
+        for handle, rule in self._rules.items():
+            cls = self._classes[handle - 1]
+            own = {self._members[each - 1].name: each for each in cls.members}
+            for name, element in _elements(rule).items():
+                if name not in own:
+                    raise self._wrong(rule.name, f"has no {self._member} {name[:200]!r}", _meant(name, sorted(own)))
+                found[handle, own[name]] = element
+        return found
+
+    def _mapped(self, cls: Class, handle: int, there: Class, rest: Rest) -> Mapped | None:
+        """None: it does not go. The right to delete goes with its class."""
+        if self._member == "attribute" and handle == self._here.fom.privilege:
+            return Mapped(self._there.fom.privilege)
+        rule = next((self._by_member[each, handle] for each in cls.above if (each, handle) in self._by_member), None)
+        if (rule is None and rest == "hide") or (rule is not None and rule.hide):
+            return None
+        member = self._members[handle - 1]
+        name = rule.name if rule is not None and rule.name else member.name
+        known = {self._members_there[each - 1].name: each for each in there.members}
+        target = known.get(name)
+        if target is None:
+            if (cls.handle, handle) not in self._by_member:  # not said of this very class
+                return None
+            why = f"{member.name}: {there.name} of side {self._there.name} has no {self._member} {name[:200]!r}"
+            raise self._wrong(cls.name, why, _meant(name, sorted(known)))
+        try:
+            change, says = self._change(rule or ElementRule(), member, self._members_there[target - 1])
+        except JbiError as exc:
+            hint = f"{exc.hint}. Or leave it out: {self._member}.{member.name} = {{ hide = true }}"
+            raise self._wrong(cls.name, f"{member.name}: {exc.message}", hint.removeprefix(". ")) from exc
+        return Mapped(target, change, says)
+
+    def _change(self, rule: ElementRule, here: Member, there: Member) -> tuple[Change | None, str]:
+        types = (rule.type, rule.type) if isinstance(rule.type, str) else rule.type
+        source = _type_of(types[0], self._here.types, here)
+        target = _type_of(types[1], self._there.types, there)
+        unit: tuple[str, ...] = rule.unit or ()
+        if not unit and source and target and source.unit and target.unit and rule.table is None:
+            unit = (source.unit, target.unit)
+        said = elements.ElementRule(unit, rule.step, rule.origin, rule.length, rule.table)
+        change = change_of(said, _codec(source), _codec(target))
+        return change, _says(said, change) if change is not None else ""
+
+    def _wrong(self, name: str, why: str, hint: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._kind} {name[:200]} of side {self._here.name} {why}", hint=hint)
+
+
+def _elements(rule: ClassRule | InteractionRule) -> dict[str, ElementRule]:
+    return rule.attribute if isinstance(rule, ClassRule) else rule.parameter
+
+
+def _type_of(name: str, types: Types, member: Member) -> DataType | None:
+    """The data type that a rule names, one of the model's or the standard's; else the member's own."""
+    if not name:
+        return types.get(member.data_type)
+    return types.get(name) or DataType(codec_of(name))
+
+
+def _says(rule: elements.ElementRule, change: Change) -> str:
+    """What a change is: units, encodings, what is left."""
+    parts = [" to ".join(rule.unit)] if change.line is not None else []
+    if change.source.form != change.target.form:
+        parts.append(f"{change.source.name} to {change.target.name}")
+    if rule.step is not None:
+        parts.append(f"steps of {rule.step:g}" + (f" from {rule.origin:g}" if rule.origin else ""))
+    if rule.length is not None:
+        parts.append(f"{rule.length} characters")
+    if rule.table is not None:
+        parts.append("by a table: " + ", ".join(f"{key} is {value}" for key, value in sorted(rule.table.items())))
+    return "; ".join(parts)
+
+
+def _codec(found: DataType | None) -> Codec | None:
+    return found.codec if found is not None else None
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"

@@ -1,0 +1,410 @@
+"""The logical time of a federation: bounds, messages in the order of time stamps, grants (IEEE 1516.1-2010, clause 8).
+
+The bound of a regulating federate is the least time stamp that it may still send: its time, or the one that it asked
+for, and its lookahead. GALT of a federate is the least bound of the others that regulate; LITS is the less of GALT and
+of the least time stamp that waits for it. A constrained federate is granted t when nothing at or before t can still
+come: t < GALT (TAR, NMR), t <= GALT (TARA, NMRA); before that all that waits up to t is told, in the order of time
+stamps. Federates that are not constrained are granted what they ask for, and get messages at once.
+
+A bound is a pair (time, 1 when that time itself is excluded): with lookahead 0, who was granted t by TAR or NMR sends
+only later than t (clause 8.1.4). The bound of who asked for a message at most t depends on the others: it is the least
+time at which such a message can come, found as shortest ways are (Dijkstra).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from immutables import Map
+
+from . import backlog, federation
+from .exceptions import InvalidLogicalTime, RtiInternalError
+from .execution import Callback, Told, tell
+
+if TYPE_CHECKING:
+    from .backlog import Backlog
+    from .execution import Execution
+
+Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
+Bound = tuple[float, int]
+T = TypeVar("T")
+Receivers = tuple[tuple[int, Callback], ...]
+
+NEVER: Final[Bound] = (math.inf, 0)
+HELD_MOST: Final = 10_000
+"""Receive-ordered messages that wait for a constrained federate which asks for no time; at more it gets them."""
+WAITING_MOST: Final = 1_000_000
+"""Messages in time-stamp order that wait for a federate; at more they are refused to who sends them."""
+SENT_MOST: Final = 200_000
+"""Messages of a federate that may still be retracted; at more the earliest may not any more."""
+
+
+class Pace(NamedTuple):
+    """The time of a federate."""
+
+    time: float = 0.0
+    is_exclusive: bool = False
+    """It was granted its time by TAR or NMR."""
+    lookahead: float | None = None
+    """None: it does not regulate."""
+    floor: float = 0.0
+    """What it has promised with a larger lookahead that it had."""
+    is_constrained: bool = False
+    asked: tuple[Asked, float] | None = None
+    """It waits for this to be granted; "constrained": for its time to be safe, from when on it is constrained."""
+    is_asynchronous: bool = False
+    watched: float | None = None
+    """The GALT that it was told last, when it watches."""
+
+
+class Message(NamedTuple):
+    """What waits for a constrained federate."""
+
+    time: float
+    retraction: int
+    callback: Callback
+
+
+class Sent(NamedTuple):
+    """What may still be retracted."""
+
+    time: float
+    retraction: int
+    receivers: tuple[int, ...]
+
+
+class Clock(NamedTuple):
+    """The time of a federation. Who is not here is at 0.0, and neither regulates nor is constrained."""
+
+    paces: Map[int, Pace] = Map()
+    waiting: Map[int, Backlog[Message]] = Map()
+    """For constrained federates."""
+    held: Map[int, tuple[Callback, ...]] = Map()
+    """In receive order, for constrained federates that ask for no time."""
+    sent: Map[int, Backlog[Sent]] = Map()
+    """By sender."""
+
+    def pace(self, federate: int) -> Pace:
+        """Of a federate."""
+        return self.paces.get(federate, _AT_ZERO)
+
+    def least(self, federate: int) -> float:
+        """The least time stamp that waits for a federate; infinity: none does."""
+        waits = self.waiting.get(federate)
+        return waits[0][0].time if waits else math.inf
+
+
+_AT_ZERO: Final = Pace()
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def _bound(pace: Pace, time: float, *, is_exclusive: bool) -> Bound:
+    """At a time that it has, or will have."""
+    lookahead = pace.lookahead or 0.0
+    at = time + lookahead
+    if at < pace.floor:
+        return pace.floor, 0
+    return at, int(lookahead == 0.0 and (is_exclusive or (pace.is_exclusive and time == pace.time)))
+
+
+def promised(pace: Pace) -> Bound:
+    """The least time stamp that a federate may send now. Who asks for a time sends nothing below that and its
+    lookahead, also when it asks for the next message up to that time (clauses 8.8 to 8.11)."""
+    if pace.asked is None or pace.asked[0] == "FQR":
+        return _bound(pace, pace.time, is_exclusive=False)
+    return _bound(pace, pace.asked[1], is_exclusive=pace.asked[0] in ("TAR", "NMR"))
+
+
+def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
+    """The bounds of all who regulate, the least first."""
+    found: list[tuple[Bound, int]] = []
+    asking = []
+    for federate, pace in clock.paces.items():
+        if pace.lookahead is None:
+            continue
+        if pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"):
+            asking.append(federate)
+        else:
+            found.append((promised(pace), federate))
+    if asking:
+        found.extend(_next_messages(clock, asking, found))
+    found.sort()
+    return found
+
+
+def _next_messages(clock: Clock, asking: list[int], others: list[tuple[Bound, int]]) -> list[tuple[Bound, int]]:
+    """Bounds of who asked for the next message: none of them is granted less than the least time at which it can have
+    one, from what waits for it, from those who are at a time of their own, or from another who asked."""
+    least = min((each for each, _ in others), default=NEVER)[0]
+    heap = []
+    for federate in asking:
+        pace = clock.paces[federate]
+        at = min(pace.asked[1] if pace.asked else math.inf, clock.least(federate), least)
+        heap.append((max(at, pace.time), federate))
+    heapq.heapify(heap)
+    found: list[tuple[Bound, int]] = []
+    soonest = math.inf
+    while heap:
+        at, federate = heapq.heappop(heap)
+        pace = clock.paces[federate]
+        at = max(min(at, soonest), pace.time)
+        is_exclusive = pace.asked is not None and pace.asked[0] == "NMR"
+        bound = _bound(pace, at, is_exclusive=is_exclusive)
+        soonest = min(soonest, bound[0])
+        found.append((bound, federate))
+    return found
+
+
+def galt_of(bounds: list[tuple[Bound, int]], federate: int) -> Bound:
+    """The least bound of the others."""
+    for bound, other in bounds:
+        if other != federate:
+            return bound
+    return NEVER
+
+
+def is_held_by_another(clock: Clock, federate: int, time: float) -> bool:
+    """Whether a constrained federate that asks for a time (TAR) is granted nothing, and nobody else anything by that:
+    another federate's bound is neither after that time nor after the asker's own bound until now. Of many federates in
+    lockstep all but the last one find another soon."""
+    pace = clock.paces.get(federate, _AT_ZERO)
+    if not pace.is_constrained:
+        return False
+    least = time if pace.lookahead is None else min(time, max(pace.time + pace.lookahead, pace.floor))
+    for other, each in clock.paces.items():
+        if each.lookahead and other != federate and each.watched is None:
+            asked = each.asked
+            if asked is None:
+                at = each.time
+            elif asked[0] == "TAR":
+                at = asked[1]
+            else:
+                continue
+            if at + each.lookahead <= least and each.floor <= least:
+                return True
+    return False
+
+
+def is_regulating(execution: Execution, federate: int) -> bool:
+    """Whether a federate is time-regulating."""
+    return execution.clock.pace(federate).lookahead is not None
+
+
+def bound(execution: Execution, federate: int) -> float:
+    """The least time stamp that a federate may send."""
+    return promised(execution.clock.pace(federate))[0]
+
+
+# -- messages -------------------------------------------------------------------------------------------------------
+
+
+def is_ordered(execution: Execution, federate: int, time: float | None) -> bool:
+    """Whether a message of a federate goes in time-stamp order, as far as its time is concerned: it has one, and the
+    federate regulates. Raises InvalidLogicalTime for a time before the federate's bound."""
+    pace = execution.clock.pace(federate)
+    if time is None or pace.lookahead is None:
+        return False
+    least, excluded = promised(pace)
+    if time < least or (excluded and time == least):
+        raise InvalidLogicalTime(
+            f"time stamp {time} is before {least}, the federate's time and lookahead"
+            + (", or at it after an advance with lookahead 0" if excluded else ""),
+            hint="Send later, or with a smaller lookahead",
+            time=time,
+            least=least,
+        )
+    return True
+
+
+def received(execution: Execution, receivers: Receivers) -> tuple[Execution, tuple[Told, ...]]:
+    """Messages in receive order: told at once, but for constrained federates that ask for no time and have not enabled
+    asynchronous delivery (clause 8.1.5)."""
+    paces = execution.clock.paces
+    if not paces:
+        return execution, tuple(Told(*each) for each in receivers)
+    told = []
+    clock = execution.clock
+    for federate, callback in receivers:
+        pace = paces.get(federate, _AT_ZERO)
+        if not pace.is_constrained or pace.is_asynchronous or pace.asked is not None:
+            told.append(Told(federate, callback))
+            continue
+        held = (*clock.held.get(federate, ()), callback)
+        if len(held) > HELD_MOST:
+            told.extend(Told(federate, each) for each in held)
+            clock = clock._replace(held=clock.held.delete(federate))
+        else:
+            clock = clock._replace(held=clock.held.set(federate, held))
+    return execution._replace(clock=clock), tuple(told)
+
+
+def sent(
+    execution: Execution, sender: int, time: float, retraction: int, receivers: Receivers
+) -> tuple[Execution, tuple[Told, ...]]:
+    """A message in time-stamp order: it waits for who is constrained, others get it at once. Raises RtiInternalError
+    when too much waits."""
+    clock = execution.clock
+    waiting = clock.waiting
+    told = []
+    moves = False
+    for federate, callback in receivers:
+        pace = clock.pace(federate)
+        if not pace.is_constrained:
+            told.append(Told(federate, callback))
+            continue
+        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
+        if len(queue) > WAITING_MOST // backlog.CHUNK:
+            raise RtiInternalError(
+                "a federate that is to get the message has too many waiting for it",
+                hint="Send later, when time has advanced",
+            )
+        waiting = waiting.set(federate, queue)
+        moves = moves or (pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"))
+    clock = clock._replace(waiting=waiting)
+    if retraction:
+        made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
+        mine = backlog.put(clock.sent.get(sender, ()), made)
+        clock = clock._replace(sent=clock.sent.set(sender, mine[len(mine) > SENT_MOST // backlog.CHUNK :]))
+    execution = execution._replace(clock=clock)
+    if not moves:  # nobody's bound depends on what waits for others
+        return execution, tuple(told)
+    execution, more = settled(execution)
+    return execution, (*told, *more)
+
+
+def put(table: Map[int, tuple[T, ...]], key: int, value: tuple[T, ...]) -> Map[int, tuple[T, ...]]:
+    """The table with that value, without what is empty."""
+    if value:
+        return table.set(key, value)
+    return table.delete(key) if key in table else table
+
+
+# -- grants ---------------------------------------------------------------------------------------------------------
+
+
+def settled(execution: Execution) -> tuple[Execution, tuple[Told, ...]]:
+    """Everything that time allows now: grants, a save that waited for its time, what watchers are told."""
+    told: list[Told] = []
+    if not execution.clock.paces and execution.saving.scheduled is None:
+        return execution, ()
+    is_moving = not execution.saving.label
+    while is_moving:
+        bounds = bounds_of(execution.clock)
+        execution, more, is_moving = _granted(execution, bounds)
+        told.extend(more)
+        if not is_moving and _is_save_due(execution, bounds):
+            scheduled = execution.saving.scheduled
+            assert scheduled is not None
+            execution, begun = federation.begin_save(execution, *scheduled)
+            told.extend(begun)
+    execution, more = _watched(execution)
+    told.extend(more)
+    return execution, tuple(told)
+
+
+def _granted(execution: Execution, bounds: list[tuple[Bound, int]]) -> tuple[Execution, list[Told], bool]:
+    """All grants that these bounds allow; whether one of them may have changed bounds."""
+    told: list[Told] = []
+    changes = False
+    for federate, pace in execution.clock.paces.items():
+        asked = pace.asked
+        if asked is None:
+            continue
+        time = _grantable(execution, federate, pace, galt_of(bounds, federate))
+        if time is None or _waits_for_save(execution, time, asked[0]):
+            continue
+        execution, more = _grant(execution, federate, pace, time)
+        told.extend(more)
+        changes = changes or asked[0] not in ("TAR", "TARA")
+    return execution, told, changes
+
+
+def _grantable(execution: Execution, federate: int, pace: Pace, galt: Bound) -> float | None:
+    """What a federate can be granted now; None: nothing."""
+    assert pace.asked is not None
+    kind, wanted = pace.asked
+    if not pace.is_constrained and kind != "constrained":
+        return wanted
+    if kind == "FQR":
+        return max(pace.time, min(wanted, galt[0], execution.clock.least(federate)))
+    time = min(wanted, execution.clock.least(federate)) if kind in ("NMR", "NMRA") else wanted
+    if kind in ("TAR", "NMR"):
+        return time if (time, 0) < galt else None
+    return time if time <= galt[0] else None
+
+
+def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tuple[Execution, list[Told]]:
+    """All that waits up to that time is told, or all with FQR; then the time."""
+    assert pace.asked is not None
+    kind = pace.asked[0]
+    clock = execution.clock
+    if kind == "constrained":
+        made = pace._replace(asked=None, is_constrained=True)
+        told = [tell(federate, "time_constrained_enabled", pace.time)]
+        return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+    arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
+    told = [Told(federate, each.callback) for each in arrived]
+    told.append(tell(federate, "time_advance_grant", time))
+    made = pace._replace(
+        time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
+    )
+    mine = clock.sent.get(federate)
+    if mine:
+        _, mine = backlog.split(mine, math.nextafter(promised(made)[0], -math.inf))
+        clock = clock._replace(sent=put(clock.sent, federate, mine))
+    if arrived:
+        clock = clock._replace(waiting=put(clock.waiting, federate, queue))
+    return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+
+
+def _waits_for_save(execution: Execution, time: float, kind: Asked) -> bool:
+    scheduled = execution.saving.scheduled
+    return scheduled is not None and kind != "constrained" and time > scheduled[1]
+
+
+def _is_save_due(execution: Execution, bounds: list[tuple[Bound, int]]) -> bool:
+    """Whether no message up to the time of a save can be sent any more, and no constrained federate be granted a time
+    up to it (clause 4.16): those that are before it ask for more, and have no message that ends their way sooner. This
+    asks nobody to be grantable: the save holds them back from each other."""
+    scheduled = execution.saving.scheduled
+    if scheduled is None or (bounds and bounds[0][0] <= (scheduled[1], 0)):
+        return False
+    for federate, pace in execution.clock.paces.items():
+        if not pace.is_constrained or pace.time >= scheduled[1]:
+            continue
+        if pace.asked is None or pace.asked[1] <= scheduled[1]:
+            return False
+        if pace.asked[0] in ("NMR", "NMRA") and execution.clock.least(federate) <= scheduled[1]:
+            return False
+    return True
+
+
+def _watched(execution: Execution) -> tuple[Execution, list[Told]]:
+    """Watchers whose GALT is another one are told, behind the messages below it."""
+    clock = execution.clock
+    watchers = sorted(federate for federate, pace in clock.paces.items() if pace.watched is not None)
+    told = []
+    bounds = bounds_of(clock) if watchers else []
+    for federate in watchers:
+        galt, pace = galt_of(bounds, federate)[0], clock.paces[federate]
+        if galt != pace.watched:
+            clock = clock._replace(paces=clock.paces.set(federate, pace._replace(watched=galt)))
+            told.append(tell(federate, "lower_bound", galt))
+    return execution._replace(clock=clock), told
+
+
+def resigned(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
+    """Nobody waits for the time of who has left."""
+    old = execution.clock
+    clock = Clock(
+        old.paces.delete(federate) if federate in old.paces else old.paces,
+        put(old.waiting, federate, ()),
+        put(old.held, federate, ()),
+        put(old.sent, federate, ()),
+    )
+    execution, told = settled(execution._replace(clock=clock))
+    return execution, told

@@ -1,0 +1,115 @@
+"""What an RTI tells a federate: the callbacks, by the standard's names in Python style (IEEE 1516.1-2010)."""
+
+from __future__ import annotations
+
+from .objects import Values
+
+
+class FederateAmbassador:
+    """A federate's side. Whoever wants a callback overrides it; the others do nothing. They are called
+    within `evoke_callback` and `evoke_multiple_callbacks`, on the thread that calls these."""
+
+    def synchronization_point_registration_succeeded(self, label: str) -> None:
+        """The point that it registered is one."""
+
+    def synchronization_point_registration_failed(self, label: str, reason: str) -> None:
+        """It is none: LABEL_NOT_UNIQUE, MEMBER_NOT_JOINED, BUSY."""
+
+    def announce_synchronization_point(self, label: str, tag: bytes) -> None:
+        """It is to get where the point asks it to be, and say so."""
+
+    def federation_synchronized(self, label: str) -> None:
+        """All have."""
+
+    def initiate_federate_save(self, label: str, time: float | None) -> None:
+        """It is to save: federate_save_begun, then _complete."""
+
+    def federation_saved(self, label: str) -> None:
+        """All have saved."""
+
+    def federation_not_saved(self, label: str, reason: str) -> None:
+        """Not all have: REPORTED_FAILURE, RESIGNED, ABORTED, STORAGE."""
+
+    def federation_save_status_response(self, own: str, others: tuple[str, ...]) -> None:
+        """Where the save is here, and in which states others are."""
+
+    def request_federation_restore_succeeded(self, label: str) -> None:
+        """The restore that it asked for begins."""
+
+    def request_federation_restore_failed(self, label: str, reason: str) -> None:
+        """It does not: UNKNOWN_LABEL, FEDERATES_DIFFER."""
+
+    def federation_restore_begun(self) -> None:
+        """A restore has begun."""
+
+    def initiate_federate_restore(self, label: str, name: str, handle: int) -> None:
+        """It is to be as it was, under the handle that it had, and say so."""
+
+    def federation_restored(self, label: str) -> None:
+        """All are as they were."""
+
+    def federation_not_restored(self, label: str, reason: str) -> None:
+        """Not all are."""
+
+    def federation_restore_status_response(self, own: str, others: tuple[str, ...]) -> None:
+        """Where the restore is here, and in which states others are."""
+
+    def discover_object_instance(self, instance: int, cls: int, name: str) -> None:
+        """There is an instance."""
+
+    def reflect_attribute_values(
+        self, instance: int, values: Values, tag: bytes, time: float | None, retraction: int
+    ) -> None:
+        """New values, pairs of handles and bytes."""
+
+    def receive_interaction(
+        self, cls: int, parameters: Values, tag: bytes, time: float | None, retraction: int
+    ) -> None:
+        """An interaction."""
+
+    def remove_object_instance(self, instance: int, tag: bytes, time: float | None, retraction: int) -> None:
+        """The instance is no more."""
+
+    def provide_attribute_value_update(self, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
+        """Somebody wants values of what it owns."""
+
+    def request_retraction(self, retraction: int) -> None:
+        """What it got with that handle is taken back."""
+
+    def request_attribute_ownership_assumption(self, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
+        """It may acquire these."""
+
+    def request_divestiture_confirmation(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Somebody takes what it divests: confirm_divestiture."""
+
+    def attribute_ownership_acquisition_notification(
+        self, instance: int, attributes: tuple[int, ...], tag: bytes
+    ) -> None:
+        """It owns these now."""
+
+    def attribute_ownership_unavailable(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Somebody owns these."""
+
+    def request_attribute_ownership_release(self, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
+        """Somebody wants these of it."""
+
+    def confirm_attribute_ownership_acquisition_cancellation(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """It waits for these no more."""
+
+    def inform_attribute_ownership(self, instance: int, attribute: int, is_owned: bool) -> None:
+        """Whether somebody owns it."""
+
+    def time_regulation_enabled(self, time: float) -> None:
+        """It regulates, and is at that time."""
+
+    def time_constrained_enabled(self, time: float) -> None:
+        """It is constrained, and is at that time."""
+
+    def time_advance_grant(self, time: float) -> None:
+        """It is at that time."""
+
+    def lower_bound(self, galt: float) -> None:
+        """Nothing below that time will come."""
+
+    def connection_lost(self, reason: str) -> None:
+        """The RTI is gone, or has resigned it; what it held there is lost."""

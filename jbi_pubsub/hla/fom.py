@@ -1,0 +1,311 @@
+"""The federation object model: object classes with attributes, interaction classes with parameters.
+
+Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
+attributes, interaction classes, parameters, their nesting, `order` and `dataType`. Sharing, transportation, dimensions,
+switches, notes and tables of data types are passed over: an RTI here carries values as opaque bytes, reliably, to all
+who subscribe. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and HLAinteractionRoot are there in any case.
+
+Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
+two say different things of it, they are refused. Handles are positions, counted from 1 in the order of names, so they
+are the same for all who have read the same modules, in whichever order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+from immutables import Map
+
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.xml import Element, parse_metadata
+
+from .exceptions import (
+    AttributeNotDefined,
+    ErrorReadingFom,
+    InconsistentFom,
+    InvalidInteractionClassHandle,
+    InvalidObjectClassHandle,
+    NameNotFound,
+)
+
+Order = Literal["receive", "timestamp"]
+
+OBJECT_ROOT: Final = "HLAobjectRoot"
+INTERACTION_ROOT: Final = "HLAinteractionRoot"
+PRIVILEGE: Final = "HLAprivilegeToDeleteObject"
+
+MODULE_BYTES: Final = 16 * 1024 * 1024
+"""Of one module."""
+CLASSES_MOST: Final = 20_000
+MEMBERS_MOST: Final = 200_000
+"""Attributes and parameters of all classes."""
+DEPTH_MOST: Final = 64
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,254}")
+
+
+class Member(NamedTuple):
+    """An attribute of an object class, or a parameter of an interaction class."""
+
+    name: str
+    data_type: str = ""
+    """Its name; "": the model says none."""
+    order: Order = "receive"
+    """In which its values are delivered when they are sent with a time; of a parameter its class's counts."""
+
+
+class Class(NamedTuple):
+    """An object class or an interaction class."""
+
+    handle: int
+    name: str
+    """With those above it: HLAobjectRoot.Aircraft."""
+    above: tuple[int, ...]
+    """Itself and the classes above it, from itself to the root."""
+    members: tuple[int, ...]
+    """Handles of its attributes or parameters, those of classes above it too; sorted."""
+    order: Order = "receive"
+    """Of an interaction class."""
+
+
+class Fom(NamedTuple):
+    """A federation object model. Handles count from 1: the class with handle h is `objects[h - 1]`."""
+
+    objects: tuple[Class, ...]
+    attributes: tuple[Member, ...]
+    interactions: tuple[Class, ...]
+    parameters: tuple[Member, ...]
+    names: Map[str, int]
+    """Handles: "o:" and the name of an object class, "i:" and that of an interaction class."""
+    privilege: int
+    """Handle of HLAprivilegeToDeleteObject."""
+    digest: str
+    """The same for models that say the same."""
+
+    def object_class(self, name: str) -> int:
+        """Handle of an object class by its name, with or without HLAobjectRoot. Raises NameNotFound."""
+        return self._class("o:", OBJECT_ROOT, name, "object class")
+
+    def interaction_class(self, name: str) -> int:
+        """Handle of an interaction class by its name, with or without HLAinteractionRoot. Raises NameNotFound."""
+        return self._class("i:", INTERACTION_ROOT, name, "interaction class")
+
+    def attribute(self, cls: int, name: str) -> int:
+        """Handle of an attribute of an object class, by name. Raises NameNotFound."""
+        return _member(self.objects[cls - 1], self.attributes, name, "attribute")
+
+    def parameter(self, cls: int, name: str) -> int:
+        """Handle of a parameter of an interaction class, by name. Raises NameNotFound."""
+        return _member(self.interactions[cls - 1], self.parameters, name, "parameter")
+
+    def _class(self, kind: str, root: str, name: str, what: str) -> int:
+        found = self.names.get(kind + name) or self.names.get(f"{kind}{root}.{name}")
+        if found is None:
+            known = sorted(each[2:] for each in self.names if each.startswith(kind))
+            raise NameNotFound(f"no {what} {name[:200]!r} in the object model", hint=_meant(name, known))
+        return found
+
+
+def _member(cls: Class, members: tuple[Member, ...], name: str, what: str) -> int:
+    for handle in cls.members:
+        if members[handle - 1].name == name:
+            return handle
+    known = sorted(members[handle - 1].name for handle in cls.members)
+    raise NameNotFound(f"{cls.name} has no {what} {name[:200]!r}", hint=_meant(name, known))
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
+
+
+def object_class(fom: Fom, cls: int) -> Class:
+    """Raises InvalidObjectClassHandle."""
+    if not 0 < cls <= len(fom.objects):
+        raise InvalidObjectClassHandle(
+            f"no object class has the handle {cls}", hint="Take get_object_class_handle", handle=cls
+        )
+    return fom.objects[cls - 1]
+
+
+def interaction_class(fom: Fom, cls: int) -> Class:
+    """Raises InvalidInteractionClassHandle."""
+    if not 0 < cls <= len(fom.interactions):
+        raise InvalidInteractionClassHandle(
+            f"no interaction class has the handle {cls}", hint="Take get_interaction_class_handle", handle=cls
+        )
+    return fom.interactions[cls - 1]
+
+
+def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sorted, each once. Raises AttributeNotDefined."""
+    if len(attributes) == 1 and attributes[0] in known.members:
+        return attributes
+    wanted = set(attributes)
+    if not wanted <= _members(known.members):
+        wrong = min(wanted - _members(known.members))
+        raise AttributeNotDefined(
+            f"{known.name} has no attribute with the handle {wrong}", hint="Take get_attribute_handle", handle=wrong
+        )
+    return tuple(sorted(wanted))
+
+
+@lru_cache(maxsize=1024)
+def _members(members: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(members)
+
+
+class _Said(NamedTuple):
+    """What a module says of a class."""
+
+    members: dict[str, Member]
+    order: Order | None
+    where: str
+
+
+def parsed(*modules: tuple[str, bytes]) -> Fom:
+    """The model that modules make together; each with its name, for messages. Raises ErrorReadingFom,
+    InconsistentFom."""
+    objects: dict[str, _Said] = {OBJECT_ROOT: _Said({PRIVILEGE: Member(PRIVILEGE)}, None, "the standard")}
+    interactions: dict[str, _Said] = {INTERACTION_ROOT: _Said({}, None, "the standard")}
+    for name, data in modules:
+        _read_module(name, data, objects, interactions)
+    return _made(objects, interactions)
+
+
+def _read_module(name: str, data: bytes, objects: dict[str, _Said], interactions: dict[str, _Said]) -> None:
+    try:
+        root = parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
+    except JbiError as exc:
+        raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=name) from exc
+    if _local(root) != "objectModel":
+        raise ErrorReadingFom(
+            f"{name} is no module: its root is {_local(root)}, not objectModel",
+            hint="Give a file in OMT XML",
+            file=name,
+        )
+    for part, kind, member, said in (
+        ("objects", "objectClass", "attribute", objects),
+        ("interactions", "interactionClass", "parameter", interactions),
+    ):
+        for table in _children(root, part):
+            for each in _children(table, kind):
+                _read_class(name, each, (kind, member), "", said)
+
+
+def _read_class(module: str, element: Element, kinds: tuple[str, str], above: str, said: dict[str, _Said]) -> None:
+    kind, member = kinds
+    where = f"{module}:{element.sourceline}"
+    name = above + ("." if above else "") + _name_of(element, where)
+    if name.count(".") >= DEPTH_MOST or len(said) >= CLASSES_MOST:
+        raise ErrorReadingFom(
+            f"{where}: more than {CLASSES_MOST:,} classes, or classes nested more than {DEPTH_MOST} deep",
+            hint="Split the model",
+        )
+    if not above and name not in said:
+        raise ErrorReadingFom(
+            f"{where}: {name} stands at the top", hint=f"Nest it in {next(iter(said))}, as all classes are", file=module
+        )
+    members = {}
+    for each in _children(element, member):
+        place = f"{module}:{each.sourceline}"
+        one = Member(_name_of(each, place), _text(each, "dataType"), _order(each, place) or "receive")
+        if one.name in members:
+            raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
+        members[one.name] = one
+    _add(said, name, _Said(members, _order(element, where), where))
+    for each in _children(element, kind):
+        _read_class(module, each, kinds, name, said)
+
+
+def _add(said: dict[str, _Said], name: str, new: _Said) -> None:
+    """One more module that speaks of a class: as the others do, or without members (clause 4.1.4)."""
+    known = said.get(name)
+    if known is not None and known.where == "the standard":
+        new.members.update({each: member for each, member in known.members.items() if each not in new.members})
+    elif known is not None and known.members and new.members and known.members != new.members:
+        differs = sorted(
+            each
+            for each in known.members.keys() | new.members.keys()
+            if known.members.get(each) != new.members.get(each)
+        )
+        raise InconsistentFom(
+            f"{new.where} and {known.where} say different things of {name}: {', '.join(differs[:5])}",
+            hint="Say the same in both, or leave the members out in one",
+        )
+    if known is None or new.members or not known.members:
+        said[name] = new
+
+
+def _made(objects: dict[str, _Said], interactions: dict[str, _Said]) -> Fom:
+    if sum(len(each.members) for said in (objects, interactions) for each in said.values()) > MEMBERS_MOST:
+        raise ErrorReadingFom(f"more than {MEMBERS_MOST:,} attributes and parameters", hint="Split the model")
+    object_classes, attributes = _numbered(objects)
+    interaction_classes, parameters = _numbered(interactions)
+    names = Map(
+        {f"o:{each.name}": each.handle for each in object_classes}
+        | {f"i:{each.name}": each.handle for each in interaction_classes}
+    )
+    privilege = next(n for n, each in enumerate(attributes, 1) if each.name == PRIVILEGE)
+    told = repr((object_classes, attributes, interaction_classes, parameters)).encode()
+    digest = hashlib.sha256(told).hexdigest()[:32]
+    return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest)
+
+
+def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[Member, ...]]:
+    """Classes and members with their handles; a class above another one sorts before it."""
+    classes: dict[str, Class] = {}
+    members: list[Member] = []
+    for handle, name in enumerate(sorted(said), 1):
+        parent = classes.get(name.rpartition(".")[0])
+        own = [said[name].members[each] for each in sorted(said[name].members)]
+        inherited = parent.members if parent else ()
+        taken = {members[each - 1].name for each in inherited}
+        for each in own:
+            if each.name in taken:
+                raise InconsistentFom(
+                    f"{said[name].where}: {name} has {each.name}, which a class above it has", hint="Leave one"
+                )
+        handles = range(len(members) + 1, len(members) + 1 + len(own))
+        members.extend(own)
+        above = (handle, *(parent.above if parent else ()))
+        classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive")
+    return tuple(classes.values()), tuple(members)
+
+
+def _local(element: Element) -> str:
+    return str(element.tag).rpartition("}")[2]
+
+
+def _children(element: Element, name: str) -> list[Element]:
+    return [each for each in element if isinstance(each.tag, str) and _local(each) == name]
+
+
+def _text(element: Element, name: str) -> str:
+    found = _children(element, name)
+    return (found[0].text or "").strip()[:255] if found else ""
+
+
+def _name_of(element: Element, where: str) -> str:
+    name = _text(element, "name")
+    if not _NAME.fullmatch(name):
+        raise ErrorReadingFom(
+            f"{where}: {name[:100]!r} is no name of a {_local(element)}",
+            hint="A name is a letter, then letters, digits, _ and -, 255 at most",
+        )
+    return name
+
+
+def _order(element: Element, where: str) -> Order | None:
+    said = _text(element, "order")
+    if said.lower() in ("", "na"):
+        return None
+    if said.lower() not in ("receive", "timestamp"):
+        raise ErrorReadingFom(f"{where}: no such order: {said[:100]!r}", hint="There are Receive and TimeStamp")
+    return "receive" if said.lower() == "receive" else "timestamp"

@@ -1,0 +1,46 @@
+"""What an RTI is registered as, and what its calls take: for those who look for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from jbi_pubsub.lookup.entry import Entry
+
+from .exceptions import ErrorReadingFom
+
+RTI: Final = "rti"
+"""Name of the exported object."""
+RTI_TYPE: Final = "jbi.Rti"
+"""Service type of a federation execution, and of an RTI that may be asked to make one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rti(Entry):
+    """A federation execution: its name, and the digest of its object model."""
+
+    entry_name = "jbi.Rti"
+    federation: str | None = None
+    model: str | None = None
+
+
+class Module(NamedTuple):
+    """A module of an object model: its name, for messages, and what it says."""
+
+    name: str
+    data: bytes
+
+
+def modules_of(paths: Sequence[str | Path]) -> list[Module]:
+    """Modules in files. Raises ErrorReadingFom."""
+    found = []
+    for path in map(Path, paths):
+        try:
+            found.append(Module(path.name, path.read_bytes()))
+        except OSError as exc:
+            raise ErrorReadingFom(
+                f"the module {path} can't be read: {exc.strerror}", hint="Give a file in OMT XML", file=str(path)
+            ) from exc
+    return found

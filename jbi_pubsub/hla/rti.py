@@ -1,0 +1,285 @@
+"""The runtime infrastructure as a function: all services of a federation execution by name, checked, in order.
+
+`call` looks the service up, checks its arguments, refuses what may not be called now, and has the service's group do
+it: federation.py, declaration.py, objects.py, ownership.py, timing.py. It changes nothing and waits for nothing;
+whoever calls keeps the execution that comes back, and passes on what is told.
+
+While a federation is saved, all but reports, status queries, aborting and resigning is refused (SaveInProgress), and
+the same while it is restored (RestoreInProgress; IEEE 1516.1-2010, clauses 4.16 and 4.24).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from . import clock, declaration, federation, objects, ownership, timing
+from .exceptions import (
+    FederateNotExecutionMember,
+    InvalidArgument,
+    InvalidLogicalTime,
+    InvalidLookahead,
+    RestoreInProgress,
+    RtiInternalError,
+    SaveInProgress,
+    UnknownService,
+)
+from .execution import Execution, Model, Step
+
+NAME_MOST: Final = 1_000
+"""Characters of names and labels."""
+TAG_MOST: Final = 64 * 1024
+"""Bytes of a user-supplied tag."""
+VALUES_MOST: Final = 16 * 1024 * 1024
+"""Bytes of all values of a message."""
+HANDLES_MOST: Final = 100_000
+"""Handles in one argument."""
+FEDERATES_MOST: Final = 1_000
+INSTANCES_MOST: Final = 1_000_000
+
+LEAVE: Final = "resign_federation_execution"
+JOIN: Final = "join_federation_execution"
+
+
+class Service(NamedTuple):
+    """A service of an RTI."""
+
+    act: Callable[..., Step]
+    checks: tuple[Callable[[str, Any], Any], ...]
+    """Of its arguments."""
+    required: int
+    """How many of them have to be given."""
+    is_for: str = ""
+    """It may be called while the federation is saved ("save"), restored ("restore"), or both ("both")."""
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > NAME_MOST or any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidArgument(f"{name} takes a text of at most {NAME_MOST} characters, not {_shown(value)}", hint=_HINT)
+    return value
+
+
+def _handle(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise InvalidArgument(f"{name} takes a handle, a whole number, not {_shown(value)}", hint=_HINT)
+    return value
+
+
+def _handles(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
+        raise InvalidArgument(f"{name} takes up to {HANDLES_MOST:,} handles, not {_shown(value)}", hint=_HINT)
+    for each in value:
+        _handle(name, each)
+    return tuple(value)
+
+
+def _members(name: str, value: Any) -> tuple[int, ...] | None:
+    return None if value is None else _handles(name, value)
+
+
+def _tag(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes) or len(value) > TAG_MOST:
+        raise InvalidArgument(f"{name} takes a tag of at most {TAG_MOST:,} bytes, not {_shown(value)}", hint=_HINT)
+    return value
+
+
+def _values(name: str, value: Any) -> objects.Values:
+    """Pairs of handles and bytes, by handles."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
+        raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(value)}", hint=_HINT)
+    size = 0
+    made = []
+    for pair in value:
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or type(pair[0]) is not int
+            or not isinstance(pair[1], bytes)
+        ):
+            raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(pair)}", hint=_HINT)
+        size += len(pair[1])
+        made.append((pair[0], pair[1]))
+    if size > VALUES_MOST:
+        raise InvalidArgument(f"{name} takes values of {VALUES_MOST:,} bytes at most, not {size:,}", hint=_HINT)
+    if len(made) > 1:
+        made.sort(key=lambda pair: pair[0])
+        if any(a[0] == b[0] for a, b in itertools.pairwise(made)):
+            raise InvalidArgument(f"{name} takes one value of each handle", hint=_HINT)
+    return tuple(made)
+
+
+def _time(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise InvalidLogicalTime(
+            f"{name} takes a logical time, a finite number from 0, not {_shown(value)}", hint="Give seconds"
+        )
+    return float(value)
+
+
+def _stamp(name: str, value: Any) -> float | None:
+    return None if value is None else _time(name, value)
+
+
+def _lookahead(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise InvalidLookahead(
+            f"{name} takes a lookahead, a finite number from 0, not {_shown(value)}", hint="Give seconds"
+        )
+    return float(value)
+
+
+def _order(name: str, value: Any) -> str:
+    if value not in ("receive", "timestamp"):
+        raise InvalidArgument(f"{name} takes the order receive or timestamp, not {_shown(value)}", hint=_HINT)
+    return str(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} takes true or false, not {_shown(value)}", hint=_HINT)
+    return value
+
+
+_HINT: Final = "See what the service takes"
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:100]} ({type(value).__name__})"
+
+
+def _of(act: Callable[..., Step], *checks: Callable[[str, Any], Any], needs: int = -1, at: str = "") -> Service:
+    return Service(act, checks, len(checks) if needs < 0 else needs, at)
+
+
+_ATTRIBUTES: Final = (_handle, _handles)
+
+SERVICES: Final[dict[str, Service]] = {
+    each.act.__name__: each
+    for each in (
+        _of(federation.join_federation_execution, _text, _text, needs=0),
+        _of(federation.resign_federation_execution, _text, at="both"),
+        _of(federation.register_federation_synchronization_point, _text, _tag, _members, needs=1),
+        _of(federation.synchronization_point_achieved, _text),
+        _of(federation.request_federation_save, _text, _stamp, needs=1),
+        _of(federation.federate_save_begun, at="save"),
+        _of(federation.federate_save_complete, at="save"),
+        _of(federation.federate_save_not_complete, at="save"),
+        _of(federation.abort_federation_save, at="save"),
+        _of(federation.query_federation_save_status, at="both"),
+        _of(federation.request_federation_restore, _text),
+        _of(federation.federate_restore_complete, at="restore"),
+        _of(federation.federate_restore_not_complete, at="restore"),
+        _of(federation.abort_federation_restore, at="restore"),
+        _of(federation.query_federation_restore_status, at="both"),
+        _of(declaration.publish_object_class_attributes, *_ATTRIBUTES),
+        _of(declaration.unpublish_object_class, _handle),
+        _of(declaration.unpublish_object_class_attributes, *_ATTRIBUTES),
+        _of(declaration.subscribe_object_class_attributes, *_ATTRIBUTES),
+        _of(declaration.unsubscribe_object_class, _handle),
+        _of(declaration.unsubscribe_object_class_attributes, *_ATTRIBUTES),
+        _of(declaration.publish_interaction_class, _handle),
+        _of(declaration.unpublish_interaction_class, _handle),
+        _of(declaration.subscribe_interaction_class, _handle),
+        _of(declaration.unsubscribe_interaction_class, _handle),
+        _of(objects.register_object_instance, _handle, _text, needs=1),
+        _of(objects.update_attribute_values, _handle, _values, _tag, _stamp, needs=2),
+        _of(objects.send_interaction, _handle, _values, _tag, _stamp, needs=2),
+        _of(objects.delete_object_instance, _handle, _tag, _stamp, needs=1),
+        _of(objects.local_delete_object_instance, _handle),
+        _of(objects.request_attribute_value_update, _handle, _handles, _tag, needs=2),
+        _of(objects.request_class_attribute_value_update, _handle, _handles, _tag, needs=2),
+        _of(objects.get_object_instance_name, _handle),
+        _of(objects.get_object_instance_handle, _text),
+        _of(objects.get_known_object_class_handle, _handle),
+        _of(objects.change_attribute_order_type, _handle, _handles, _order),
+        _of(objects.change_interaction_order_type, _handle, _order),
+        _of(ownership.unconditional_attribute_ownership_divestiture, *_ATTRIBUTES),
+        _of(ownership.negotiated_attribute_ownership_divestiture, _handle, _handles, _tag, needs=2),
+        _of(ownership.confirm_divestiture, _handle, _handles, _tag, needs=2),
+        _of(ownership.attribute_ownership_acquisition, _handle, _handles, _tag, needs=2),
+        _of(ownership.attribute_ownership_acquisition_if_available, *_ATTRIBUTES),
+        _of(ownership.attribute_ownership_release_denied, *_ATTRIBUTES),
+        _of(ownership.attribute_ownership_divestiture_if_wanted, *_ATTRIBUTES),
+        _of(ownership.cancel_negotiated_attribute_ownership_divestiture, *_ATTRIBUTES),
+        _of(ownership.cancel_attribute_ownership_acquisition, *_ATTRIBUTES),
+        _of(ownership.query_attribute_ownership, _handle, _handle),
+        _of(ownership.is_attribute_owned_by_federate, _handle, _handle),
+        _of(timing.enable_time_regulation, _lookahead),
+        _of(timing.disable_time_regulation),
+        _of(timing.enable_time_constrained),
+        _of(timing.disable_time_constrained),
+        _of(timing.enable_asynchronous_delivery),
+        _of(timing.disable_asynchronous_delivery),
+        _of(timing.time_advance_request, _time),
+        _of(timing.time_advance_request_available, _time),
+        _of(timing.next_message_request, _time),
+        _of(timing.next_message_request_available, _time),
+        _of(timing.flush_queue_request, _time),
+        _of(timing.modify_lookahead, _lookahead),
+        _of(timing.retract, _handle),
+        _of(timing.query_logical_time),
+        _of(timing.query_lookahead),
+        _of(timing.query_galt),
+        _of(timing.query_lits),
+        _of(timing.watch_lower_bound, _flag),
+    )
+}
+"""By their names: those of the standard in Python style."""
+
+
+def created(name: str) -> Execution:
+    """A federation execution that nobody has joined. Raises InvalidArgument."""
+    if not _text("a federation execution", name):
+        raise InvalidArgument("a federation execution has a name", hint="Give a text of one character or more")
+    return Execution(
+        name,
+        federation.Members(),
+        federation.Saving(),
+        federation.Points(),
+        declaration.Declared(),
+        objects.Instances(),
+        ownership.Owned(),
+        clock.Clock(),
+    )
+
+
+def call(model: Model, execution: Execution, federate: int, service: str, *arguments: Any) -> Step:
+    """What a service does when a federate calls it; who joins is federate 0. Raises an RtiError: nothing has changed
+    then."""
+    found = SERVICES.get(service)
+    if found is None:
+        raise UnknownService(f"no service {service[:100]!r}", hint=_near(service))
+    if not found.required <= len(arguments) <= len(found.checks):
+        takes = (
+            str(found.required) if found.required == len(found.checks) else f"{found.required} to {len(found.checks)}"
+        )
+        raise InvalidArgument(f"{service} takes {takes} arguments, not {len(arguments)}", hint=_HINT)
+    _admit(execution, federate, service, found.is_for)
+    checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
+    return found.act(model, execution, federate, *checked)
+
+
+def _admit(execution: Execution, federate: int, service: str, is_for: str) -> None:
+    """Raises FederateNotExecutionMember, SaveInProgress, RestoreInProgress, RtiInternalError at a bound."""
+    if (federate not in execution.members.joined) is not (service == JOIN):
+        raise FederateNotExecutionMember(
+            f"the federate is not joined to {execution.name}", hint="Join, or join again after a resignation"
+        )
+    saving = execution.saving
+    if saving.label and saving.is_restore and is_for not in ("restore", "both"):
+        raise RestoreInProgress(f"the federation is being restored to {saving.label!r}", hint="Wait for its end")
+    if saving.label and not saving.is_restore and is_for not in ("save", "both"):
+        raise SaveInProgress(f"the federation is being saved as {saving.label!r}", hint="Wait for its end")
+    if service == JOIN and len(execution.members.joined) >= FEDERATES_MOST:
+        raise RtiInternalError(f"{FEDERATES_MOST:,} federates are joined to {execution.name}", hint="Resign some")
+    if service == "register_object_instance" and len(execution.instances.by_handle) >= INSTANCES_MOST:
+        raise RtiInternalError(f"{INSTANCES_MOST:,} object instances exist", hint="Delete some")
+
+
+def _near(service: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(service, SERVICES, n=1)
+    return f"Did you mean {near[0]}?" if near else "See jbi_pubsub.hla.rti.SERVICES"

@@ -1,0 +1,149 @@
+"""Saved federations on disk: a file a label, written whole or not at all.
+
+A file is a digest and behind it, in msgpack, what it is a save of and the execution as plain values. Names of files are
+digests: what somebody calls a federation or a label never is a path. A file that is damaged, of another version or of
+another object model is told in the log and left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from immutables import Map
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import decoded, decoder_of
+
+from .clock import Clock, Message, Pace, Sent
+from .declaration import Declared
+from .execution import Callback, Execution
+from .federation import Member, Members, Point, Points, Saving
+from .objects import Instance, Instances
+from .ownership import Owned
+from .transfers import Claim
+
+log = logging.getLogger("jbi_pubsub.hla")
+
+VERSION: Final = 1
+SUFFIX: Final = ".save"
+_KINDS: Final = {
+    kind.__name__: kind
+    for kind in (
+        Callback, Claim, Clock, Declared, Execution, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
+        Points, Saving, Sent,
+    )
+}  # fmt: skip
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file holds."""
+
+    version: int
+    federation: str
+    label: str
+    model: str
+    """Digest of the object model."""
+    execution: Any
+
+
+def plain(value: Any) -> Any:
+    """An execution, or a part of it, as values that msgpack knows."""
+    if isinstance(value, Map):
+        return {"map": [[plain(key), plain(value[key])] for key in sorted(value)]}
+    if isinstance(value, tuple):
+        items = [plain(each) for each in value]
+        return {"is": type(value).__name__, "of": items} if type(value) is not tuple else items
+    return value
+
+
+def built(value: Any) -> Any:
+    """What `plain` was given. Raises KeyError, TypeError, ValueError for what it has not made."""
+    if isinstance(value, list):
+        return tuple(built(each) for each in value)
+    if isinstance(value, dict):
+        if "map" in value:
+            return Map({built(key): built(each) for key, each in value["map"]})
+        return _KINDS[value["is"]](*(built(each) for each in value["of"]))
+    return value
+
+
+class Saves:
+    """The saves of a folder. For one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder. Raises StorageError."""
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(
+                f"the folder for saves {folder} can't be made: {exc.strerror}", hint="Give another with --saves"
+            ) from exc
+
+    def put(self, model: str, label: str, execution: Execution) -> None:
+        """Keep a save, in place of an older one of that label. Raises StorageError: the older one is still there."""
+        body = msgspec.msgpack.encode(Kept(VERSION, execution.name, label, model, plain(execution)))
+        path = self._path(execution.name, label)
+        fresh = path.with_suffix(".new")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with fresh.open("wb") as file:
+                file.write(hashlib.sha256(body).digest() + body)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            _sync(path.parent)
+        except OSError as exc:
+            fresh.unlink(missing_ok=True)
+            raise StorageError(
+                f"the save {label!r} of {execution.name} can't be written: {exc.strerror}",
+                hint=f"Make room in {self._folder}",
+            ) from exc
+
+    def drop(self, federation: str, label: str) -> None:
+        """Forget a save, if there is one."""
+        self._path(federation, label).unlink(missing_ok=True)
+
+    def of(self, federation: str, model: str) -> list[tuple[str, Execution]]:
+        """Labels and executions that were saved of a federation with that object model, the oldest first."""
+        folder = self._path(federation, "").parent
+        found = []
+        for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns):
+            try:
+                found.append(self._read(path, federation, model))
+            except (OSError, StorageError, ValueError, TypeError, KeyError) as exc:
+                log.error("the save %s is left out: %s", path, exc)
+        return found
+
+    def _read(self, path: Path, federation: str, model: str) -> tuple[str, Execution]:
+        data = path.read_bytes()
+        body = data[32:]
+        if hashlib.sha256(body).digest() != data[:32]:
+            raise StorageError("it is damaged", hint="Take it from a backup")
+        kept = decoded(decoder_of(Kept), body, "save")
+        if (kept.version, kept.federation, kept.model) != (VERSION, federation, model):
+            raise StorageError(
+                f"it is version {kept.version} of {kept.federation} with the object model {kept.model}",
+                hint="Serve that federation with the modules that it was saved with",
+            )
+        execution = built(kept.execution)
+        if not isinstance(execution, Execution):
+            raise StorageError("it holds no execution", hint="Take it from a backup")
+        return kept.label, execution
+
+    def _path(self, federation: str, label: str) -> Path:
+        folder = hashlib.sha256(federation.encode()).hexdigest()[:32]
+        return self._folder / folder / (hashlib.sha256(label.encode()).hexdigest()[:32] + SUFFIX)
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

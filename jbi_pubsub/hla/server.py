@@ -1,0 +1,463 @@
+"""The RTI as a process, `jbi hla serve`: federation executions, each a leased service in the lookup community.
+
+Theory of operation: whoever wants to join finds the service of a federation execution by its Entry, asks it over the
+control plane for a token, and opens a data connection with it; that is its session (sessions.py). All executions live
+on the sessions' one thread, which calls rti.py: so there is no lock, and a federate's calls take effect in their order.
+A federate whose session ends without a word is resigned with the action that it joined with. What a save has kept is on
+disk before anybody is told that it is saved. Executions themselves are not kept: an RTI that is started again has the
+saves, and federates that join under the names that were saved can restore one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
+from jbi_pubsub.core.guard import faults, note
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.proxy import STATUS
+
+from . import rti
+from .exceptions import (
+    FederatesCurrentlyJoined,
+    FederationExecutionAlreadyExists,
+    FederationExecutionDoesNotExist,
+    RtiError,
+    RtiInternalError,
+)
+from .execution import Execution, Model, Options, Step
+from .federation import Saving
+from .fom import Fom, parsed
+from .proxy import RTI, RTI_TYPE, Module, Rti
+from .saves import Saves
+from .sessions import Call, Group, Session, Sessions
+
+log = logging.getLogger("jbi_pubsub.hla")
+
+T = TypeVar("T")
+
+FEDERATIONS_MOST: Final = 1_000
+MODULES_BYTES: Final = 24 << 20
+"""Of all modules of a federation."""
+CALL_SECONDS: Final = 10.0
+"""For something that is done on the sessions' thread."""
+ASK_SECONDS: Final = 1.0
+"""For looking whether a federation execution of that name exists elsewhere."""
+
+
+class Federation:
+    """A federation execution that is served."""
+
+    def __init__(self, name: str, modules: Sequence[Module], fom: Fom, options: Options) -> None:
+        self.item = uuid4().hex
+        self.modules = tuple(modules)
+        self.model = Model(fom, options)
+        self.execution = rti.created(name)
+        self.group = Group()
+        self.joined: dict[int, Session] = {}
+        self.names: dict[Session, str] = {}
+        self.calls = 0
+        self.told = 0
+        self.lost: dict[str, int] = {}
+        """Federates that were resigned, by why."""
+
+
+class RtiServer:
+    """See the module."""
+
+    def __init__(
+        self, config: Config, *, saves: Path | None = None, lease: float = 10.0, access: AccessPolicy | None = None
+    ) -> None:
+        """Binds [pad] host and port. `saves`: a folder, None: saves are in memory alone. `lease`: seconds after which a
+        silent federate is resigned. Raises PortInUseError, ConfigurationError, StorageError."""
+        self._config = config
+        self._lease = lease
+        self._id = uuid4().hex
+        self._started = time.monotonic()
+        self._federations: dict[str, Federation] = {}
+        self._of: dict[Session, Federation] = {}
+        self._tokens = Tokens(lambda: uuid4().hex)
+        self._saves = Saves(saves) if saves is not None else None
+        with ExitStack() as undo:
+            self._access = access or AllowAll()
+            undo.callback(self._access.close)
+            control = ControlServer(
+                {
+                    RTI: _Calls(self),
+                    STATUS: _Status(self),
+                    ADMIN: AccessAdmin(self._access),
+                    LOGIN: LoginCalls(self._access),
+                }
+            )
+            self._endpoint = Endpoint(
+                config.pad.host,
+                config.pad.port,
+                name="rti",
+                security=config.security(),
+                control=control.serve,
+                data=self._serve_data,
+                advertise=config.pad.advertise,
+            )
+            undo.callback(self._endpoint.stop)
+            self._community = JoinManager(config, name="rti")
+            undo.pop_all()
+        self._sessions = Sessions(self)
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return self._endpoint.address
+
+    def start(self) -> None:
+        """Serve."""
+        self._sessions.start()
+        self._endpoint.start()
+        self._community.join(self._item(self._id, "", ""))
+
+    def stop(self) -> None:
+        """Leave, and end all threads. Federates are told by the end of their connections."""
+        self._community.close()
+        self._endpoint.stop()
+        self._sessions.stop()
+        self._access.close()
+
+    # -- federations, from any thread ---------------------------------------------------------------------------
+
+    def create(self, name: str, modules: Sequence[Module], options: Options = Options()) -> str:  # noqa: B008  # a value
+        """A federation execution; the digest of its object model. Raises FederationExecutionAlreadyExists,
+        ErrorReadingFom, InconsistentFom, RtiInternalError."""
+        fom = parsed(*modules)
+        made = Federation(name, modules, fom, options)
+        if self._elsewhere(name):
+            raise FederationExecutionAlreadyExists(
+                f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
+            )
+        kept = self._saves.of(name, fom.digest) if self._saves is not None else []
+        self._done(lambda: self._created(made, kept))
+        self._community.join(self._item(made.item, name, fom.digest))
+        return fom.digest
+
+    def _created(self, made: Federation, kept: list[tuple[str, Execution]]) -> None:
+        name = made.execution.name
+        if name in self._federations:
+            raise FederationExecutionAlreadyExists(f"a federation {name[:200]!r} exists", hint="Join it")
+        if len(self._federations) >= FEDERATIONS_MOST:
+            raise RtiInternalError(f"{FEDERATIONS_MOST:,} federations exist here", hint="Destroy some")
+        saving = Saving()
+        for label, execution in kept:
+            saving = saving._replace(kept=saving.kept.set(label, execution), order=(*saving.order, label))
+        made.execution = made.execution._replace(saving=saving)
+        self._federations[name] = made
+
+    def _item(self, item: str, name: str, model: str) -> ServiceItem:
+        """A federation execution as it is registered; the RTI itself, whom it may be asked for one, has no name."""
+        ref = ServiceRef(item, RTI, (self.address,), (), self._endpoint.certificate)
+        return ServiceItem(item, (RTI_TYPE,), ref, (Rti(federation=name, model=model).rep(),))
+
+    def _elsewhere(self, name: str) -> bool:
+        template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=name).rep(),))
+        try:
+            found = self._community.lookup(template, timeout=ASK_SECONDS)
+        except LookupNotFoundError as exc:
+            log.warning("whether another RTI serves %s was not found out: %s", name, exc)
+            return False
+        own = {each.item for each in self._federations.values()}
+        return any(item.service_id not in own for item in found)
+
+    def wait_known(self, name: str, timeout: float) -> None:
+        """Until a lookup service holds a federation of ours. Raises LookupNotFoundError."""
+        self._community.wait_joined(self._done(lambda: self._federation(name).item), timeout)
+
+    def destroy(self, name: str) -> None:
+        """A federation execution that nobody is joined to ends. Raises FederationExecutionDoesNotExist,
+        FederatesCurrentlyJoined."""
+
+        def act() -> str:
+            found = self._federation(name)
+            if found.execution.members.joined:
+                raise FederatesCurrentlyJoined(f"federates are joined to {name}", hint="Have them resign first")
+            del self._federations[name]
+            return found.item
+
+        self._community.leave(self._done(act))
+
+    def open(self, name: str) -> str:
+        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
+        self._done(lambda: self._federation(name))
+        return self._tokens.issue(name)
+
+    def modules(self, name: str) -> tuple[Module, ...]:
+        """Raises FederationExecutionDoesNotExist."""
+        return self._done(lambda: self._federation(name)).modules
+
+    def names(self) -> tuple[str, ...]:
+        """Of the federation executions here."""
+        return tuple(sorted(self._federations))
+
+    def allow(self, caller: Caller, action: Action, name: str) -> None:
+        """Raises AccessDeniedError."""
+        demand(self._access, caller, (action, Subject(name=name)))
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return self._done(self._status)
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "kind": "rti",
+            "id": self._id,
+            "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
+            "address": self.address,
+            "uptime": round(time.monotonic() - self._started, 1),
+            "connections": self._endpoint.connections,
+            "tls": self._endpoint.tls(),
+            "threads": threading.active_count(),
+            "access": self._access.status(),
+            "faults": faults(),
+            "federations": [_facts(each) for _, each in sorted(self._federations.items())],
+        }
+
+    def _federation(self, name: str) -> Federation:
+        found = self._federations.get(name)
+        if found is None:
+            raise FederationExecutionDoesNotExist(
+                f"no federation {name[:200]!r} here; there are {', '.join(self.names()) or 'none'}",
+                hint="Create it first",
+            )
+        return found
+
+    def _done(self, act: Callable[[], T]) -> T:
+        """Something done on the sessions' thread. Raises what it raises, WireTimeoutError."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(act())
+            except BaseException as exc:  # noqa: BLE001  # whoever waits gets it
+                result.set_exception(exc)
+
+        self._sessions.order(run)
+        try:
+            return result.result(CALL_SECONDS)
+        except FutureTimeoutError as exc:
+            raise WireTimeoutError(f"the RTI is busy for more than {CALL_SECONDS:g} s", hint="Try again") from exc
+
+    # -- sessions, on their thread ------------------------------------------------------------------------------
+
+    def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
+        line = Line(sock)
+        hello = listen(line)
+        name: str | None = self._tokens.redeem(hello.token)
+        found = self._federations.get(name) if name is not None else None
+        if found is None:
+            refuse(line, "unknown or used token")
+            return
+        caller.place.kept = True
+        welcome(line, 0)
+        session = Session(sock, self._endpoint.hand_over(sock), found.group, self._lease)
+        federation: Federation = found
+
+        def add() -> None:
+            self._of[session] = federation
+            self._sessions.add(session)
+
+        self._sessions.order(add)
+
+    def called(self, session: Session, calls: list[Call]) -> None:
+        """What a federate called, in its order."""
+        federation = self._of[session]
+        for ticket, service, arguments in calls:
+            federation.calls += 1
+            try:
+                step = self._call(federation, session, service, arguments)
+            except RtiError as exc:
+                self._sessions.say(session, ticket, "!", report(exc))
+                session.leaving = session.leaving or session.federate == 0
+                continue
+            answer = step.answer
+            if service == rti.JOIN:
+                answer = self._joined(federation, session, answer)
+            if ticket:
+                self._sessions.say(session, ticket, "", answer)
+            self._tell(federation, step)
+            if service == rti.LEAVE:
+                self._gone(federation, session)
+                session.leaving = True
+
+    def _call(self, federation: Federation, session: Session, service: str, arguments: list[Any]) -> Step:
+        before = federation.execution
+        try:
+            step = rti.call(federation.model, before, session.federate, service, *arguments)
+        except RtiError:
+            raise
+        except Exception as exc:  # a fault of ours, of which a federate is told that much
+            note(f"rti {service[:60]}", exc)
+            raise RtiInternalError(f"{service[:60]} failed: {type(exc).__name__}", hint="See the RTI's log") from exc
+        if step.execution.saving is not before.saving:
+            step = self._kept(federation, before, step)
+        federation.execution = step.execution
+        return step
+
+    def _joined(self, federation: Federation, session: Session, handle: int) -> tuple[int, str, float]:
+        """The handle, the name and the lease of who has joined."""
+        session.federate = handle
+        name = federation.execution.members.joined[handle].name
+        federation.joined[handle] = session
+        federation.names[session] = name
+        return handle, name, self._lease
+
+    def _kept(self, federation: Federation, before: Execution, step: Step) -> Step:
+        """What a save has kept goes to disk, or it has failed; what a restore has brought back has sessions."""
+        saving = step.execution.saving
+        if any(each.callback.name == "federation_restored" for each in step.told):
+            names = step.execution.members.names
+            federation.joined = {}
+            for session, name in federation.names.items():
+                session.federate = names[name]
+                federation.joined[session.federate] = session
+        if self._saves is None or saving.kept is before.saving.kept:
+            return step
+        label = saving.order[-1]
+        try:
+            self._saves.put(federation.model.fom.digest, label, saving.kept[label])
+        except StorageError as exc:
+            log.error("%s", exc)
+            saving = saving._replace(kept=before.saving.kept, order=before.saving.order)
+            told = tuple(
+                each._replace(
+                    callback=each.callback._replace(name="federation_not_saved", arguments=(label, "STORAGE"))
+                )
+                if each.callback.name == "federation_saved"
+                else each
+                for each in step.told
+            )
+            return step._replace(execution=step.execution._replace(saving=saving), told=told)
+        for old in before.saving.order:
+            if old not in saving.kept:
+                self._saves.drop(federation.execution.name, old)
+        return step
+
+    def _tell(self, federation: Federation, step: Step) -> None:
+        say, joined = self._sessions.say, federation.joined
+        federation.told += len(step.told)
+        for federate, (name, arguments) in step.told:
+            session = joined.get(federate)
+            if session is not None:
+                say(session, 0, name, arguments)
+
+    def ended(self, session: Session) -> None:
+        """A session is over: its federate is resigned if it has not done so."""
+        federation = self._of.pop(session)
+        if not session.federate:
+            return
+        federate, action = session.federate, federation.execution.members.joined[session.federate].action
+        name = federation.names[session]
+        self._gone(federation, session)
+        log.warning("federate %s of %s is resigned: %s", name, federation.execution.name, session.reason)
+        federation.lost[session.reason] = federation.lost.get(session.reason, 0) + 1
+        for each in (action, "cancel_then_delete_then_divest"):
+            session.federate = federate
+            try:
+                step = self._call(federation, session, rti.LEAVE, [each])
+            except RtiError as exc:  # the action leaves something open: the stronger one does not
+                log.info("federate %s can't be resigned with %s: %s", name, each, exc)
+                continue
+            finally:
+                session.federate = 0
+            self._tell(federation, step)
+            return
+
+    @staticmethod
+    def _gone(federation: Federation, session: Session) -> None:
+        federation.joined.pop(session.federate, None)
+        federation.names.pop(session, None)
+        session.federate = 0
+
+    def tick(self) -> None:
+        """Nothing depends on the time of day."""
+
+
+def _facts(federation: Federation) -> dict[str, Any]:
+    execution = federation.execution
+    saving = execution.saving
+    return {
+        "name": execution.name,
+        "model": federation.model.fom.digest,
+        "federates": sorted(federation.names.values()),
+        "objects": len(execution.instances.by_handle),
+        "points": sorted(execution.points.pending),
+        "saving": saving.label if not saving.is_restore else "",
+        "restoring": saving.label if saving.is_restore else "",
+        "saves": list(saving.order),
+        "calls": federation.calls,
+        "callbacks": federation.told,
+        "unsent": sum(each.unsent for each in federation.group.sessions),
+        "resigned": dict(federation.lost),
+        "times": {
+            execution.members.joined[handle].name: pace.time
+            for handle, pace in sorted(execution.clock.paces.items())
+            if handle in execution.members.joined
+        },
+    }
+
+
+class _Calls:
+    """The exported object."""
+
+    def __init__(self, server: RtiServer) -> None:
+        self._server = server
+
+    @exported
+    def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
+        self._server.allow(caller, "administer", name)
+        if sum(len(each.data) for each in modules) > MODULES_BYTES:
+            raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
+        return self._server.create(name, modules)
+
+    @exported
+    def destroy(self, caller: Caller, name: str) -> None:
+        self._server.allow(caller, "administer", name)
+        self._server.destroy(name)
+
+    @exported
+    def join(self, caller: Caller, name: str) -> str:
+        self._server.allow(caller, "connect", name)
+        return self._server.open(name)
+
+    @exported
+    def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
+        self._server.allow(caller, "connect", name)
+        return self._server.modules(name)
+
+
+class _Status:
+    """What servers say of themselves."""
+
+    def __init__(self, server: RtiServer) -> None:
+        self._server = server
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status", "")
+        return self._server.status()

@@ -1,0 +1,327 @@
+"""The services that a federate calls, as methods: the standard's names in Python style (IEEE 1516.1-2010).
+
+Handles are whole numbers; values of attributes and parameters are bytes, by their handles; times are seconds of logical
+time. What every call may raise is not said each time: NotConnected, FederateNotExecutionMember, SaveInProgress,
+RestoreInProgress, InvalidArgument, and for what an instance or class is named by ObjectInstanceNotKnown,
+AttributeNotDefined. An update or interaction without a time is not waited for: what an RTI refuses of these is raised
+by the next call that waits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .fom import Order
+
+
+class Services(ABC):
+    """See the module."""
+
+    @abstractmethod
+    def _ask(self, service: str, *arguments: Any) -> Any:
+        """Call a service and wait for its answer."""
+
+    @abstractmethod
+    def _send(self, service: str, *arguments: Any) -> None:
+        """Call a service and go on."""
+
+    # -- federation management --------------------------------------------------------------------------------------
+
+    def register_federation_synchronization_point(
+        self, label: str, tag: bytes = b"", federates: Iterable[int] | None = None
+    ) -> None:
+        """A synchronization point for all, or for some federates: the callbacks ..._registration_succeeded or
+        _failed tell whether it is (clause 4.11)."""
+        self._ask(
+            "register_federation_synchronization_point", label, tag, None if federates is None else tuple(federates)
+        )
+
+    def synchronization_point_achieved(self, label: str) -> None:
+        """This federate is where the point asks it to be (clause 4.14). Raises
+        SynchronizationPointLabelNotAnnounced."""
+        self._ask("synchronization_point_achieved", label)
+
+    def request_federation_save(self, label: str, time: float | None = None) -> None:
+        """All are to save, now or at a logical time (clause 4.16). Raises FederateUnableToUseTime,
+        InvalidLogicalTime."""
+        self._ask("request_federation_save", label, time)
+
+    def federate_save_begun(self) -> None:
+        """This federate saves (clause 4.18). Raises SaveNotInitiated."""
+        self._ask("federate_save_begun")
+
+    def federate_save_complete(self) -> None:
+        """This federate has saved (clause 4.19). Raises FederateHasNotBegunSave."""
+        self._ask("federate_save_complete")
+
+    def federate_save_not_complete(self) -> None:
+        """This federate could not save (clause 4.19). Raises FederateHasNotBegunSave."""
+        self._ask("federate_save_not_complete")
+
+    def abort_federation_save(self) -> None:
+        """The save is given up (clause 4.21). Raises SaveNotInProgress."""
+        self._ask("abort_federation_save")
+
+    def query_federation_save_status(self) -> None:
+        """Where the save is, by federation_save_status_response (clause 4.22)."""
+        self._ask("query_federation_save_status")
+
+    def request_federation_restore(self, label: str) -> None:
+        """All are to go back to what was saved under a label (clause 4.24)."""
+        self._ask("request_federation_restore", label)
+
+    def federate_restore_complete(self) -> None:
+        """This federate is as it was (clause 4.28). Raises RestoreNotRequested."""
+        self._ask("federate_restore_complete")
+
+    def federate_restore_not_complete(self) -> None:
+        """This federate could not go back (clause 4.28). Raises RestoreNotRequested."""
+        self._ask("federate_restore_not_complete")
+
+    def abort_federation_restore(self) -> None:
+        """The restore is given up (clause 4.30). Raises RestoreNotInProgress."""
+        self._ask("abort_federation_restore")
+
+    def query_federation_restore_status(self) -> None:
+        """Where the restore is, by federation_restore_status_response (clause 4.31)."""
+        self._ask("query_federation_restore_status")
+
+    # -- declaration management -------------------------------------------------------------------------------------
+
+    def publish_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
+        """This federate may register instances of the class and own these attributes (clause 5.2). Raises
+        InvalidObjectClassHandle, AttributeNotDefined."""
+        self._ask("publish_object_class_attributes", cls, tuple(attributes))
+
+    def unpublish_object_class(self, cls: int) -> None:
+        """It publishes nothing of the class any more (clause 5.3)."""
+        self._ask("unpublish_object_class", cls)
+
+    def unpublish_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
+        """It publishes these no more (clause 5.3)."""
+        self._ask("unpublish_object_class_attributes", cls, tuple(attributes))
+
+    def subscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
+        """It hears of instances of the class and those below it, and of these attributes (clause 5.6). Raises
+        InvalidObjectClassHandle, AttributeNotDefined."""
+        self._ask("subscribe_object_class_attributes", cls, tuple(attributes))
+
+    def unsubscribe_object_class(self, cls: int) -> None:
+        """It hears nothing of the class any more (clause 5.7)."""
+        self._ask("unsubscribe_object_class", cls)
+
+    def unsubscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
+        """It hears nothing of these any more (clause 5.7)."""
+        self._ask("unsubscribe_object_class_attributes", cls, tuple(attributes))
+
+    def publish_interaction_class(self, cls: int) -> None:
+        """It may send interactions of the class (clause 5.4). Raises InvalidInteractionClassHandle."""
+        self._ask("publish_interaction_class", cls)
+
+    def unpublish_interaction_class(self, cls: int) -> None:
+        """It sends none any more (clause 5.5)."""
+        self._ask("unpublish_interaction_class", cls)
+
+    def subscribe_interaction_class(self, cls: int) -> None:
+        """It gets interactions of the class and those below it (clause 5.8). Raises
+        InvalidInteractionClassHandle."""
+        self._ask("subscribe_interaction_class", cls)
+
+    def unsubscribe_interaction_class(self, cls: int) -> None:
+        """It gets none any more (clause 5.9)."""
+        self._ask("unsubscribe_interaction_class", cls)
+
+    # -- object management ------------------------------------------------------------------------------------------
+
+    def register_object_instance(self, cls: int, name: str = "") -> int:
+        """A new instance; its handle (clause 6.8). Raises ObjectClassNotPublished, ObjectInstanceNameInUse."""
+        return int(self._ask("register_object_instance", cls, name))
+
+    def update_attribute_values(
+        self, instance: int, values: Mapping[int, bytes], tag: bytes = b"", time: float | None = None
+    ) -> int:
+        """New values of attributes that it owns; with a time the retraction handle, else 0 (clause 6.10). Raises
+        AttributeNotOwned, InvalidLogicalTime."""
+        pairs = sorted(values.items())
+        if time is None:
+            self._send("update_attribute_values", instance, pairs, tag)
+            return 0
+        return int(self._ask("update_attribute_values", instance, pairs, tag, time))
+
+    def send_interaction(
+        self, cls: int, parameters: Mapping[int, bytes], tag: bytes = b"", time: float | None = None
+    ) -> int:
+        """An interaction; with a time the retraction handle, else 0 (clause 6.12). Raises InteractionClassNotPublished,
+        InteractionParameterNotDefined, InvalidLogicalTime."""
+        pairs = sorted(parameters.items())
+        if time is None:
+            self._send("send_interaction", cls, pairs, tag)
+            return 0
+        return int(self._ask("send_interaction", cls, pairs, tag, time))
+
+    def delete_object_instance(self, instance: int, tag: bytes = b"", time: float | None = None) -> None:
+        """The instance is no more (clause 6.14). Raises ObjectInstanceNotKnown, DeletePrivilegeNotHeld."""
+        self._ask("delete_object_instance", instance, tag, time)
+
+    def local_delete_object_instance(self, instance: int) -> None:
+        """This federate forgets the instance (clause 6.16). Raises FederateOwnsAttributes."""
+        self._ask("local_delete_object_instance", instance)
+
+    def request_attribute_value_update(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
+        """The owners are asked for values (clause 6.19)."""
+        self._ask("request_attribute_value_update", instance, tuple(attributes), tag)
+
+    def request_class_attribute_value_update(self, cls: int, attributes: Iterable[int], tag: bytes = b"") -> None:
+        """The owners of all instances of the class are asked for values (clause 6.19)."""
+        self._ask("request_class_attribute_value_update", cls, tuple(attributes), tag)
+
+    def get_object_instance_name(self, instance: int) -> str:
+        """Raises ObjectInstanceNotKnown."""
+        return str(self._ask("get_object_instance_name", instance))
+
+    def get_object_instance_handle(self, name: str) -> int:
+        """Raises ObjectInstanceNotKnown."""
+        return int(self._ask("get_object_instance_handle", name))
+
+    def get_known_object_class_handle(self, instance: int) -> int:
+        """The class at which this federate knows the instance. Raises ObjectInstanceNotKnown."""
+        return int(self._ask("get_known_object_class_handle", instance))
+
+    def change_attribute_order_type(self, instance: int, attributes: Iterable[int], order: Order) -> None:
+        """In which order values of these are delivered (clause 8.23). Raises AttributeNotOwned."""
+        self._ask("change_attribute_order_type", instance, tuple(attributes), order)
+
+    def change_interaction_order_type(self, cls: int, order: Order) -> None:
+        """In which order this federate's interactions of the class are delivered (clause 8.24). Raises
+        InteractionClassNotPublished."""
+        self._ask("change_interaction_order_type", cls, order)
+
+    # -- ownership management ---------------------------------------------------------------------------------------
+
+    def unconditional_attribute_ownership_divestiture(self, instance: int, attributes: Iterable[int]) -> None:
+        """This federate owns these no more (clause 7.2). Raises AttributeNotOwned."""
+        self._ask("unconditional_attribute_ownership_divestiture", instance, tuple(attributes))
+
+    def negotiated_attribute_ownership_divestiture(
+        self, instance: int, attributes: Iterable[int], tag: bytes = b""
+    ) -> None:
+        """It would give these to somebody (clause 7.3). Raises AttributeNotOwned,
+        AttributeAlreadyBeingDivested."""
+        self._ask("negotiated_attribute_ownership_divestiture", instance, tuple(attributes), tag)
+
+    def confirm_divestiture(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
+        """It gives these to the first who claims them (clause 7.6). Raises AttributeDivestitureWasNotRequested,
+        NoAcquisitionPending."""
+        self._ask("confirm_divestiture", instance, tuple(attributes), tag)
+
+    def attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
+        """It wants to own these (clause 7.8). Raises AttributeNotPublished, AttributeAlreadyOwned."""
+        self._ask("attribute_ownership_acquisition", instance, tuple(attributes), tag)
+
+    def attribute_ownership_acquisition_if_available(self, instance: int, attributes: Iterable[int]) -> None:
+        """It wants those that nobody owns (clause 7.9). Raises AttributeNotPublished, AttributeAlreadyOwned,
+        AttributeAlreadyBeingAcquired."""
+        self._ask("attribute_ownership_acquisition_if_available", instance, tuple(attributes))
+
+    def attribute_ownership_release_denied(self, instance: int, attributes: Iterable[int]) -> None:
+        """It keeps what it was asked to release (clause 7.12). Raises AttributeNotOwned."""
+        self._ask("attribute_ownership_release_denied", instance, tuple(attributes))
+
+    def attribute_ownership_divestiture_if_wanted(self, instance: int, attributes: Iterable[int]) -> tuple[int, ...]:
+        """It gives up those that somebody waits for; which (clause 7.13). Raises AttributeNotOwned."""
+        return tuple(self._ask("attribute_ownership_divestiture_if_wanted", instance, tuple(attributes)))
+
+    def cancel_negotiated_attribute_ownership_divestiture(self, instance: int, attributes: Iterable[int]) -> None:
+        """It keeps these (clause 7.14). Raises AttributeDivestitureWasNotRequested."""
+        self._ask("cancel_negotiated_attribute_ownership_divestiture", instance, tuple(attributes))
+
+    def cancel_attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int]) -> None:
+        """It does not want these any more (clause 7.15). Raises AttributeAcquisitionWasNotRequested."""
+        self._ask("cancel_attribute_ownership_acquisition", instance, tuple(attributes))
+
+    def query_attribute_ownership(self, instance: int, attribute: int) -> None:
+        """Whether anybody owns it, by inform_attribute_ownership (clause 7.17)."""
+        self._ask("query_attribute_ownership", instance, attribute)
+
+    def is_attribute_owned_by_federate(self, instance: int, attribute: int) -> bool:
+        """Whether this federate owns it (clause 7.19)."""
+        return bool(self._ask("is_attribute_owned_by_federate", instance, attribute))
+
+    # -- time management --------------------------------------------------------------------------------------------
+
+    def enable_time_regulation(self, lookahead: float) -> None:
+        """It sends in time-stamp order from time_regulation_enabled on (clause 8.2). Raises
+        TimeRegulationAlreadyEnabled, InvalidLookahead."""
+        self._ask("enable_time_regulation", lookahead)
+
+    def disable_time_regulation(self) -> None:
+        """It does not any more (clause 8.4)."""
+        self._ask("disable_time_regulation")
+
+    def enable_time_constrained(self) -> None:
+        """It gets messages in time-stamp order from time_constrained_enabled on (clause 8.5). Raises
+        TimeConstrainedAlreadyEnabled."""
+        self._ask("enable_time_constrained")
+
+    def disable_time_constrained(self) -> None:
+        """It does not any more (clause 8.7)."""
+        self._ask("disable_time_constrained")
+
+    def enable_asynchronous_delivery(self) -> None:
+        """Messages in receive order come at any time (clause 8.14)."""
+        self._ask("enable_asynchronous_delivery")
+
+    def disable_asynchronous_delivery(self) -> None:
+        """They come while it asks for a time (clause 8.15)."""
+        self._ask("disable_asynchronous_delivery")
+
+    def time_advance_request(self, time: float) -> None:
+        """It would be at that time; time_advance_grant tells when it is (clause 8.8). Raises
+        LogicalTimeAlreadyPassed, InTimeAdvancingState, InvalidLogicalTime."""
+        self._ask("time_advance_request", time)
+
+    def time_advance_request_available(self, time: float) -> None:
+        """The same, where more at that very time may come (clause 8.9)."""
+        self._ask("time_advance_request_available", time)
+
+    def next_message_request(self, time: float) -> None:
+        """It would be at its next message, or at that time (clause 8.10)."""
+        self._ask("next_message_request", time)
+
+    def next_message_request_available(self, time: float) -> None:
+        """The same, where more at that very time may come (clause 8.11)."""
+        self._ask("next_message_request_available", time)
+
+    def flush_queue_request(self, time: float) -> None:
+        """It gets all that waits for it (clause 8.12)."""
+        self._ask("flush_queue_request", time)
+
+    def modify_lookahead(self, lookahead: float) -> None:
+        """Another lookahead (clause 8.19). Raises TimeRegulationIsNotEnabled."""
+        self._ask("modify_lookahead", lookahead)
+
+    def retract(self, retraction: int) -> None:
+        """A message that it has sent is taken back (clause 8.21). Raises MessageCanNoLongerBeRetracted."""
+        self._ask("retract", retraction)
+
+    def query_logical_time(self) -> float:
+        """Its time (clause 8.17)."""
+        return float(self._ask("query_logical_time"))
+
+    def query_lookahead(self) -> float:
+        """Its lookahead (clause 8.20). Raises TimeRegulationIsNotEnabled."""
+        return float(self._ask("query_lookahead"))
+
+    def query_galt(self) -> float:
+        """How far it can be sure to advance; infinity when nobody else regulates (clause 8.16)."""
+        return float(self._ask("query_galt"))
+
+    def query_lits(self) -> float:
+        """The least time stamp that may still come to it (clause 8.18)."""
+        return float(self._ask("query_lits"))
+
+    def watch_lower_bound(self, on: bool) -> None:
+        """Its GALT is told by lower_bound from now on (own)."""
+        self._ask("watch_lower_bound", on)

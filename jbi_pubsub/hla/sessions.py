@@ -1,0 +1,330 @@
+"""The sessions of federates at an RTI: sockets, frames, one thread.
+
+A frame is its length (4 bytes, network order) and a msgpack array. What a federate calls comes as entries (ticket,
+service, arguments), the first of them its joining; ticket 0 wants no answer. What an RTI says goes as entries (ticket,
+word, value): the answer of the call with that ticket ("" and the answer, "!" and an error), or with ticket 0 a callback
+by its name and arguments; "!" is then the error of a call that wanted no answer. An empty frame says that its sender
+lives.
+
+One thread reads all sockets, has what it reads done, and writes all that was said in a round with one send a session:
+between a request and the grants of a hundred others no thread is switched. Who does not read slows down those who send
+to it: with HIGH_BYTES unsent the others of its group are not read, until it is at LOW_BYTES or has ended; after
+STALL_SECONDS its session ends. So does that of a federate from which nothing has come for its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.guard import guarded, note
+from jbi_pubsub.core.values import decoded, decoder_of
+
+log = logging.getLogger("jbi_pubsub.hla")
+
+LENGTH: Final = struct.Struct("!I")
+FRAME_MOST: Final = 32 << 20
+"""Bytes of a frame: a call with the most values, and more."""
+READ_BYTES: Final = 256 << 10
+HIGH_BYTES: Final = 4 << 20
+LOW_BYTES: Final = 1 << 20
+STALL_SECONDS: Final = 30.0
+TICK_SECONDS: Final = 1.0
+ENTRIES_MOST: Final = 5_000
+"""Of a frame to a federate."""
+
+Call = tuple[int, str, list[Any]]
+Said = tuple[int, str, Any]
+
+
+class Group:
+    """Sessions of one federation, which wait for each other."""
+
+    def __init__(self) -> None:
+        self.sessions: set[Session] = set()
+        self.crowded: set[Session] = set()
+        """Who does not read."""
+
+
+class Session:
+    """One federate's connection."""
+
+    def __init__(self, sock: socket.socket, close: Callable[[], None], group: Group, lease: float) -> None:
+        """`close` closes the socket; `lease`: seconds that it may be silent."""
+        self.sock = sock
+        self.close = close
+        self.group = group
+        self.lease = lease
+        self.federate = 0
+        """Its handle; 0: it has not joined, or has resigned."""
+        self.said: list[Said] = []
+        """What it is told at the end of this round."""
+        self.leaving = False
+        """It ends when all is written."""
+        self.reason = ""
+        """Why it has ended."""
+        self.heard = time.monotonic()
+        self.got = bytearray()
+        self.out: deque[memoryview] = deque()
+        self.unsent = 0
+        self.crowded_since = 0.0
+        self.mask = 0
+
+
+class Serving(Protocol):
+    """Who has the federations. All is called on the thread of the sessions."""
+
+    def called(self, session: Session, calls: list[Call]) -> None:
+        """What a federate called."""
+        ...
+
+    def ended(self, session: Session) -> None:
+        """It is over, for `session.reason`."""
+        ...
+
+    def tick(self) -> None:
+        """A second has gone by."""
+        ...
+
+
+class Sessions:
+    """All sessions of an RTI. `order`, `start` and `stop` may be called from any thread, the rest only on its own."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._selector = selectors.DefaultSelector()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._all: set[Session] = set()
+        self._dirty: dict[Session, None] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rti-sessions", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End all sessions, without a word to anybody, and the thread."""
+        self._stopping.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        self._selector.close()
+        self._waker.close()
+        self._woken.close()
+
+    def order(self, act: Callable[[], None]) -> None:
+        """Have something done on the thread."""
+        self._orders.append(act)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            return  # it is full of these already, or over
+
+    def add(self, session: Session) -> None:
+        """A new session."""
+        session.sock.setblocking(False)
+        self._all.add(session)
+        session.group.sessions.add(session)
+        self._listen(session)
+        if self._coming(session):
+            self._read(session)
+
+    def say(self, session: Session, ticket: int, word: str, value: Any) -> None:
+        """Something for a federate, at the end of this round."""
+        session.said.append((ticket, word, value))
+        self._dirty[session] = None
+
+    def end(self, session: Session, reason: str) -> None:
+        """A session is over."""
+        if session not in self._all:
+            return
+        session.reason = reason
+        self._all.discard(session)
+        self._dirty.pop(session, None)
+        if session.mask:
+            self._selector.unregister(session.sock)
+        session.group.sessions.discard(session)
+        if session in session.group.crowded:
+            session.group.crowded.discard(session)
+            self._listen_all(session.group)
+        session.close()
+        self._serving.ended(session)
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        tick = time.monotonic() + TICK_SECONDS
+        while not self._stopping.is_set():
+            for key, mask in self._selector.select(TICK_SECONDS):
+                if key.data is None:
+                    self._take_orders()
+                    continue
+                if mask & selectors.EVENT_READ:
+                    self._read(key.data)
+                if mask & selectors.EVENT_WRITE:
+                    self._dirty[key.data] = None
+            self._write_all()
+            if time.monotonic() >= tick:
+                tick = time.monotonic() + TICK_SECONDS
+                with guarded("rti tick"):
+                    self._look()
+                    self._serving.tick()
+                self._write_all()
+        for session in list(self._all):
+            session.close()
+
+    def _take_orders(self) -> None:
+        try:
+            self._woken.recv(4096)
+        except OSError:
+            return
+        while self._orders:
+            with guarded("rti order"):
+                self._orders.popleft()()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for session in list(self._all):
+            if session.crowded_since and now - session.crowded_since > STALL_SECONDS:
+                self.end(session, f"the federate has read nothing for {STALL_SECONDS:g} s")
+            elif session.mask & selectors.EVENT_READ and now - session.heard > session.lease:
+                self.end(session, f"nothing has come from the federate for {session.lease:g} s")
+
+    def _read(self, session: Session) -> None:
+        if session not in self._all:
+            return
+        try:
+            while session in self._all:
+                data = session.sock.recv(READ_BYTES)
+                if not data:
+                    self.end(session, "the federate's connection was closed")
+                    return
+                session.heard = time.monotonic()
+                session.got += data
+                calls = self._calls(session)
+                if calls:
+                    self._serving.called(session, calls)
+                if not self._coming(session):
+                    return
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except ProtocolError as exc:
+            self.end(session, exc.message)
+        except OSError as exc:
+            self.end(session, f"the federate's connection is lost: {exc}")
+        except Exception as exc:  # noqa: BLE001  # one session's fault ends that session
+            note("rti session", exc)
+            self.end(session, "a fault of the RTI")
+
+    @staticmethod
+    def _coming(session: Session) -> bool:
+        """Whether TLS has read more than it was asked for: the selector does not see that."""
+        return isinstance(session.sock, ssl.SSLSocket) and session.sock.pending() > 0
+
+    @staticmethod
+    def _calls(session: Session) -> list[Call]:
+        """The entries of all frames that are whole."""
+        got, at, calls = session.got, 0, []
+        while len(got) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(got, at)
+            if length > FRAME_MOST:
+                raise ProtocolError(f"a frame of {length:,} bytes, {FRAME_MOST:,} at most")
+            end = at + LENGTH.size + length
+            if len(got) < end:
+                break
+            more: list[Call] = decoded(_CALLS, memoryview(got)[at + LENGTH.size : end].tobytes(), "frame of a federate")
+            calls.extend(more)
+            at = end
+        if at:
+            del got[:at]
+        return calls
+
+    def _write_all(self) -> None:
+        while self._dirty:
+            session, _ = self._dirty.popitem()
+            try:
+                self._write(session)
+            except OSError as exc:
+                self.end(session, f"the federate's connection is lost: {exc}")
+            except Exception as exc:  # noqa: BLE001  # one session's fault ends that session
+                note("rti session", exc)
+                self.end(session, "a fault of the RTI")
+
+    def _write(self, session: Session) -> None:
+        said = session.said
+        if said:
+            session.said = []
+            for at in range(0, len(said), ENTRIES_MOST):
+                body = msgspec.msgpack.encode(said[at : at + ENTRIES_MOST])
+                session.out.append(memoryview(LENGTH.pack(len(body)) + body))
+                session.unsent += LENGTH.size + len(body)
+        try:
+            while session.out:
+                sent = session.sock.send(session.out[0])
+                session.unsent -= sent
+                if sent == len(session.out[0]):
+                    session.out.popleft()
+                else:
+                    session.out[0] = session.out[0][sent:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            self._crowd(session)
+            self._listen(session)
+            return
+        if session.leaving:
+            self.end(session, "resigned")
+            return
+        self._crowd(session)
+        self._listen(session)
+
+    def _crowd(self, session: Session) -> None:
+        crowded = session.group.crowded
+        if session.unsent > HIGH_BYTES and session not in crowded:
+            session.crowded_since = time.monotonic()
+            crowded.add(session)
+            self._listen_all(session.group)
+        elif session.unsent < LOW_BYTES and session in crowded:
+            session.crowded_since = 0.0
+            crowded.discard(session)
+            self._listen_all(session.group)
+
+    def _listen_all(self, group: Group) -> None:
+        for session in group.sessions:
+            session.heard = time.monotonic()  # of who was not read nothing could come
+            self._listen(session)
+
+    def _listen(self, session: Session) -> None:
+        """Wait for what is wanted of a session: to read, but not while another one of its group is crowded; to write,
+        while there is something."""
+        held = session.group.crowded - {session} if session.group.crowded else None
+        mask = (0 if held else selectors.EVENT_READ) | (selectors.EVENT_WRITE if session.out else 0)
+        if mask == session.mask or session not in self._all:
+            return
+        if not session.mask:
+            self._selector.register(session.sock, mask, session)
+        elif not mask:
+            self._selector.unregister(session.sock)
+        else:
+            self._selector.modify(session.sock, mask, session)
+        session.mask = mask
+
+
+_CALLS: Final = decoder_of(list[Call])

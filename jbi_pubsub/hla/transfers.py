@@ -1,0 +1,138 @@
+"""How attributes of an instance pass from one federate to another: what all services of ownership.py do in their turn.
+
+A `Transfer` is opened on one instance, changed in place, and closed to a Step: 65,000 attributes pass in one go. It is
+the only one who gives an attribute to a federate, so it has one owner at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from immutables import Map
+
+from .execution import Step, Told, tell
+
+if TYPE_CHECKING:
+    from .execution import Execution, Model
+
+
+class Claim(NamedTuple):
+    """Who waits for an attribute."""
+
+    federate: int
+    tag: bytes
+    if_available: bool = False
+
+
+def may_own(model: Model, execution: Execution, federate: int, cls: int) -> frozenset[int]:
+    """Attributes that a federate may own of instances that it knows at a class: what it publishes, and with it
+    HLAprivilegeToDeleteObject (clause 5.2)."""
+    published = execution.declared.publishes(federate, cls)
+    return frozenset((*published, model.fom.privilege)) if published else frozenset()
+
+
+class Transfer:
+    """See the module."""
+
+    def __init__(self, model: Model, execution: Execution, instance: int) -> None:
+        owned = execution.owned
+        self._model, self._execution, self._instance = model, execution, instance
+        self.owners = owned.owners.get(instance, Map()).mutate()
+        self.divesting = owned.divesting.get(instance, Map()).mutate()
+        self.claims = owned.claims.get(instance, Map()).mutate()
+        self._said: dict[tuple[int, str, bytes | None], list[int]] = {}
+
+    def say(self, federate: int, name: str, attribute: int, tag: bytes | None = None) -> None:
+        """A callback about an attribute; what says the same of several is one."""
+        self._said.setdefault((federate, name, tag), []).append(attribute)
+
+    def let_go(self, attributes: Iterable[int]) -> None:
+        """Attributes lose their owner: they are the first claimant's, or unowned and offered."""
+        free = []
+        for each in attributes:
+            claims = self.claims.get(each)
+            if claims:
+                self.hand(each, claims[0].federate, claims[0].tag)
+            else:
+                self.owners.pop(each, None)
+                self.divesting.pop(each, None)
+                free.append(each)
+        self.offer(free, b"")
+
+    def hand(self, attribute: int, federate: int, tag: bytes) -> None:
+        """An attribute becomes a federate's; who else claims it asks the new owner."""
+        self.owners[attribute] = federate
+        self.divesting.pop(attribute, None)
+        self.say(federate, "attribute_ownership_acquisition_notification", attribute, tag)
+        claims = self.claims.pop(attribute, None)
+        if claims:
+            self.stay(attribute, federate, tuple(each for each in claims if each.federate != federate))
+
+    def stay(self, attribute: int, owner: int, claims: tuple[Claim, ...]) -> None:
+        """An owner keeps an attribute: it is unavailable to who wants it at once, others ask for its release."""
+        for each in claims:
+            if each.if_available:
+                self.say(each.federate, "attribute_ownership_unavailable", attribute)
+            else:
+                self.say(owner, "request_attribute_ownership_release", attribute, each.tag)
+        self.set_claims(attribute, tuple(each for each in claims if not each.if_available))
+
+    def set_claims(self, attribute: int, claims: tuple[Claim, ...]) -> None:
+        """Who waits for an attribute, the first first."""
+        if claims:
+            self.claims[attribute] = claims
+        else:
+            self.claims.pop(attribute, None)
+
+    def waits(self, federate: int, attribute: int) -> bool:
+        """Whether a federate waits for an attribute."""
+        return any(each.federate == federate for each in self.claims.get(attribute, ()))
+
+    def claim(self, attribute: int, claim: Claim) -> None:
+        """One more waits for an attribute that somebody owns, who is asked: to confirm that it divests it, or to
+        release it."""
+        claims = self.claims.get(attribute, ())
+        self.claims[attribute] = (*claims, claim)
+        owner = self.owners[attribute]
+        if attribute not in self.divesting:
+            self.say(owner, "request_attribute_ownership_release", attribute, claim.tag)
+        elif not claims:
+            self.say(owner, "request_divestiture_confirmation", attribute)
+
+    def unclaim(self, federate: int, attributes: Iterable[int]) -> None:
+        """A federate does not wait for attributes any more."""
+        for each in attributes:
+            if self.waits(federate, each):
+                self.set_claims(each, tuple(claim for claim in self.claims[each] if claim.federate != federate))
+
+    def offer(self, attributes: Iterable[int], tag: bytes) -> None:
+        """Who may own an attribute, and does not, may assume it."""
+        attributes = tuple(attributes)
+        known = self._execution.instances.by_handle[self._instance].known
+        for federate in sorted(known) if attributes else ():
+            may = may_own(self._model, self._execution, federate, known[federate])
+            for each in attributes if may else ():
+                if each in may and self.owners.get(each) != federate:
+                    self.say(federate, "request_attribute_ownership_assumption", each, tag)
+
+    def step(self, answer: Any = None) -> Step:
+        """What has become of it. It can't be changed any more."""
+        owned, at = self._execution.owned, self._instance
+        owned = owned._replace(
+            owners=put(owned.owners, at, self.owners.finish()),
+            divesting=put(owned.divesting, at, self.divesting.finish()),
+            claims=put(owned.claims, at, self.claims.finish()),
+        )
+        told: list[Told] = []
+        for (federate, name, tag), attributes in self._said.items():
+            more = () if tag is None else (tag,)
+            told.append(tell(federate, name, at, tuple(attributes), *more))
+        return Step(self._execution._replace(owned=owned), answer, tuple(told))
+
+
+def put(table: Map[int, Map[int, Any]], key: int, value: Map[int, Any]) -> Map[int, Map[int, Any]]:
+    """The table with that value, without what is empty."""
+    if value:
+        return table.set(key, value)
+    return table.delete(key) if key in table else table

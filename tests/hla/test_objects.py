@@ -1,0 +1,192 @@
+"""Declaration and object management: who discovers, reflects, receives what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.hla import exceptions as exc
+
+
+def test_only_what_is_subscribed_to_is_reflected(rig: Any) -> None:
+    # Given an aircraft, and federates that subscribe to one attribute, to both, to the class above, to nothing
+    it = rig("owner", "one", "both", "above", "none")
+    it.call("one", "subscribe_object_class_attributes", it.aircraft, (it.callsign,))
+    it.call("both", "subscribe_object_class_attributes", it.aircraft, (it.position, it.callsign))
+    it.call("above", "subscribe_object_class_attributes", it.vehicle, (it.position,))
+    it.call("owner", "publish_object_class_attributes", it.aircraft, (it.position, it.callsign))
+    aircraft = it.call("owner", "register_object_instance", it.aircraft, "LH1")
+    # Expect each to discover it as what it knows
+    assert it.heard("both") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+    assert it.heard("above") == [("discover_object_instance", aircraft, it.vehicle, "LH1")]
+    it.forget()
+    # When both attributes are updated; Expect each to get its own
+    values = ((it.position, b"1"), (it.callsign, b"x"))
+    it.call("owner", "update_attribute_values", aircraft, tuple(reversed(values)), b"tag")
+    assert it.heard("both") == [("reflect_attribute_values", aircraft, tuple(sorted(values)), b"tag", None, 0)]
+    assert it.heard("one") == [("reflect_attribute_values", aircraft, ((it.callsign, b"x"),), b"tag", None, 0)]
+    assert it.heard("above") == [("reflect_attribute_values", aircraft, ((it.position, b"1"),), b"tag", None, 0)]
+    assert it.heard("none") == it.heard("owner") == []
+    # When one unsubscribes; Expect it to hear no more
+    it.call("one", "unsubscribe_object_class", it.aircraft)
+    it.call("owner", "update_attribute_values", aircraft, values)
+    assert it.heard("one") == []
+
+
+def test_who_comes_late_discovers_and_asks_for_values(rig: Any) -> None:
+    it = rig("owner")
+    aircraft = it.aircraft_of("owner", name="LH1")
+    it.join("late")
+    it.call("late", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    assert it.heard("late") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+    it.call("late", "request_attribute_value_update", aircraft, (it.position,), b"?")
+    assert it.heard("owner") == [("provide_attribute_value_update", aircraft, (it.position,), b"?")]
+    it.call("late", "request_class_attribute_value_update", it.vehicle, (it.position,))
+    assert it.heard("owner") == [("provide_attribute_value_update", aircraft, (it.position,), b"")]
+
+
+def test_only_the_owner_updates_and_deletes(rig: Any) -> None:
+    it = rig("a", "b")
+    aircraft = it.aircraft_of("a", "b", name="LH1")
+    before = it.execution
+    with pytest.raises(exc.AttributeNotOwned, match="position of LH1"):
+        it.call("b", "update_attribute_values", aircraft, ((it.position, b""),))
+    with pytest.raises(exc.AttributeNotDefined):
+        it.call("a", "update_attribute_values", aircraft, ((it.position, b""), (999, b"")))
+    with pytest.raises(exc.DeletePrivilegeNotHeld):
+        it.call("b", "delete_object_instance", aircraft)
+    with pytest.raises(exc.ObjectInstanceNotKnown):
+        it.call("b", "update_attribute_values", 999, ())
+    assert it.execution == before
+    it.call("a", "delete_object_instance", aircraft, b"bye")
+    assert it.heard("b") == [("remove_object_instance", aircraft, b"bye", None, 0)]
+    with pytest.raises(exc.ObjectInstanceNotKnown):
+        it.call("b", "get_object_instance_name", aircraft)
+
+
+def test_names_of_instances_are_given_once(rig: Any) -> None:
+    it = rig("a")
+    aircraft = it.aircraft_of("a", name="LH1")
+    with pytest.raises(exc.ObjectInstanceNameInUse):
+        it.call("a", "register_object_instance", it.aircraft, "LH1")
+    assert it.call("a", "get_object_instance_handle", "LH1") == aircraft
+    assert it.call("a", "get_known_object_class_handle", aircraft) == it.aircraft
+    it.call("a", "delete_object_instance", aircraft)
+    assert it.call("a", "register_object_instance", it.aircraft, "LH1") != aircraft
+
+
+def test_who_publishes_nothing_registers_and_sends_nothing(rig: Any) -> None:
+    it = rig("a")
+    with pytest.raises(exc.ObjectClassNotPublished):
+        it.call("a", "register_object_instance", it.aircraft)
+    with pytest.raises(exc.InteractionClassNotPublished):
+        it.call("a", "send_interaction", it.radio, ())
+    with pytest.raises(exc.InvalidObjectClassHandle):
+        it.call("a", "publish_object_class_attributes", 99, ())
+    with pytest.raises(exc.InvalidInteractionClassHandle):
+        it.call("a", "subscribe_interaction_class", 99)
+
+
+def test_interactions_go_to_who_subscribes_to_their_class_or_one_above(rig: Any) -> None:
+    it = rig("sender", "exact", "above", "none")
+    it.call("sender", "publish_interaction_class", it.mayday)
+    it.call("exact", "subscribe_interaction_class", it.mayday)
+    it.call("exact", "subscribe_interaction_class", it.radio)
+    it.call("above", "subscribe_interaction_class", it.radio)
+    said = ((it.text, b"engine"), (it.souls, b"3"))
+    it.call("sender", "send_interaction", it.mayday, said, b"!")
+    assert it.heard("exact") == [("receive_interaction", it.mayday, tuple(sorted(said)), b"!", None, 0)]
+    assert it.heard("above") == [("receive_interaction", it.radio, ((it.text, b"engine"),), b"!", None, 0)]
+    assert it.heard("none") == it.heard("sender") == []
+    with pytest.raises(exc.InteractionParameterNotDefined):
+        it.call("sender", "send_interaction", it.mayday, ((99, b""),))
+
+
+def test_what_is_forgotten_is_discovered_anew(rig: Any) -> None:
+    it = rig("a", "b")
+    aircraft = it.aircraft_of("a", "b")
+    with pytest.raises(exc.FederateOwnsAttributes):
+        it.call("a", "local_delete_object_instance", aircraft)
+    it.call("b", "local_delete_object_instance", aircraft)
+    it.call("a", "update_attribute_values", aircraft, ((it.position, b""),))
+    assert it.heard("b") == []
+    it.call("b", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    assert [each[0] for each in it.heard("b")] == ["discover_object_instance"]
+
+
+def test_many_attributes_and_instances_stay_workable() -> None:
+    # Given a class of 20,000 attributes
+    from jbi_pubsub.hla import rti
+    from jbi_pubsub.hla.execution import Model
+    from jbi_pubsub.hla.fom import parsed
+
+    rows = b"".join(b"<attribute><name>a%d</name></attribute>" % n for n in range(20_000))
+    text = (
+        b"<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Wide</name>%s</objectClass>"
+    )
+    model = Model(parsed(("wide.xml", text % rows + b"</objectClass></objects></objectModel>")))
+    cls = model.fom.object_class("Wide")
+    wide = model.fom.objects[cls - 1].members
+    execution = rti.created("x")
+
+    def call(federate: int, service: str, *arguments: Any) -> Any:
+        nonlocal execution
+        step = rti.call(model, execution, federate, service, *arguments)
+        execution = step.execution
+        return step.answer
+
+    # When it is published, registered and updated attribute by attribute; Expect maps, not copies: this would take
+    # minutes with one copy a call
+    a = call(0, "join_federation_execution")
+    call(a, "publish_object_class_attributes", cls, wide)
+    instance = call(a, "register_object_instance", cls)
+    for each in wide[1:]:
+        call(a, "update_attribute_values", instance, ((each, b"1"),))
+    assert execution.owned.owner(instance, wide[-1]) == a
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("service", "arguments", "error"),
+    [
+        ("time_advance_request", (float("nan"),), exc.InvalidLogicalTime),
+        ("time_advance_request", (float("inf"),), exc.InvalidLogicalTime),
+        ("time_advance_request", (-1.0,), exc.InvalidLogicalTime),
+        ("time_advance_request", ("5",), exc.InvalidLogicalTime),
+        ("time_advance_request", (True,), exc.InvalidLogicalTime),
+        ("time_advance_request", (), exc.InvalidArgument),
+        ("time_advance_request", (1.0, 2.0), exc.InvalidArgument),
+        ("enable_time_regulation", (float("nan"),), exc.InvalidLookahead),
+        ("enable_time_regulation", (-1,), exc.InvalidLookahead),
+        ("request_federation_save", (5,), exc.InvalidArgument),
+        ("request_federation_save", ("x" * 1001,), exc.InvalidArgument),
+        ("request_federation_save", ("\ud800",), exc.InvalidArgument),
+        ("request_federation_save", ("",), exc.InvalidArgument),
+        ("publish_object_class_attributes", (1, 5), exc.InvalidArgument),
+        ("publish_object_class_attributes", (1, "ab"), exc.InvalidArgument),
+        ("publish_object_class_attributes", (1, (True,)), exc.InvalidArgument),
+        ("publish_object_class_attributes", (-1, ()), exc.InvalidArgument),
+        ("publish_object_class_attributes", (2**60, ()), exc.InvalidArgument),
+        ("update_attribute_values", (1, ((1, "text"),)), exc.InvalidArgument),
+        ("update_attribute_values", (1, (1, 2)), exc.InvalidArgument),
+        ("update_attribute_values", (1, ((1, b""), (1, b""))), exc.InvalidArgument),
+        ("update_attribute_values", (1, (), b"x" * 70_000), exc.InvalidArgument),
+        ("change_interaction_order_type", (1, "sideways"), exc.InvalidArgument),
+        ("watch_lower_bound", (1,), exc.InvalidArgument),
+        ("_private", (), exc.UnknownService),
+        ("time_advance_requets", (1.0,), exc.UnknownService),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_and_changes_nothing(
+    rig: Any, service: str, arguments: tuple[Any, ...], error: type[exc.RtiError]
+) -> None:
+    it = rig("a")
+    before = it.execution
+    with pytest.raises(error) as caught:
+        it.call("a", service, *arguments)
+    assert it.execution is before
+    assert caught.value.hint
+    assert str(caught.value).count("\n") == 0

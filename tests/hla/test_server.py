@@ -1,0 +1,537 @@
+"""Federations over sockets: federates find them by name, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.core.config import PadSection
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.hla import exceptions as exc
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.saves import Saves
+from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
+
+CALLBACKS = [name for name in vars(FederateAmbassador) if name[0] != "_"]
+
+
+class Noting(FederateAmbassador):
+    """Notes all that it is told."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in CALLBACKS:
+            return lambda *arguments: self.log.append((name, *arguments))
+        return super().__getattribute__(name)
+
+
+class Federate:
+    """A joined federate, and what it was told."""
+
+    def __init__(self, config: Any, name: str, federation: str = "Air", **options: Any) -> None:
+        self.rti = RTIAmbassador(config)
+        self.told = Noting()
+        self.rti.connect(self.told)
+        try:
+            self.handle = self.rti.join_federation_execution(federation, name, timeout=20.0, **options)
+        except BaseException:
+            self.rti.disconnect()
+            raise
+
+    def until(self, name: str) -> tuple[Any, ...]:
+        """The next callback of that name; those before it are dropped."""
+        for _ in range(3000):
+            for at, each in enumerate(self.told.log):
+                if each[0] == name:
+                    del self.told.log[: at + 1]
+                    return each
+            self.rti.evoke_callback(0.01)
+        pytest.fail(f"no {name}: {self.told.log}")
+
+
+@pytest.fixture
+def served(federation: Any, air: bytes, tmp_path: Path) -> RtiServer:
+    """An RTI with a federation Air."""
+    server = RtiServer(federation.config, saves=tmp_path / "saves", lease=30.0)
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    return server
+
+
+@pytest.fixture
+def join(federation: Any, served: RtiServer) -> Callable[..., Federate]:
+    """join(name): a federate of it, which leaves at the end."""
+
+    def made(name: str, **options: Any) -> Federate:
+        one = Federate(federation.config, name, **options)
+        federation.stack.callback(one.rti.disconnect)
+        return one
+
+    return made
+
+
+def test_two_federates_exchange_what_they_have_declared(join: Callable[..., Federate]) -> None:
+    # Given two federates, who know the federation's name and nothing else
+    a, b = join("a"), join("b")
+    cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
+    position, callsign = (a.rti.get_attribute_handle(cls, name) for name in ("position", "callsign"))
+    a.rti.publish_object_class_attributes(cls, [position, callsign])
+    b.rti.subscribe_object_class_attributes(cls, {position})
+    # When one registers an aircraft and updates it
+    aircraft = a.rti.register_object_instance(cls, "LH1")
+    a.rti.update_attribute_values(aircraft, {callsign: b"x", position: b"1"}, b"tag")
+    # Expect the other one to be told
+    assert b.until("discover_object_instance") == ("discover_object_instance", aircraft, cls, "LH1")
+    reflected = ("reflect_attribute_values", aircraft, ((position, b"1"),), b"tag", None, 0)
+    assert b.until("reflect_attribute_values") == reflected
+    # and interactions, in a batch
+    radio = a.rti.get_interaction_class_handle("Radio")
+    text = a.rti.get_parameter_handle(radio, "text")
+    a.rti.publish_interaction_class(radio)
+    b.rti.subscribe_interaction_class(radio)
+    with a.rti.batched():
+        for number in range(1000):
+            a.rti.send_interaction(radio, {text: b"%d" % number})
+    assert [b.until("receive_interaction")[2][0][1] for _ in range(1000)] == [b"%d" % n for n in range(1000)]
+
+
+def test_what_an_rti_refuses_is_raised_where_it_was_called_or_with_the_next_call(join: Callable[..., Federate]) -> None:
+    a = join("a")
+    cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
+    with pytest.raises(exc.ObjectClassNotPublished, match="publish_object_class_attributes first"):
+        a.rti.register_object_instance(cls)
+    with pytest.raises(exc.InvalidLogicalTime):
+        a.rti.time_advance_request(float("nan"))
+    # An update is not waited for: what was wrong with it is raised by the next call, or the one after that, once
+    a.rti.update_attribute_values(4711, {})
+
+    def two_more() -> None:
+        for _ in range(2):
+            a.rti.query_logical_time()
+
+    with pytest.raises(exc.ObjectInstanceNotKnown, match="4711"):
+        two_more()
+    assert a.rti.query_logical_time() == 0.0
+    with pytest.raises(exc.NameNotFound):
+        a.rti.get_object_class_handle("Submarine")
+
+
+def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
+    a, b = join("a"), join("b")
+    for each in (a, b):
+        each.rti.enable_time_regulation(1.0)
+        each.rti.enable_time_constrained()
+        each.until("time_constrained_enabled")
+    for step in range(1, 50):
+        for each in (a, b):
+            each.rti.time_advance_request(step)
+        assert a.until("time_advance_grant") == b.until("time_advance_grant") == ("time_advance_grant", step)
+    assert a.rti.query_galt() == 50.0
+    b.rti.resign_federation_execution()
+    assert a.rti.query_galt() == float("inf")
+
+
+def test_names_federations_and_federates_are_told_apart(
+    federation: Any, served: RtiServer, join: Callable[..., Federate], tmp_path: Path, air: bytes
+) -> None:
+    a = join("a")
+    with pytest.raises(exc.FederateNameAlreadyInUse):
+        join("a")
+    with pytest.raises(exc.FederateAlreadyExecutionMember):
+        a.rti.join_federation_execution("Air")
+    nobody = RTIAmbassador(federation.config)
+    with nobody:
+        with pytest.raises(exc.NotConnected):
+            nobody.join_federation_execution("Air")
+        nobody.connect(Noting())
+        with pytest.raises(exc.FederateNotExecutionMember):
+            nobody.query_logical_time()
+        with pytest.raises(exc.FederationExecutionDoesNotExist, match="Sea"):
+            nobody.join_federation_execution("Sea", timeout=0.3)
+        with pytest.raises(exc.InvalidResignAction):
+            nobody.join_federation_execution("Air", resign_action="explode", timeout=20.0)
+        # When a federate makes another federation execution
+        (tmp_path / "sea.xml").write_bytes(air)
+        nobody.create_federation_execution("Sea", [tmp_path / "sea.xml"])
+        with pytest.raises(exc.FederationExecutionAlreadyExists):
+            nobody.create_federation_execution("Sea", [tmp_path / "sea.xml"])
+        assert nobody.join_federation_execution("Sea", timeout=20.0) == 1
+        assert set(nobody.list_federation_executions()) == {"Air", "Sea"}
+        with pytest.raises(exc.FederatesCurrentlyJoined):
+            nobody.destroy_federation_execution("Sea")
+        nobody.resign_federation_execution()
+        nobody.destroy_federation_execution("Sea")
+    assert served.names() == ("Air",)
+    assert [each["federates"] for each in served.status()["federations"]] == [["a"]]
+
+
+def test_callbacks_are_not_evoked_from_within_a_callback(join: Callable[..., Federate]) -> None:
+    a = join("a")
+    refused = []
+
+    class Nested(FederateAmbassador):
+        def time_regulation_enabled(self, time: float) -> None:
+            with pytest.raises(exc.CallNotAllowedFromWithinCallback):
+                a.rti.evoke_callback()
+            refused.append(time)
+
+    a.rti.connect(Nested())
+    a.rti.enable_time_regulation(1.0)
+    assert a.rti.evoke_callback(20.0) is True
+    assert refused == [0.0]
+    assert a.rti.evoke_multiple_callbacks(0.0, 0.01) is False
+
+
+def save(*federates: Federate, label: str = "L") -> None:
+    federates[0].rti.request_federation_save(label)
+    for each in federates:
+        each.until("initiate_federate_save")
+        each.rti.federate_save_begun()
+        each.rti.federate_save_complete()
+
+
+def test_a_save_outlives_its_rti(
+    federation: Any, served: RtiServer, join: Callable[..., Federate], air: bytes, tmp_path: Path
+) -> None:
+    # Given a saved federation with an aircraft
+    a, b = join("a"), join("b")
+    cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
+    position = a.rti.get_attribute_handle(cls, "position")
+    for each in (a, b):
+        each.rti.publish_object_class_attributes(cls, [position])
+        each.rti.subscribe_object_class_attributes(cls, [position])
+    aircraft = a.rti.register_object_instance(cls, "LH1")
+    save(a, b)
+    for each in (a, b):
+        each.until("federation_saved")
+    # When the RTI is gone; Expect federates to be told, and calls to say so
+    served.stop()
+    assert a.until("connection_lost")[1]
+    with pytest.raises(exc.NotConnected, match="Join again"):
+        a.rti.query_logical_time()
+    # When another one is started over the same folder, and they join in another order
+    again = RtiServer(federation.config, saves=tmp_path / "saves")
+    federation.stack.callback(again.stop)
+    again.start()
+    again.create("Air", [Module("air.xml", air)])
+    for each, name in ((b, "b"), (a, "a")):
+        each.handle = each.rti.join_federation_execution("Air", name, timeout=20.0)
+    a.rti.request_federation_restore("L")
+    for each in (a, b):
+        told = each.until("initiate_federate_restore")
+        each.rti.federate_restore_complete()
+        each.handle = told[3]
+    for each in (a, b):
+        each.until("federation_restored")
+    # Expect the aircraft to be a's, as it was
+    assert (a.handle, b.handle) == (1, 2)
+    assert a.rti.get_object_instance_name(aircraft) == "LH1"
+    a.rti.update_attribute_values(aircraft, {position: b"1"})
+    assert b.until("reflect_attribute_values")[1:3] == (aircraft, ((position, b"1"),))
+
+
+def test_a_save_that_the_disk_does_not_take_has_failed(
+    join: Callable[..., Federate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = join("a")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    save(a)
+    assert a.until("federation_not_saved") == ("federation_not_saved", "L", "STORAGE")
+    monkeypatch.undo()
+    a.rti.request_federation_restore("L")
+    assert a.until("request_federation_restore_failed")[2] == "UNKNOWN_LABEL"
+    save(a)
+    a.until("federation_saved")
+
+
+def test_a_save_that_is_damaged_or_of_another_model_is_left_out(
+    join: Callable[..., Federate], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = join("a")
+    save(a, label="../../etc/passwd")
+    a.until("federation_saved")
+    [path] = (tmp_path / "saves").rglob("*.save")
+    saves = Saves(tmp_path / "saves")
+    assert [label for label, _ in saves.of("Air", a.rti.fom.digest)] == ["../../etc/passwd"]
+    assert saves.of("Air", "another model") == []
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert saves.of("Air", a.rti.fom.digest) == []
+    assert "damaged" in caplog.text
+    assert "with the object model" in caplog.text
+
+
+# -- who dies, hangs, lies ------------------------------------------------------------------------------------------
+
+CHILD = """
+import json, sys, time
+from jbi_pubsub.core.config import effective
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.federate import FederateAmbassador
+rti = RTIAmbassador(effective())
+rti.connect(FederateAmbassador())
+rti.join_federation_execution("Air", "child", timeout=20.0)
+rti.enable_time_regulation(1.0)
+cls = rti.get_object_class_handle("Vehicle.Aircraft")
+rti.publish_object_class_attributes(cls, [rti.get_attribute_handle(cls, "position")])
+rti.register_object_instance(cls, "LH1")
+rti.register_federation_synchronization_point("start")
+print(json.dumps({"ready": True}), flush=True)
+while True:
+    rti.evoke_callback(1.0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_nobody_waits_for_a_federate_that_is_gone(
+    federation: Any, air: bytes, start: Callable[..., Any], eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals,
+) -> None:  # fmt: skip
+    # Given a federate in a process of its own, which holds time, a point and a save
+    server = RtiServer(federation.config, lease=1.0)
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    a = Federate(federation.config, "a")
+    federation.stack.callback(a.rti.disconnect)
+    cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
+    a.rti.subscribe_object_class_attributes(cls, [a.rti.get_attribute_handle(cls, "position")])
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", federation.lookups[0].address)
+    monkeypatch.setenv("JBI_LOOKUP_GROUPS", federation.config.lookup.groups[0])
+    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
+    child = start(script=CHILD)
+    child.fact()
+    a.rti.enable_time_constrained()
+    a.rti.time_advance_request(10.0)
+    a.until("discover_object_instance")
+    a.rti.synchronization_point_achieved("start")
+    a.rti.request_federation_save("L")
+    a.until("initiate_federate_save")
+    a.rti.federate_save_begun()
+    a.rti.federate_save_complete()
+    # When it dies, or hangs
+    os.kill(child.pid, number)
+    # Expect it to be resigned: the save fails, the point is reached, time goes on, its aircraft is gone
+    for name in ("federation_not_saved", "time_advance_grant"):
+        a.until(name)
+    eventually(lambda: server.status()["federations"][0]["federates"] == ["a"])
+    eventually(lambda: server.status()["federations"][0]["objects"] == 0)
+    assert server.status()["federations"][0]["points"] == []
+    if number == signal.SIGSTOP:
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def session(federation: Any, served: RtiServer) -> socket.socket:
+    """A connection of a federate that speaks for itself."""
+    item = served.status()["federations"][0]
+    rti = RTIAmbassador(federation.config)
+    rti.connect(FederateAmbassador())
+    try:
+        found = rti._federation(item["name"], 20.0)
+    finally:
+        rti.disconnect()
+    client = ControlClient(found.proxy, Security(), timeout=20.0)
+    token = client.call("join", str, "Air")
+    client.close()
+    sock = dial(found.proxy, DATA, Security(), 20.0)
+    greet(Line(sock), Hello.of(token))
+    sock.settimeout(20.0)
+    body = msgspec.msgpack.encode([(1, "join_federation_execution", ["ugly", "delete_objects"])])
+    sock.sendall(LENGTH.pack(len(body)) + body)
+    return sock
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("!I", FRAME_MOST + 1),
+        struct.pack("!I", 5) + b"\xc1garb",
+        LENGTH.pack(4) + msgspec.msgpack.encode([[1]])[:1] + b"\x91\x91\x91",
+        LENGTH.pack(len(b := msgspec.msgpack.encode({"a": 1}))) + b,
+        LENGTH.pack(len(b := b"\x91" * 3000 + b"\x90")) + b,
+    ],
+    ids=["too long", "no msgpack", "too few", "a map", "nested"],
+)
+def test_who_sends_rubbish_is_resigned_and_nobody_else_harmed(
+    federation: Any, served: RtiServer, join: Callable[..., Federate], eventually: Callable[..., Any], data: bytes
+) -> None:
+    a = join("a")
+    sock = session(federation, served)
+    eventually(lambda: served.status()["federations"][0]["federates"] == ["a", "ugly"])
+    sock.sendall(data)
+    eventually(lambda: served.status()["federations"][0]["federates"] == ["a"])
+    sock.close()
+    assert a.rti.query_logical_time() == 0.0
+    assert served.status()["faults"] == {}
+
+
+def test_a_token_opens_one_session(federation: Any, served: RtiServer, join: Callable[..., Federate]) -> None:
+    join("a")
+    rti = RTIAmbassador(federation.config)
+    rti.connect(FederateAmbassador())
+    found = rti._federation("Air", 20.0)
+    rti.disconnect()
+    sock = dial(found.proxy, DATA, Security(), 20.0)
+    with pytest.raises(ProtocolError, match="token"):
+        greet(Line(sock), Hello.of("guessed"))
+    sock.close()
+
+
+def test_who_does_not_read_holds_up_those_who_send_to_it_and_then_is_resigned(
+    federation: Any, served: RtiServer, join: Callable[..., Federate], eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # Given a federate that subscribes and never reads, and one that sends more than an RTI keeps
+    monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 1.0)
+    a = join("a")
+    sock = session(federation, served)
+    radio = a.rti.get_interaction_class_handle("Radio")
+    text = a.rti.get_parameter_handle(radio, "text")
+    calls = msgspec.msgpack.encode([(0, "subscribe_interaction_class", [radio])])
+    sock.sendall(LENGTH.pack(len(calls)) + calls)
+    a.rti.publish_interaction_class(radio)
+    sent = threading.Event()
+
+    def send() -> None:
+        for _ in range(200):
+            a.rti.send_interaction(radio, {text: bytes(200_000)})
+        sent.set()
+
+    thread = threading.Thread(target=send, name="sender")
+    thread.start()
+    # Expect the sender to be held up: what waits for the other one is bounded
+    most = 0
+    while not sent.wait(0.01):
+        most = max([most, *(each["unsent"] for each in served.status()["federations"])])
+    thread.join(30.0)
+    # and the other one to be resigned
+    eventually(lambda: served.status()["federations"][0]["federates"] == ["a"])
+    [why] = served.status()["federations"][0]["resigned"]
+    assert "has read nothing" in why
+    assert 0 < most < HIGH_BYTES + 4 * 1024 * 1024
+    sock.close()
+
+
+@pytest.mark.processes
+def test_the_command_serves_a_federation_and_says_what_is_wrong(
+    federation: Any, start: Callable[..., Any], air: bytes, tmp_path: Path
+) -> None:
+    # Given a lookup service; When an RTI is started by its command
+    (tmp_path / "air.xml").write_bytes(air)
+    flags = (
+        "--no-multicast",
+        "--group",
+        federation.config.lookup.groups[0],
+        "--locator",
+        federation.lookups[0].address,
+    )
+    server = start(*flags, "hla", "serve", "--federation", "Air", "--fom", str(tmp_path / "air.xml"), "--json")
+    assert server.fact()["federation"] == "Air"
+    # Expect a federate to join it, and a second one of that name to be refused
+    with ExitStack() as stack:
+        a = Federate(federation.config, "a")
+        stack.callback(a.rti.disconnect)
+        second = start(*flags, "hla", "serve", "--federation", "Air", "--fom", str(tmp_path / "air.xml"))
+        assert second.wait(30.0) == 1
+    server.signal(signal.SIGTERM)
+    assert server.wait(30.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word", "code"),
+    [
+        (["--fom", "missing.xml"], "Give --federation", 2),
+        (["--federation", "Air", "--fom", "missing.xml"], "missing.xml can't be read", 1),
+        (["--federation", "Air", "--fom", __file__], "not well-formed", 1),
+    ],
+)
+def test_a_command_that_can_not_serve_says_why_in_a_line(
+    arguments: list[str], word: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jbi_pubsub.cli.app import run
+
+    assert run(["hla", "serve", *arguments]) == code
+    said = capsys.readouterr()
+    assert word in said.err
+    assert "Traceback" not in said.err
+    assert json.dumps(said.out) == '""'
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith(("rti", "fede"))]
+    assert not [name for name in left if name == "federate-link"]
+
+
+def test_policies_say_who_may_join(federation: Any, air: bytes, tmp_path: Path) -> None:
+    # Given an RTI whose rules let nobody connect
+    from jbi_pubsub.core.config import PolicySection
+    from jbi_pubsub.core.errors import AccessDeniedError
+    from jbi_pubsub.policy.manager import access_of
+
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[access]]\naction = "status"\n')
+    config = msgspec.structs.replace(federation.config, pad=PadSection(port=0), policy=PolicySection(file=str(rules)))
+    server = RtiServer(config, access=access_of(config, "rti"))
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    rti = RTIAmbassador(federation.config)
+    with rti:
+        rti.connect(FederateAmbassador())
+        with pytest.raises(AccessDeniedError):
+            rti.join_federation_execution("Air", timeout=20.0)
+
+
+def test_an_rti_without_a_federation_is_found_and_shown(
+    federation: Any, air: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given an RTI that serves nothing yet
+    from jbi_pubsub.cli.app import run
+
+    server = RtiServer(federation.config)
+    federation.stack.callback(server.stop)
+    server.start()
+    (tmp_path / "air.xml").write_bytes(air)
+    # When a federate has it serve a federation, and joins
+    with RTIAmbassador(federation.config) as rti:
+        rti.connect(FederateAmbassador())
+        rti.create_federation_execution("Air", [tmp_path / "air.xml"], timeout=20.0)
+        rti.join_federation_execution("Air", timeout=20.0)
+        rti.register_federation_synchronization_point("start")
+        # Expect people to see it
+        group, locator = federation.config.lookup.groups[0], federation.lookups[0].address
+        assert run(["--no-multicast", "--group", group, "--locator", locator, "status"]) == 0
+        said = capsys.readouterr().out
+    row = next(line.split("\t") for line in said.splitlines() if line.startswith("Air\t"))
+    assert row[:3] == ["Air", server.address, "1"]
+    assert row[-1] == "point start"
+    assert any(line.startswith("rti\t") for line in said.splitlines())
