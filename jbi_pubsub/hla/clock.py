@@ -167,20 +167,23 @@ def galt_of(bounds: list[tuple[Bound, int]], federate: int) -> Bound:
     return NEVER
 
 
-def is_held_by_another(clock: Clock, federate: int, time: float) -> bool:
-    """Whether a constrained federate that asks for a time (TAR) is granted nothing, and nobody else anything by that:
-    another federate's bound is neither after that time nor after the asker's own bound until now. Of many federates in
-    lockstep all but the last one find another soon."""
+def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) -> bool:
+    """Whether a constrained federate that asks for a time is granted nothing, and nobody else anything by that: another
+    federate's bound is neither beyond what the asker wants nor beyond the asker's own bound until now. Of many
+    federates in lockstep all but the last one find another soon."""
     pace = clock.paces.get(federate, _AT_ZERO)
-    if not pace.is_constrained:
+    if not pace.is_constrained or kind == "FQR":
         return False
-    least = time if pace.lookahead is None else min(time, max(pace.time + pace.lookahead, pace.floor))
+    wanted = min(time, clock.least(federate)) if kind in ("NMR", "NMRA") else time
+    if kind in ("TARA", "NMRA"):  # granted at the bound itself
+        wanted = math.nextafter(wanted, -math.inf)
+    least = wanted if pace.lookahead is None else min(wanted, max(pace.time + pace.lookahead, pace.floor))
     for other, each in clock.paces.items():
         if each.lookahead and other != federate and each.watched is None:
             asked = each.asked
             if asked is None:
                 at = each.time
-            elif asked[0] == "TAR":
+            elif asked[0] in ("TAR", "TARA"):
                 at = asked[1]
             else:
                 continue

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from . import clock, declaration, federation, objects, ownership, timing
 from .exceptions import (
+    FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
     InvalidArgument,
     InvalidLogicalTime,
@@ -262,8 +263,12 @@ def call(model: Model, execution: Execution, federate: int, service: str, *argum
 
 
 def _admit(execution: Execution, federate: int, service: str, is_for: str) -> None:
-    """Raises FederateNotExecutionMember, SaveInProgress, RestoreInProgress, RtiInternalError at a bound."""
-    if (federate not in execution.members.joined) is not (service == JOIN):
+    """Raises FederateNotExecutionMember, FederateAlreadyExecutionMember, SaveInProgress, RestoreInProgress; at a bound
+    RtiInternalError."""
+    is_joined = federate in execution.members.joined
+    if is_joined and service == JOIN:
+        raise FederateAlreadyExecutionMember(f"the federate is joined to {execution.name}", hint="Resign first")
+    if not is_joined and service != JOIN:
         raise FederateNotExecutionMember(
             f"the federate is not joined to {execution.name}", hint="Join, or join again after a resignation"
         )

@@ -151,7 +151,7 @@ def _asked(model: Model, execution: Execution, federate: int, kind: Asked, time:
         )
     execution, told = _released(execution, federate)
     made = pace._replace(asked=(kind, time))
-    if kind == "TAR" and execution.saving.scheduled is None and is_held_by_another(execution.clock, federate, time):
+    if execution.saving.scheduled is None and is_held_by_another(execution.clock, federate, kind, time):
         clock = execution.clock._replace(paces=execution.clock.paces.set(federate, made))
         return Step(execution._replace(clock=clock), None, told)
     step = _with(model, execution, federate, made)

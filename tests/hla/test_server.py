@@ -535,3 +535,41 @@ def test_an_rti_without_a_federation_is_found_and_shown(
     assert row[:3] == ["Air", server.address, "1"]
     assert row[-1] == "point start"
     assert any(line.startswith("rti\t") for line in said.splitlines())
+
+
+def test_federates_speak_tls_where_it_is_set(
+    federation: Any, fixtures: Any, air: bytes, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service and an RTI with certificates
+    pytest.importorskip("cryptography")
+    from certificates import Authority
+
+    authority = Authority(tmp_path)
+    with ExitStack() as stack:
+        config = fixtures.test_config()
+        made = fixtures.Federation(msgspec.structs.replace(config, tls=authority.issue("all")), stack)
+        made.lookup()
+        server = RtiServer(made.config)
+        stack.callback(server.stop)
+        server.start()
+        server.create("Air", [Module("air.xml", air)])
+        a, b = (Federate(made.config, name) for name in "ab")
+        stack.callback(a.rti.disconnect)
+        stack.callback(b.rti.disconnect)
+        radio = a.rti.get_interaction_class_handle("Radio")
+        text = a.rti.get_parameter_handle(radio, "text")
+        a.rti.publish_interaction_class(radio)
+        b.rti.subscribe_interaction_class(radio)
+        # When many small messages and some large ones go both ways at once; Expect all, in order
+        sent = [bytes([n % 256]) * (1 if n % 20 else 300_000) for n in range(200)]
+        for each in sent:
+            a.rti.send_interaction(radio, {text: each})
+        assert [b.until("receive_interaction")[2][0][1] for _ in sent] == sent
+        for each in (a, b):
+            each.rti.enable_time_regulation(1.0)
+            each.rti.enable_time_constrained()
+            each.until("time_constrained_enabled")
+        for step in range(1, 20):
+            for each in (a, b):
+                each.rti.time_advance_request(step)
+            assert a.until("time_advance_grant") == b.until("time_advance_grant") == ("time_advance_grant", step)
