@@ -183,7 +183,7 @@ def test_all_local_managers_have_one_value_and_say_which_version(
         rates = [each["types"].get(TYPE, 0) for each in told] + [each["links"]["satcom"]["used"] for each in told]
         return [bool(number) for number in (own, *rates, *shown)]
 
-    eventually(lambda: seen() == [True] * 4, 10.0, what=seen)
+    eventually(lambda: seen() == [True] * 4, what=seen)
 
 
 STEERED = [
