@@ -112,7 +112,9 @@ def test_what_a_mission_needs_is_so_soon(
     # When images become what matters most, and calls less
     steer("policy.images.importance", "4")
     steer("role.Patrol-1", "patrol")
-    eventually(lambda: pad.status()["qos"]["policy"]["version"] == server.standing.version)
+    eventually(
+        lambda: sorted(each.contract.settings.importance for each in pad.delegate._subscriptions.values()) == [1, 4]
+    )
     publisher.publish(calls, figures.figure_1)
     publisher.flush()
     time.sleep(1.0)
