@@ -86,7 +86,7 @@ def _keeps_to_itself() -> Iterator[None]:
     assert asked == [], f"port {LookupSection().port} was asked: give the configuration of the test its own locators"
 
 
-def eventually(good: Callable[[], T], timeout: float = 30.0, *, what: object = "") -> T:
+def eventually(good: Callable[[], T], timeout: float = 60.0, *, what: object = "") -> T:
     """Wait until `good()` is true, and return it; fail with `what`, or what `what()` says, after `timeout` seconds:
     not of the clock, which goes on when others have the processors, but in turns of 10 ms."""
     for _ in range(round(timeout * 100) + 1):
@@ -178,13 +178,13 @@ class Federation:
 
 def test_config(**sections: Any) -> Config:
     """Loopback, no mDNS, any port, leases that no test outlasts nor any pause of a busy machine."""
-    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=20.0, probe=0.3)
+    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=60.0, probe=0.3)
     return Config(
         lookup=sections.pop("lookup", alone),
         pad=sections.pop("pad", PadSection()),
         lease=sections.pop("lease", LeaseSection(publisher=30.0, subscriber=30.0, lookup=30.0)),
         queue=sections.pop("queue", QueueSection()),
-        mail=sections.pop("mail", MailSection(retries=2, retry_seconds=0.05, timeout=2.0)),
+        mail=sections.pop("mail", MailSection(retries=2, retry_seconds=0.05, timeout=10.0)),
     )
 
 

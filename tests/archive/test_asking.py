@@ -351,7 +351,7 @@ def test_a_worker_that_is_stopped_holds_nobody_up_who_publishes_and_goes_on_wher
         # When objects are published, and something is asked
         started = time.monotonic()
         publish(archive, 600, first=601)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
         late = Reader(archive, asking(after=1_190))
         with pytest.raises(StorageError, match="did not answer within"):
             archive.retain(timeout=0.1)

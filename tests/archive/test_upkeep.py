@@ -376,7 +376,7 @@ def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[...
 
     def deleting(which: int) -> None:
         at = random.randrange(1, position[0] + 2)
-        if archive.delete(asking(after=at - 1, up_to=at), timeout=20):
+        if archive.delete(asking(after=at - 1, up_to=at), timeout=100):
             deleted.add(at)
         time.sleep(0.02)
 
@@ -387,7 +387,7 @@ def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[...
         assert not before & set(positions)
 
     def retaining(which: int) -> None:
-        archive.retain(timeout=30)
+        archive.retain(timeout=100)
         time.sleep(0.1)
 
     work: list[Callable[[int], None]] = [publishing] * 6 + [deleting] * 4 + [asking_all] * 5 + [retaining]
@@ -395,7 +395,7 @@ def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[...
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     # Expect none to fail, and what is there in the end to be what was not deleted
     assert failures == []
     assert found(archive, asking()) == [n for n in range(1, position[0] + 1) if n not in deleted]

@@ -246,7 +246,7 @@ def test_what_may_not_wait_longer_at_home_may_not_on_the_other_side(
     alpha, bravo = two
     mirror()
     subscriber, uid = bravo.subscriber(type_name="Intel_Imagery", bound=100)
-    lasting, passing = alpha.publisher(), alpha.publisher(expiration=0.3)
+    lasting, passing = alpha.publisher(), alpha.publisher(expiration=3.0)
     for each in (lasting, passing):
         publish(*each, figures, 1)
         assert subscriber.receive(uid, 60.0)
@@ -256,8 +256,8 @@ def test_what_may_not_wait_longer_at_home_may_not_on_the_other_side(
         eventually(lambda: subscriber.queue_size(uid) >= 60)
     publish(*lasting, figures, 50)
     eventually(lambda: {each["published"] for each in bravo.pad.status()["registrations"]} == {2, 151})
-    time.sleep(0.5)
-    got = [len(obj.payload) for obj in taken(subscriber, uid, 151, timeout=1.0)]
+    time.sleep(3.5)
+    got = [len(obj.payload) for obj in taken(subscriber, uid, 151, timeout=3.0)]
     # Expect what had waited to be told as expired there as well, and the other one to come
     lost = subscriber.losses(uid)
     assert got.count(50) == 1

@@ -92,7 +92,7 @@ def answering(answer: Callable[[socket.socket], None] | None) -> Iterator[str]:
 
 
 def _another_protocol(sock: socket.socket) -> None:
-    sock.settimeout(5.0)
+    sock.settimeout(60.0)
     sock.recv(PREAMBLE.size)
     sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL + 1, CONTROL))
     sock.shutdown(socket.SHUT_WR)
@@ -103,7 +103,7 @@ def _another_protocol(sock: socket.socket) -> None:
 def _rubbish(sock: socket.socket) -> None:
     sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     sock.shutdown(socket.SHUT_WR)
-    sock.settimeout(5.0)
+    sock.settimeout(60.0)
     while sock.recv(4096):
         pass
 
@@ -459,7 +459,7 @@ def test_the_policy_file(findings: Callable[..., Any], tmp_path: Path) -> None:
 
 def _smtp(*extensions: str) -> Callable[[socket.socket], None]:
     def serve(sock: socket.socket) -> None:
-        sock.settimeout(5.0)
+        sock.settimeout(60.0)
         sock.sendall(b"220 mail.example ESMTP\r\n")
         with sock.makefile("rb") as lines:
             for line in lines:

@@ -22,7 +22,7 @@ from jbi_pubsub.core.renewal import (
     is_term,
 )
 
-LONG = 5.0
+LONG = 30.0
 """Seconds after which a test is given up."""
 
 

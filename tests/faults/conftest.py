@@ -17,7 +17,7 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.join import JoinManager
 
 LEASE = 1.0
-GRACE = 9.0
+GRACE = 39.0
 """Reapers look twice a second; the rest is for a busy machine. The default lease, of a minute, is far longer."""
 
 DATA = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"

@@ -275,7 +275,7 @@ def test_a_delegate_started_again_is_used_again(
             s["uid"] for s in status["subscriptions"]
         ] == [subscription]
 
-    eventually(standing, 5.0, what=lambda: (field.status(again)["sessions"], field.status(again)["subscriptions"]))
+    eventually(standing, what=lambda: (field.status(again)["sessions"], field.status(again)["subscriptions"]))
 
     # Expect that publishing goes on: the new objects and nothing else
     after = [adapter.publish(registration, figures.figure_1) for _ in range(3)]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiosmtpd.controller import Controller
 
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail import dispatcher
 from jbi_pubsub.pad.proxy import fetch_status
 
@@ -21,18 +21,30 @@ TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
 
 @pytest.fixture
-def federation(federation: Any) -> Any:
-    """The federation, whose mail server has a port where nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mail = msgspec.structs.replace(federation.config.mail, port=port, timeout=0.5, retries=1000)
+def held() -> Iterator[socket.socket]:
+    """A port that is nobody else's, where nobody listens yet."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        yield made
+
+
+@pytest.fixture
+def federation(federation: Any, held: socket.socket) -> Any:
+    """The federation, whose mail server has that port."""
+    mail = msgspec.structs.replace(federation.config.mail, port=held.getsockname()[1], timeout=0.5, retries=1000)
     federation.config = msgspec.structs.replace(federation.config, mail=mail)
     return federation
 
 
-class Taking:
-    """A mail server that takes everything."""
+class Late(AnyPort):
+    """A mail server that takes everything, from when it starts on, at a port that was held for it."""
+
+    def __init__(self, held: socket.socket) -> None:
+        super().__init__(self, hostname="127.0.0.1", port=held.getsockname()[1])
+        self._held = held
+
+    def _create_server(self) -> Any:
+        return self.loop.create_server(self._factory_invoker, sock=self._held)
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: ARG002, N802  # aiosmtpd's
         return "250 OK"
@@ -45,7 +57,7 @@ def stderr_of_a_delegate(federation: Any, figures: Any, start: Callable[..., Any
     def begin(*options: str) -> tuple[Any, int]:
         port = federation.config.mail.port
         flags = ("--no-multicast", "--locator", federation.lookups[0].address)
-        mail = ("--set", f"mail.port={port}", "--set", "mail.timeout=0.2", "--set", "mail.retry_seconds=0.05")
+        mail = ("--set", f"mail.port={port}", "--set", "mail.timeout=0.5", "--set", "mail.retry_seconds=0.05")
         pad = start(*flags, *mail, "pad", "alpha", "rome", "--drain", "0.3", *options, "--json")
         pad.fact()
         subscriber, publisher = federation.subscriber(), federation.light()
@@ -100,6 +112,7 @@ def test_mail_from_before_is_said_when_the_delegate_starts_and_not_when_it_has_g
     federation: Any,
     eventually: Callable[..., Any],
     tmp_path: Path,
+    held: socket.socket,
 ) -> None:
     # Given mail in a delegate's state that a SIGTERM has left there
     state = str(tmp_path / "state.db")
@@ -109,7 +122,7 @@ def test_mail_from_before_is_said_when_the_delegate_starts_and_not_when_it_has_g
     assert pad.wait() == 0
     assert f"jbi: 3 mails waited in {state}.mails, to go out after the next start" in pad.stderr()
     # When the delegate starts again, and the mail server with it; Expect the mail to be said, and to go out
-    controller = Controller(Taking(), hostname="127.0.0.1", port=port)
+    controller = Late(held)
     controller.start()
     at = ("--no-multicast", "--locator", federation.lookups[0].address, "--set", f"mail.port={port}")
     again = start(*at, "pad", "alpha", "rome", "--state", state, "--drain", "0.3", "--json")
@@ -147,8 +160,9 @@ def test_a_mail_server_that_stays_away_is_said_again_from_time_to_time_while_mai
 
 
 def test_a_mail_server_that_comes_back_is_said(
-    publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+    publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture,
+    held: socket.socket,
+) -> None:  # fmt: skip
     # Given mail that waits for a server that is away
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
@@ -157,7 +171,7 @@ def test_a_mail_server_that_comes_back_is_said(
     publishing.publish(registration, figures.figure_1)
     eventually(lambda: publishing.status()["mail"]["away"])
     # When it is there; Expect the mail to go out, and both to be said
-    controller = Controller(Taking(), hostname="127.0.0.1", port=federation.config.mail.port)
+    controller = Late(held)
     controller.start()
     eventually(lambda: publishing.status()["mailed"] == 1)
     eventually(lambda: publishing.status()["mail"]["away"] == "")

@@ -98,7 +98,7 @@ class Peer:
             except OSError:  # closed
                 return
             with sock, contextlib.suppress(OSError, struct.error):
-                sock.settimeout(5.0)
+                sock.settimeout(60.0)
                 sock.recv(PREAMBLE.size, socket.MSG_WAITALL)
                 length, _ = struct.unpack("!LB", sock.recv(5, socket.MSG_WAITALL))
                 number, _ = brine.load(sock.recv(length + 1, socket.MSG_WAITALL)[1:-1])

@@ -49,7 +49,7 @@ def echo() -> Iterator[str]:
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    accepting.join(5.0)
+    accepting.join(60.0)
 
 
 @pytest.fixture

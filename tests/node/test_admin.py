@@ -341,7 +341,7 @@ def test_errors_of_the_platform_reach_syslog(own_log: Callable[..., NodeLog], tm
     # Given a syslog of this host
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
         syslog.bind(str(tmp_path / "log"))
-        syslog.settimeout(10.0)
+        syslog.settimeout(60.0)
         own_log(syslog=str(tmp_path / "log"))
         # When a warning and an error are logged, expect the error there, as RFC 3164 has it
         log.warning("not worth it")

@@ -251,7 +251,7 @@ def test_who_closes_a_session_while_somebody_delivers_to_it_ends_both_in_order(
     gate.set()
     delivering.join(60.0)
     assert not delivering.is_alive()
-    theirs.settimeout(10.0)
+    theirs.settimeout(60.0)
     while theirs.recv(1000):
         pass
     assert (subscription.matched, subscription.delivered) == (1, 0)

@@ -323,7 +323,7 @@ def test_a_query_may_be_cancelled_at_any_point(place: Asking, after: int) -> Non
 
 def test_a_query_that_takes_too_long_ends_by_the_clock(place: Asking, keeping: MemoryKeeping) -> None:
     keeping.may_answer.clear()
-    opened = place.ask(timeout=0.1)
+    opened = place.ask(timeout=2.0)
     assert place.history.progress(place.session_id, opened.number).state == "running"
     assert place.answer(opened) == []
     assert place.finished[opened.number].state == "timed_out"

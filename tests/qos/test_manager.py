@@ -311,11 +311,11 @@ def test_shares_follow_what_is_wanted_and_what_goes_stays_within_the_rate(
         return found
 
     # When one of them has more to send than goes, expect it to have all but what the other one starts with
-    for _ in range(120):
+    for _ in range(480):
         publisher.publish(registrations[0], figures.figure_1, bytes(5_000))
     eventually(lambda: limits() == [95_000, 5_000], what=limits)
     # When the other one has as well
-    for _ in range(60):
+    for _ in range(240):
         publisher.publish(registrations[1], figures.figure_1, bytes(5_000))
     eventually(lambda: limits() == [50_000, 50_000], what=limits)
     # Expect what went to have been within the rate

@@ -173,6 +173,23 @@ def watched(data: Path, out: Path, spark: SparkSession, batches: int) -> Watch:
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
+def test_it_is_not_idle_before_it_has_looked(data: Path, tmp_path: Path, spark: SparkSession) -> None:
+    watch = Watch(tmp_path / "out", Settings(folder=str(data), window=10, delay=20), lambda: CONTRACTS)
+    # Given Spark, which takes an hour to begin
+    watch.changed -= 3600
+    idle: list[float] = []
+
+    def turn() -> bool:
+        idle.append(time.monotonic() - watch.changed)
+        return False
+
+    watch.run(spark, 0.1, turn)
+    # Expect that hour not to be one in which nothing came
+    assert [seconds < 1800 for seconds in idle] == [True]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_a_watch_that_was_killed_goes_on_and_counts_nothing_twice(
     data: Path, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -433,7 +433,7 @@ def test_what_waits_is_taken_while_others_hold_the_queue(process: Process) -> No
     taken: list[InfoObject | None] = []
     taking = threading.Thread(target=lambda: taken.extend([subscription.take(10.0), subscription.take(10.0)]))
     taking.start()
-    taking.join(5.0)
+    taking.join(60.0)
     assert [obj.platform.sequence for obj in taken if obj is not None] == [1, 2]
     gate.set()
     holding.join()

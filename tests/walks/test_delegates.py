@@ -133,7 +133,7 @@ def test_the_examples_run(
     process_settings()
     run = "import runpy; runpy.run_path({!r}, run_name='__main__')"
     subscriber = start(script=run.format(str(EXAMPLES / "subscriber.py")))
-    eventually(lambda: pad.status()["subscriptions"], 20.0, what="the example subscriber stands at the delegate")
+    eventually(lambda: pad.status()["subscriptions"], what="the example subscriber stands at the delegate")
     # When the example publisher runs
     publisher = start(script=run.format(str(EXAMPLES / "publisher.py")))
     assert publisher.wait(60.0) == 0, publisher.stderr()

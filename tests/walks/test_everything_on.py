@@ -143,7 +143,7 @@ class Deployment:
         self.rules = folder / "policy.toml"
         self.rules.write_text(RULES)
         self.mail: dict[str, object] = {}
-        lease = LeaseSection(publisher=1.0, subscriber=2.0, lookup=1.0)
+        lease = LeaseSection(publisher=4.0, subscriber=4.0, lookup=4.0)
         self._config = msgspec.structs.replace(config, policy=PolicySection(file=str(self.rules)), lease=lease)
         self.address = self.server("lookup", "lookup", "--ephemeral").fact()["address"]
         lookup = msgspec.structs.replace(self._config.lookup, locators=(self.address,))

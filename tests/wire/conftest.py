@@ -16,13 +16,14 @@ from rpyc.core.stream import SocketStream
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import CONTROL, MAGIC, PREAMBLE, Caller, Endpoint, Security
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
+from tests.conftest import eventually
 
 
 class Attacker:
     """A peer that may send anything: bytes, rpyc frames, rpyc requests."""
 
     def __init__(self, port: int, *, preamble: bytes = PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL)) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=5.0)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=60.0)
         self.sock.sendall(preamble)
         self.channel = Channel(SocketStream(self.sock), compress=False)
         self._sequence = 0
@@ -39,8 +40,8 @@ class Attacker:
         return data[0], brine.load(data[1:])[1]
 
     def is_disconnected(self) -> bool:
-        """Whether the server closes the connection, within five seconds and without a further byte."""
-        self.sock.settimeout(5.0)
+        """Whether the server closes the connection, soon and without a further byte."""
+        self.sock.settimeout(60.0)
         try:
             return self.sock.recv(1) == b""
         except ConnectionError:
@@ -87,7 +88,7 @@ class Served:
         )
 
     def _data(self, sock: socket.socket, _caller: Caller) -> None:
-        sock.settimeout(5.0)
+        sock.settimeout(60.0)
         while data := sock.recv(1024):
             sock.sendall(data)
 
@@ -121,4 +122,4 @@ def serve() -> Iterator[Callable[..., Served]]:
             return served
 
         yield begin
-    assert set(threading.enumerate()) <= before
+    eventually(lambda: set(threading.enumerate()) <= before, what=threading.enumerate)

@@ -47,7 +47,7 @@ def test_a_client_of_another_protocol_is_told_our_number(
     # Given a client of a version that speaks another number
     security = Security(identity(tmp_path)) if secure else Security()
     served = serve(security)
-    with socket.create_connection(("127.0.0.1", served.endpoint.port), timeout=5.0) as raw:
+    with socket.create_connection(("127.0.0.1", served.endpoint.port), timeout=60.0) as raw:
         sock = security.tls.client_context().wrap_socket(raw) if security.tls else raw
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL - 1, CONTROL))
         # Expect our number and the end, and both numbers in the log of whoever runs the server
@@ -104,7 +104,7 @@ def test_a_client_silent_in_its_tls_handshake_does_not_outlive_the_server(
         served.endpoint.stop()
 
         # Expect the connection to be over on both sides (that its thread is, `serve` looks)
-        client.settimeout(5.0)
+        client.settimeout(60.0)
         assert client.recv(1) == b""
     assert served.endpoint.connections == 0
 
@@ -160,7 +160,7 @@ def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server
         for sock in kept:
             sock.sendall(b"still here")
         for client in (first, second):
-            client.settimeout(5.0)
+            client.settimeout(60.0)
             assert client.recv(100) == b"still here"
 
         # When one is closed by whoever has it, expect it to count no more
@@ -231,6 +231,6 @@ def test_closing_a_client_ends_the_call_of_another_thread_and_nothing_else(
     while len(served.echo.callers) < close_after:
         pass
     client.close()
-    caller.join(5.0)
+    caller.join(60.0)
     # Expect the other thread to be told, by our error
     assert [type(exc) for exc in ended] == [WireError]

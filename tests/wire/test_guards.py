@@ -312,7 +312,7 @@ def _meet(sender: Sender, receiver: Receiver, until: Callable[[], bool]) -> None
     for line in lines:
         line.shut()
     for end in ends:
-        end.join(5.0)
+        end.join(60.0)
     ours.close()
     theirs.close()
 

@@ -312,7 +312,7 @@ def test_acknowledging_what_was_never_sent_is_refused(position: int) -> None:
 
     # When more is acknowledged
     line.send(ACK, [position.to_bytes(8, "big")])
-    end.join(5.0)
+    end.join(60.0)
 
     # Expect the line to end as a breach of the protocol, and what was sent to be kept
     assert [type(exc) for exc in refused] == [ProtocolError]
@@ -357,7 +357,7 @@ def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> No
 
     # When a batch comes that breaks the rules
     Line(theirs).send(ITEMS, body)
-    end.join(5.0)
+    end.join(60.0)
 
     # Expect a breach of the protocol, nothing handed on, and the position as before
     assert [type(exc) for exc in refused] == [ProtocolError]
