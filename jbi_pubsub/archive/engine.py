@@ -204,6 +204,7 @@ class Archive:
         with self._lock:
             before = self._log.room
             try:
+                self._check_folder()
                 self._log.append([(position, parcel.parts) for position, parcel in run], received)
             except StorageError as exc:
                 self._look_at_disk()
@@ -742,7 +743,7 @@ class Archive:
 
     def _look_at_disk(self) -> None:
         try:
-            found = os.statvfs(self.folder.path)
+            found = self.folder.look()
         except OSError as exc:  # it is gone, or its disk
             self._spare, self._lost_folder = 0, f"it can't be looked at: {exc.strerror}"
             return

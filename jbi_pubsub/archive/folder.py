@@ -68,6 +68,13 @@ class Folder:
         """The locked file. A helper process that inherits it keeps others away as long as it lives."""
         return self._fd
 
+    def look(self) -> os.statvfs_result:
+        """What its disk has left. Raises OSError: it is gone, or another one is in its place."""
+        found = os.statvfs(self.path)
+        if not os.path.samestat(os.stat(self.path / LOCK), os.fstat(self._fd)):
+            raise OSError(errno.ESTALE, "another folder is in its place")
+        return found
+
     def close(self) -> None:
         """Let others have it."""
         if self._fd >= 0:

@@ -100,7 +100,7 @@ class DuckIndex:
         self._types: dict[tuple[str, str], Held] = {}
         self._registrations: dict[str, int] = {}
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)  # an archive's that was taken away is not made again
         except OSError as exc:
             raise StorageError(f"{folder} can't be made: {exc.strerror}", path=str(folder)) from exc
         self._open(end)
