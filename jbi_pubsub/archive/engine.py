@@ -14,7 +14,6 @@ import importlib.util
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter, deque

@@ -71,7 +71,7 @@ class Folder:
     def look(self) -> os.statvfs_result:
         """What its disk has left. Raises OSError: it is gone, or another one is in its place."""
         found = os.statvfs(self.path)
-        if not os.path.samestat(os.stat(self.path / LOCK), os.fstat(self._fd)):
+        if not os.path.samestat((self.path / LOCK).stat(), os.fstat(self._fd)):
             raise OSError(errno.ESTALE, "another folder is in its place")
         return found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -23,6 +25,7 @@ from jbi_pubsub.core.config import LookupSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
+from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -163,6 +166,27 @@ def test_another_certificate_than_the_pinned_one_is_refused(
     with pytest.raises(ProtocolError, match="certificate"):
         dial(pinned, plane, security, 5.0)
     dial(served.ref, plane, security, 5.0).close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_connection_that_is_reset_before_the_handshake_is_closed_and_told(
+    ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython's `wrap_socket` of a socket that was reset meanwhile raises, and nobody has that socket."""
+    # Given a server that resets a connection as soon as it has it
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset(_sock: socket.socket, _idle: int) -> None:  # between connecting and the handshake
+            taken, _ = server.accept()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            taken.close()
+
+        monkeypatch.setattr("jbi_pubsub.core.wire.endpoint._tune", reset)
+        ref = ServiceRef("", "echo", (f"127.0.0.1:{server.getsockname()[1]}",))
+        # Expect our error, and no socket that is left open
+        with pytest.raises(WireError, match="reset"):
+            dial(ref, DATA, Security(ours.identity("client.example")), 10.0)
+        gc.collect()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "host.example"])

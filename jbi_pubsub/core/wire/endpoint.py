@@ -243,7 +243,7 @@ def _dial(
     except ConfigurationError as exc:
         raise ProtocolError(f"a service is said to be at {endpoint[:MAX_HOST]!r}, which is no host:port") from exc
     try:
-        sock = _connect(host, port, timeout, window)
+        sock = _connect(host, port, timeout, window, security.tls.client_context() if security.tls else None)
     except TimeoutError as exc:
         raise WireTimeoutError(f"no answer from {endpoint} within {timeout:g} s", endpoint=endpoint) from exc
     except (OSError, UnicodeError) as exc:
@@ -251,11 +251,10 @@ def _dial(
         raise WireError(f"can't reach {endpoint}: {why}", endpoint=endpoint) from exc
     try:
         _tune(sock, WAITING_SECONDS if plane == DATA else IDLE_SECONDS)
-        if security.tls:
-            secured = security.tls.client_context().wrap_socket(sock)
-            sock = secured
-            security.tls.watch(secured)
-            check_server(secured, endpoint, host, certificate, security.tls.server_names)
+        if security.tls and isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+            security.tls.watch(sock)
+            check_server(sock, endpoint, host, certificate, security.tls.server_names)
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except WireError:
         sock.close()
@@ -266,15 +265,17 @@ def _dial(
     return sock
 
 
-def _connect(host: str, port: int, timeout: float, window: int) -> socket.socket:
+def _connect(host: str, port: int, timeout: float, window: int, context: ssl.SSLContext | None) -> socket.socket:
     """To the first address that answers, within `timeout` seconds for all of them, with buffers set before: a window
-    that was offered is not taken back (RFC 9293, section 3.8.6)."""
+    that was offered is not taken back (RFC 9293, section 3.8.6). With a `context` TLS's, before the handshake."""
     failure = OSError(f"{host} has no address")
     deadline = time.monotonic() + timeout
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         if (left := deadline - time.monotonic()) <= 0:
             break
         sock = socket.socket(family, kind, protocol)
+        if context is not None:  # not once it is connected: what a peer resets just then, `ssl` leaves open
+            sock = context.wrap_socket(sock, do_handshake_on_connect=False)
         try:
             for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF) if window else ():
                 sock.setsockopt(socket.SOL_SOCKET, buffer, window)
@@ -590,6 +591,7 @@ class Endpoint:
         with self._lock:
             if self._stopping or raw not in self._open:
                 raise WireError("stopping")
+            raw.getpeername()  # raises OSError: a peer that has reset it already; `ssl` would leave that open
             secured = context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
             self._open[secured] = self._open.pop(raw)
         return secured
