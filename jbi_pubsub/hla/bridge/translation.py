@@ -26,9 +26,9 @@ from immutables import Map
 from jbi_pubsub.bridge import elements
 from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
-
 from jbi_pubsub.hla.datatypes import DataType, Types
 from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, Fom, Member
+
 from .rules import ClassRule, ElementRule, InteractionRule, Rest, Way
 
 Values = tuple[tuple[int, bytes], ...]
@@ -58,6 +58,8 @@ class Mapped(NamedTuple):
 
     target: int
     change: Change | None = None
+    says: str = ""
+    """What the change is, for people."""
 
 
 class Course(NamedTuple):
@@ -301,7 +303,9 @@ class _Compiling:
         return found
 
     def _mapped(self, cls: Class, handle: int, there: Class, rest: Rest) -> Mapped | None:
-        """None: it does not go."""
+        """None: it does not go. The right to delete goes with its class."""
+        if self._member == "attribute" and handle == self._here.fom.privilege:
+            return Mapped(self._there.fom.privilege)
         rule = next((self._by_member[each, handle] for each in cls.above if (each, handle) in self._by_member), None)
         if (rule is None and rest == "hide") or (rule is not None and rule.hide):
             return None
@@ -315,12 +319,13 @@ class _Compiling:
             why = f"{member.name}: {there.name} of side {self._there.name} has no {self._member} {name[:200]!r}"
             raise self._wrong(cls.name, why, _meant(name, sorted(known)))
         try:
-            return Mapped(target, self._change(rule or ElementRule(), member, self._members_there[target - 1]))
+            change, says = self._change(rule or ElementRule(), member, self._members_there[target - 1])
         except JbiError as exc:
             hint = f"{exc.hint}. Or leave it out: {self._member}.{member.name} = {{ hide = true }}"
             raise self._wrong(cls.name, f"{member.name}: {exc.message}", hint.removeprefix(". ")) from exc
+        return Mapped(target, change, says)
 
-    def _change(self, rule: ElementRule, here: Member, there: Member) -> Change | None:
+    def _change(self, rule: ElementRule, here: Member, there: Member) -> tuple[Change | None, str]:
         types = (rule.type, rule.type) if isinstance(rule.type, str) else rule.type
         source = _type_of(types[0], self._here.types, here)
         target = _type_of(types[1], self._there.types, there)
@@ -328,7 +333,8 @@ class _Compiling:
         if not unit and source and target and source.unit and target.unit and rule.table is None:
             unit = (source.unit, target.unit)
         said = elements.ElementRule(unit, rule.step, rule.origin, rule.length, rule.table)
-        return change_of(said, _codec(source), _codec(target))
+        change = change_of(said, _codec(source), _codec(target))
+        return change, _says(said, change) if change is not None else ""
 
     def _wrong(self, name: str, why: str, hint: str) -> ConfigurationError:
         return ConfigurationError(f"{self._kind} {name[:200]} of side {self._here.name} {why}", hint=hint)
@@ -343,6 +349,20 @@ def _type_of(name: str, types: Types, member: Member) -> DataType | None:
     if not name:
         return types.get(member.data_type)
     return types.get(name) or DataType(codec_of(name))
+
+
+def _says(rule: elements.ElementRule, change: Change) -> str:
+    """What a change is: units, encodings, what is left."""
+    parts = [" to ".join(rule.unit)] if change.line is not None else []
+    if change.source.form != change.target.form:
+        parts.append(f"{change.source.name} to {change.target.name}")
+    if rule.step is not None:
+        parts.append(f"steps of {rule.step:g}" + (f" from {rule.origin:g}" if rule.origin else ""))
+    if rule.length is not None:
+        parts.append(f"{rule.length} characters")
+    if rule.table is not None:
+        parts.append("by a table: " + ", ".join(f"{key} is {value}" for key, value in sorted(rule.table.items())))
+    return "; ".join(parts)
 
 
 def _codec(found: DataType | None) -> Codec | None:
