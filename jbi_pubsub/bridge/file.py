@@ -1,5 +1,9 @@
 """The file of a bridge: its sides, its directions, and what is done to objects on their way. What can't be used is told
-before anything is opened."""
+before anything is opened.
+
+A bridge between systems that are no platforms, whose sides are both of some other kind, is the plug-in `bridge.KIND`:
+called with path and document of the file, it gives a `Described`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.config import Config, load
 from jbi_pubsub.core.errors import ConfigurationError, PredicateError, SchemaError
+from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.pad.subscription import PLATFORM_NAME
@@ -28,20 +33,29 @@ NAME_MOST: Final = 48
 """Characters of a bridge's name: a random end makes it the id of one process."""
 
 
+_OF_ELEMENTS: Final = frozenset(("unit", "step", "origin", "length", "table", "attribute", "parameter", "hide"))
+"""Keys of what is done to values."""
+
+
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file."""
 
 
-class JbiSide(_Part, frozen=True):
-    """`[side.NAME]` of kind "jbi": the settings of this process count, but for what is said here."""
+class Place(_Part, frozen=True):
+    """Where a side is: the settings of this process count, but for what is said here."""
 
-    kind: str = "jbi"
     config: str = ""
     """Another configuration file for this side, from this file's folder."""
     locators: tuple[str, ...] = ()
     """Its lookup services, HOST:PORT: then it is not looked for others by mDNS."""
     groups: tuple[str, ...] = ()
     """Their groups."""
+
+
+class JbiSide(Place, frozen=True):
+    """`[side.NAME]` of kind "jbi"."""
+
+    kind: str = "jbi"
     delegate: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
     """Name and location of the delegate that takes what comes from the other side; () for any."""
 
@@ -76,21 +90,132 @@ class BridgeFile(_Part, frozen=True):
         return self.direction or (Way(one, other), Way(other, one))
 
 
+class Told(NamedTuple):
+    """A table of what a bridge does, for people."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+class Explained(NamedTuple):
+    """What a bridge does."""
+
+    plain: dict[str, Any]
+    """Plain data."""
+    tables: tuple[Told, ...]
+
+
+class Running(Protocol):
+    """A bridge; whoever opens it closes it."""
+
+    def start(self) -> None:
+        """Begin. Raises JbiError."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data; "directions" are dicts with "from", "to", "relayed", "filtered", "lost"."""
+        ...
+
+    def close(self) -> None:
+        """Leave in order."""
+        ...
+
+
+class Described(Protocol):
+    """A bridge as its file describes it."""
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    def check(self, base: Config) -> None:
+        """As far as that can be said without opening anything. Raises ConfigurationError."""
+        ...
+
+    def explained(self, type_name: str | None) -> Explained:
+        """What it does, with one type or with all. Raises ConfigurationError."""
+        ...
+
+    def opened(self, base: Config) -> Running:
+        """Not started yet; nobody need be there. Raises JbiError."""
+        ...
+
+
+def described(path: Path) -> Described:
+    """What a file describes. Raises ConfigurationError, which names file and key."""
+    document = parsed(path)
+    sides = document.get("side")
+    for side in sides.values() if isinstance(sides, dict) else ():
+        kind = side.get("kind") if isinstance(side, dict) else None
+        made = plugins.find("bridge", kind) if isinstance(kind, str) else None
+        if made is not None:
+            found: Described = made(path, document)
+            return found
+    return Platforms(path, read(path))
+
+
 def read(path: Path) -> BridgeFile:
-    """Raises ConfigurationError, which names file and key."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        if isinstance(exc, RecursionError):
-            reason = "too many brackets within each other"
-        raise ConfigurationError(f"bridge file {path}: {reason}", hint="See docs/bridge.md for one") from exc
+    """Of a bridge between platforms. Raises ConfigurationError, which names file and key."""
+    document = parsed(path)
     try:
         file = converted(document, BridgeFile)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise ConfigurationError(f"bridge file {path}: {exc}", hint=_nearest(document)) from exc
     _check(path, file)
     return file
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """Raises ConfigurationError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        if isinstance(exc, RecursionError):
+            reason = "too many brackets within each other"
+        raise ConfigurationError(f"bridge file {path}: {reason}", hint="See docs/bridge.md for one") from exc
+
+
+class Platforms(NamedTuple):
+    """A bridge between platforms (see Described)."""
+
+    path: Path
+    file: BridgeFile
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.file.side)
+
+    def check(self, base: Config) -> None:
+        """Raises ConfigurationError."""
+        check_sides(self.path, self.file, base)
+
+    def explained(self, type_name: str | None) -> Explained:
+        """What becomes of types."""
+        rows = [row for way in self.file.ways for row in self._rows(way, type_name)]
+        names = ("from", "to", "types", "where", "name")
+        plain = {"name": self.file.name, "directions": [dict(zip(names, row, strict=True)) for row in rows]}
+        return Explained(plain, (Told("", ("from", "to", "types", "only where", "called there"), rows),))
+
+    def _rows(self, way: Way, type_name: str | None) -> list[tuple[str, ...]]:
+        ends = way.source, way.target
+        if type_name is not None:
+            transformation = transformation_of(self.path, way)
+            type_ = TypeName(type_name)
+            if not transformation.wants(type_):
+                return [(*ends, "does not go", "", "")]
+            rule = transformation.rule_of(type_name)
+            return [(*ends, type_name, rule.where if rule else "", transformation.named(type_).name)]
+        rows = [(*ends, " ".join(rule.types), rule.where, rule.name) for rule in way.rule]
+        without = f", without {' '.join(way.without)}" if way.without else ""
+        return [*rows, (*ends, f"{' '.join(way.types)}{without}", "", "")]
+
+    def opened(self, base: Config) -> Mirror:
+        """See `opened`."""
+        return opened(self.path, self.file, base)
 
 
 def _check(path: Path, file: BridgeFile) -> None:
@@ -188,7 +313,7 @@ def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:
 
 
 def _unknown_kind(path: Path, name: str, kind: str) -> ConfigurationError:
-    known = ("jbi", "mqtt", *plugins.names("platform"))
+    known = ("jbi", "mqtt", *plugins.names("bridge"), *plugins.names("platform"))
     near = difflib.get_close_matches(kind, known, n=1)
     return ConfigurationError(
         f"bridge file {path}: side.{name} is of kind {kind[:64]!r}, which there is not",
@@ -206,7 +331,7 @@ def _table(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> 
         ) from exc
 
 
-def settings_of(path: Path, name: str, side: JbiSide, base: Config) -> Config:
+def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
     """Those of a side. Raises ConfigurationError."""
     own: dict[str, Any] = {"groups": side.groups} if side.groups else {}
     if side.locators:
@@ -244,5 +369,7 @@ def _nearest(document: Mapping[str, Any]) -> str:
 
 def _near(table: Mapping[str, Any], known: list[str]) -> str:
     wrong = next((key for key in table if key not in known), None)
+    if wrong in _OF_ELEMENTS:
+        return f"Metadata are never modified: {wrong} is for sides of kind hla alone. A rule has {', '.join(known)}"
     near = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
     return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}" if wrong is not None else ""

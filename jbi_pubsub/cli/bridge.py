@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import click
 
@@ -14,8 +14,8 @@ from .servers import stop_on_signal, wait_for
 from .settings import Settings, json_option, pass_settings
 from .show import Column, show_json, show_table
 
-if TYPE_CHECKING:
-    from jbi_pubsub.bridge.file import Way
+_LONG: Final = frozenset(("types", "only where", "what is done", "meaning"))
+"""Columns that are cut when there is no room."""
 
 
 class BridgeCommands(NearNames):
@@ -52,15 +52,15 @@ def run(settings: Settings, file: Path, as_json: bool) -> None:
     jbi bridge bridge.toml
     jbi --config jbi.toml bridge bridge.toml --json
     """
-    from jbi_pubsub.bridge.file import opened, read  # here: `jbi --help` starts faster without
+    from jbi_pubsub.bridge.file import described  # here: `jbi --help` starts faster without
 
-    read_file = read(file)
+    found = described(file)
     stop = stop_on_signal()
-    mirror = opened(file, read_file, settings.load())
+    mirror = found.opened(settings.load())
     try:
         mirror.start()
-        sides = " and ".join(read_file.side)
-        click.echo(json.dumps({"ready": "bridge", "sides": list(read_file.side)}) if as_json else f"bridge of {sides}")
+        sides = " and ".join(found.sides)
+        click.echo(json.dumps({"ready": "bridge", "sides": list(found.sides)}) if as_json else f"bridge of {sides}")
         sys.stdout.flush()
         wait_for(stop)
         status = mirror.status()
@@ -86,32 +86,15 @@ def check(settings: Settings, file: Path, type_name: str | None, as_json: bool) 
     jbi bridge check bridge.toml
     jbi bridge check bridge.toml --type mil.example.Track
     """
-    from jbi_pubsub.bridge.file import check_sides, read  # as above
+    from jbi_pubsub.bridge.file import described  # as above
 
-    read_file = read(file)
-    check_sides(file, read_file, settings.load())
-    rows = [row for way in read_file.ways for row in _rows(file, way, type_name)]
+    found = described(file)
+    found.check(settings.load())
+    explained = found.explained(type_name)
     if as_json:
-        names = ("from", "to", "types", "where", "name")
-        show_json({"name": read_file.name, "directions": [dict(zip(names, row, strict=True)) for row in rows]})
+        show_json(explained.plain)
         return
-    columns = ("from", "to", "types", "only where", "called there")
-    show_table([Column(name, long=name in ("types", "only where")) for name in columns], rows)
-
-
-def _rows(file: Path, way: Way, type_name: str | None) -> list[tuple[str, ...]]:
-    """What a direction does, with a type or with all."""
-    from jbi_pubsub.bridge.file import transformation_of  # as above
-    from jbi_pubsub.core.info_object import TypeName
-
-    ends = way.source, way.target
-    if type_name is not None:
-        transformation = transformation_of(file, way)
-        type_ = TypeName(type_name)
-        if not transformation.wants(type_):
-            return [(*ends, "does not go", "", "")]
-        rule = transformation.rule_of(type_name)
-        return [(*ends, type_name, rule.where if rule else "", transformation.named(type_).name)]
-    rows = [(*ends, " ".join(rule.types), rule.where, rule.name) for rule in way.rule]
-    without = f", without {' '.join(way.without)}" if way.without else ""
-    return [*rows, (*ends, f"{' '.join(way.types)}{without}", "", "")]
+    for number, table in enumerate(explained.tables):
+        if table.title:
+            click.echo(f"{'' if not number else chr(10)}{table.title}")
+        show_table([Column(name, long=name in _LONG) for name in table.columns], table.rows)

@@ -31,6 +31,7 @@ def hla() -> None:
     help="After which a silent federate is resigned.",
 )  # fmt: skip
 @click.option("--one-at-a-time", is_flag=True, help="One synchronization point at a time.")
+@click.option("--adds", is_flag=True, help="Have services for bridges that the standard does not have.")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
 @json_option
@@ -42,6 +43,7 @@ def serve(
     saves: Path | None,
     lease: float,
     one_at_a_time: bool,
+    adds: bool,
     host: str | None,
     port: int | None,
     as_json: bool,
@@ -71,7 +73,7 @@ def serve(
     try:
         server.start()
         if federation:
-            server.create(federation, parts, Options(one_at_a_time=one_at_a_time))
+            server.create(federation, parts, Options(one_at_a_time=one_at_a_time, adds=adds))
         facts = {"ready": "rti", "address": server.address, "federation": federation or ""}
         text = f"RTI at {server.address}" + (f", serves {federation}" if federation else ", serves no federation yet")
         click.echo(json.dumps(facts) if as_json else text)

@@ -7,9 +7,10 @@
 Kinds (`KINDS`): `language`, a predicate language (`core.xpath.register_language` says what it is); `transport`, a way
 to connect (`core.wire.transport`); `types`, where a type repository is kept (`codegen.types.catalogue`); `store`, where
 objects are kept (`pad.keeping`); `access`, who may do what (`core.access`); `platform`, a side of a bridge
-(`bridge.platform`). Whoever installs a distribution trusts it; what a
-peer names is only looked for among what is installed. One that can't be loaded is told in the log, once, and counts as
-not there.
+(`bridge.platform`); `bridge`, a bridge whose sides are both of a kind (`bridge.file.Described`). Those of this
+distribution that rooms below must not import stand in `BUILT_IN`, and are no entry points. Whoever installs a
+distribution trusts it; what a peer names is only looked for among what is installed. One that can't be loaded is told
+in the log, once, and counts as not there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("jbi_pubsub.plugins")
 
 GROUP: Final = "jbi_pubsub.plugins"
-KINDS: Final = ("access", "language", "platform", "store", "transport", "types")
+KINDS: Final = ("access", "bridge", "language", "platform", "store", "transport", "types")
+
+BUILT_IN: Final = {"bridge.hla": "jbi_pubsub.hla.bridge.file:described"}
+"""Name and MODULE:ATTRIBUTE."""
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -64,9 +68,9 @@ def named(kind: str, place: str, *, key: str, does: str) -> tuple[Callable[..., 
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, EntryPoint]:
     """Read once: it looks at every distribution."""
-    from importlib.metadata import entry_points  # loads `email`, for who may never ask
+    from importlib.metadata import EntryPoint, entry_points  # loads `email`, for who may never ask
 
-    found: dict[str, EntryPoint] = {}
+    found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
     for point in entry_points(group=GROUP):
         if (kind := point.name.partition(".")[0]) not in KINDS:
             near = difflib.get_close_matches(kind, KINDS, n=1)

@@ -258,6 +258,10 @@ class UnknownService(RtiError):
     """There is no such service."""
 
 
+class ServiceNotEnabled(RtiError):
+    """The RTI was not told to have that service."""
+
+
 class CallNotAllowedFromWithinCallback(RtiError):
     """Callbacks can't be evoked from within a callback."""
 

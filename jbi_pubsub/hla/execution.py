@@ -42,6 +42,10 @@ class Options(NamedTuple):
 
     one_at_a_time: bool = False
     """A synchronization point can't be registered beside a pending one (Bridging the HLA, section 5.1)."""
+    adds: bool = False
+    """The services of extensions.py exist."""
+    discloses: bool = True
+    """Who is the last that has not reported is told so if it is a surrogate; else whoever it is."""
 
 
 class Model(NamedTuple):

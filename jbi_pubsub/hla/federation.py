@@ -14,6 +14,7 @@ gives each the handle that it had.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from immutables import Map
@@ -61,6 +62,8 @@ class Member(NamedTuple):
     name: str
     action: str
     """Of RESIGN_ACTIONS: what is done when it dies."""
+    is_surrogate: bool = False
+    """It has disclosed that it is a bridge's."""
 
 
 class Members(NamedTuple):
@@ -78,12 +81,15 @@ class Point(NamedTuple):
     """Who joins meanwhile is a member too."""
     achieved: Map[int, bool]
     """Of its members."""
+    registrant: int = 0
 
 
 class Points(NamedTuple):
     """The synchronization points that are pending."""
 
     pending: Map[str, Point] = Map()
+    sets: Map[str, Map[int, bool]] = Map()
+    """Members of named sets."""
 
 
 class Saving(NamedTuple):
@@ -128,7 +134,7 @@ def join_federation_execution(
         if point.for_all:
             pending = pending.set(label, point._replace(achieved=point.achieved.set(handle, False)))
             told.append(tell(handle, "announce_synchronization_point", label, point.tag))
-    execution = execution._replace(members=members, handles=handle, points=Points(pending))
+    execution = execution._replace(members=members, handles=handle, points=execution.points._replace(pending=pending))
     return Step(execution, handle, tuple(told))
 
 
@@ -184,8 +190,15 @@ def register_federation_synchronization_point(
     federates: tuple[int, ...] | None = None,
 ) -> Step:  # fmt: skip
     """A point for all, or for some federates; whether it is accepted is told by a callback (clause 4.11)."""
+    members = tuple(federates or execution.members.joined)
+    return registered(model, execution, federate, label, tag, members, for_all=not federates)
+
+
+def registered(
+    model: Model, execution: Execution, federate: int, label: str, tag: bytes, members: Sequence[int], *, for_all: bool
+) -> Step:
+    """A point for members, or why it is none."""
     pending, joined = execution.points.pending, execution.members.joined
-    members = tuple(federates or joined)
     reason = (
         "LABEL_NOT_UNIQUE" if label in pending
         else "BUSY" if (model.options.one_at_a_time and pending) or len(pending) >= POINTS_MOST
@@ -194,10 +207,11 @@ def register_federation_synchronization_point(
     )  # fmt: skip
     if reason:
         return Step(execution, None, (tell(federate, "synchronization_point_registration_failed", label, reason),))
-    point = Point(tag, not federates, Map(dict.fromkeys(members, False)))
+    point = Point(tag, for_all, Map(dict.fromkeys(members, False)), federate)
     told = [tell(federate, "synchronization_point_registration_succeeded", label)]
     told.extend(tell(each, "announce_synchronization_point", label, tag) for each in sorted(members))
-    return Step(execution._replace(points=Points(pending.set(label, point))), None, tuple(told))
+    step = _looked_at(execution, label, point)  # a set may be empty
+    return step._replace(told=(*told, *step.told))
 
 
 def synchronization_point_achieved(model: Model, execution: Execution, federate: int, label: str) -> Step:
@@ -217,12 +231,15 @@ def _looked_at(execution: Execution, label: str, point: Point) -> Step:
     pending = execution.points.pending
     if all(point.achieved.values()):
         told = tuple(tell(each, "federation_synchronized", label) for each in sorted(point.achieved))
-        return Step(execution._replace(points=Points(pending.delete(label))), None, told)
-    return Step(execution._replace(points=Points(pending.set(label, point))))
+        return Step(execution._replace(points=execution.points._replace(pending=pending.delete(label))), None, told)
+    return Step(execution._replace(points=execution.points._replace(pending=pending.set(label, point))))
 
 
 def _left_points(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
     told: tuple[Told, ...] = ()
+    sets = {name: each.delete(federate) if federate in each else each for name, each in execution.points.sets.items()}
+    left = Map({name: each for name, each in sets.items() if each})
+    execution = execution._replace(points=execution.points._replace(sets=left))
     for label in sorted(execution.points.pending):
         point = execution.points.pending[label]
         if federate in point.achieved:

@@ -339,9 +339,10 @@ def _asked(
     execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes
 ) -> tuple[Told, ...]:
     owners: dict[int, list[int]] = {}
+    unowned = execution.owned.declared.get(instance, ())
     for each in attributes:
         owner = execution.owned.owner(instance, each)
-        if owner and owner != federate:
+        if owner and owner != federate and each not in unowned:
             owners.setdefault(owner, []).append(each)
     return tuple(
         tell(owner, "provide_attribute_value_update", instance, tuple(owners[owner]), tag) for owner in sorted(owners)

@@ -52,6 +52,8 @@ class Owned(NamedTuple):
     """Tags of negotiated divestitures."""
     claims: Map[int, Map[int, tuple[Claim, ...]]] = Map()
     """In the order in which they came."""
+    declared: Map[int, Map[int, bool]] = Map()
+    """What a surrogate owns, and nobody on the other side."""
 
     def owner(self, instance: int, attribute: int) -> int:
         """0: it is unowned."""
@@ -68,6 +70,7 @@ class Owned(NamedTuple):
             put(self.owners, instance, nothing),
             put(self.divesting, instance, nothing),
             put(self.claims, instance, nothing),
+            put(self.declared, instance, nothing),
         )
 
 
@@ -79,7 +82,7 @@ def unconditional_attribute_ownership_divestiture(
 ) -> Step:
     """The federate owns these no more, whoever does (clause 7.2). Raises ObjectInstanceNotKnown, AttributeNotDefined,
     AttributeNotOwned."""
-    wanted = _owned(model, execution, federate, instance, attributes)
+    wanted = owned_by(model, execution, federate, instance, attributes)
     transfer = Transfer(model, execution, instance)
     transfer.let_go(wanted)
     return transfer.step()
@@ -90,7 +93,7 @@ def negotiated_attribute_ownership_divestiture(
 ) -> Step:
     """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeAlreadyBeingDivested."""
-    wanted = _owned(model, execution, federate, instance, attributes)
+    wanted = owned_by(model, execution, federate, instance, attributes)
     transfer, free = Transfer(model, execution, instance), []
     for each in wanted:
         if each in transfer.divesting:
@@ -112,7 +115,7 @@ def confirm_divestiture(
     """The federate, asked to confirm, gives these to the first who claims them (clause 7.6). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeDivestitureWasNotRequested,
     NoAcquisitionPending."""
-    wanted = _owned(model, execution, federate, instance, attributes)
+    wanted = owned_by(model, execution, federate, instance, attributes)
     transfer = Transfer(model, execution, instance)
     _check_divesting(model, transfer, wanted)
     for each in wanted:
@@ -131,7 +134,7 @@ def cancel_negotiated_attribute_ownership_divestiture(
 ) -> Step:
     """The federate keeps these (clause 7.14). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
     AttributeDivestitureWasNotRequested."""
-    wanted = _owned(model, execution, federate, instance, attributes)
+    wanted = owned_by(model, execution, federate, instance, attributes)
     transfer = Transfer(model, execution, instance)
     _check_divesting(model, transfer, wanted)
     for each in wanted:
@@ -145,7 +148,7 @@ def attribute_ownership_divestiture_if_wanted(
 ) -> Step:
     """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    wanted = _owned(model, execution, federate, instance, attributes)
+    wanted = owned_by(model, execution, federate, instance, attributes)
     transfer = Transfer(model, execution, instance)
     gone = tuple(each for each in wanted if each in transfer.claims)
     transfer.let_go(gone)
@@ -157,7 +160,7 @@ def attribute_ownership_release_denied(
 ) -> Step:
     """The federate keeps what it was asked to release; who asked waits on (clause 7.12). Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeNotOwned."""
-    _owned(model, execution, federate, instance, attributes)
+    owned_by(model, execution, federate, instance, attributes)
     return Step(execution)
 
 
@@ -234,6 +237,7 @@ def query_attribute_ownership(model: Model, execution: Execution, federate: int,
     ObjectInstanceNotKnown, AttributeNotDefined."""
     checked_attributes(objects.known_class(model, execution, federate, instance), (attribute,))
     is_owned = execution.owned.owner(instance, attribute) != 0
+    is_owned = is_owned and attribute not in execution.owned.declared.get(instance, Map())
     return Step(execution, None, (tell(federate, "inform_attribute_ownership", instance, attribute, is_owned),))
 
 
@@ -345,7 +349,7 @@ def has_any(execution: Execution, federate: int, instance: int) -> bool:
 # -- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _owned(
+def owned_by(
     model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Attributes of an instance, sorted, all of them the federate's."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from . import clock, declaration, federation, objects, ownership, timing
+from . import clock, declaration, extensions, federation, objects, ownership, timing
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
@@ -174,6 +174,14 @@ SERVICES: Final[dict[str, Service]] = {
         _of(federation.federate_restore_not_complete, at="restore"),
         _of(federation.abort_federation_restore, at="restore"),
         _of(federation.query_federation_restore_status, at="both"),
+        _of(extensions.query_synchronization_point, _text),
+        _of(extensions.disclose_surrogate),
+        _of(extensions.report_registration_failure, _text, _text),
+        _of(extensions.join_set, _text),
+        _of(extensions.leave_set, _text),
+        _of(extensions.register_synchronization_point_for_set, _text, _tag, _text),
+        _of(extensions.query_federation_state, at="both"),
+        _of(extensions.declare_unowned, _handle, _handles, _flag, needs=2),
         _of(declaration.publish_object_class_attributes, *_ATTRIBUTES),
         _of(declaration.unpublish_object_class, _handle),
         _of(declaration.unpublish_object_class_attributes, *_ATTRIBUTES),
@@ -259,7 +267,10 @@ def call(model: Model, execution: Execution, federate: int, service: str, *argum
         raise InvalidArgument(f"{service} takes {takes} arguments, not {len(arguments)}", hint=_HINT)
     _admit(execution, federate, service, found.is_for)
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
-    return found.act(model, execution, federate, *checked)
+    step = found.act(model, execution, federate, *checked)
+    if model.options.adds:
+        step = step._replace(told=(*step.told, *extensions.noticed(model, execution, step.execution)))
+    return step
 
 
 def _admit(execution: Execution, federate: int, service: str, is_for: str) -> None:

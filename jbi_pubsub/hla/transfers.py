@@ -41,6 +41,7 @@ class Transfer:
         self.owners = owned.owners.get(instance, Map()).mutate()
         self.divesting = owned.divesting.get(instance, Map()).mutate()
         self.claims = owned.claims.get(instance, Map()).mutate()
+        self.declared = owned.declared.get(instance, Map())
         self._said: dict[tuple[int, str, bytes | None], list[int]] = {}
 
     def say(self, federate: int, name: str, attribute: int, tag: bytes | None = None) -> None:
@@ -57,6 +58,7 @@ class Transfer:
             else:
                 self.owners.pop(each, None)
                 self.divesting.pop(each, None)
+                self._undeclare(each)
                 free.append(each)
         self.offer(free, b"")
 
@@ -64,10 +66,15 @@ class Transfer:
         """An attribute becomes a federate's; who else claims it asks the new owner."""
         self.owners[attribute] = federate
         self.divesting.pop(attribute, None)
+        self._undeclare(attribute)
         self.say(federate, "attribute_ownership_acquisition_notification", attribute, tag)
         claims = self.claims.pop(attribute, None)
         if claims:
             self.stay(attribute, federate, tuple(each for each in claims if each.federate != federate))
+
+    def _undeclare(self, attribute: int) -> None:
+        if attribute in self.declared:
+            self.declared = self.declared.delete(attribute)
 
     def stay(self, attribute: int, owner: int, claims: tuple[Claim, ...]) -> None:
         """An owner keeps an attribute: it is unavailable to who wants it at once, others ask for its release."""
@@ -123,6 +130,7 @@ class Transfer:
             owners=put(owned.owners, at, self.owners.finish()),
             divesting=put(owned.divesting, at, self.divesting.finish()),
             claims=put(owned.claims, at, self.claims.finish()),
+            declared=put(owned.declared, at, self.declared),
         )
         told: list[Told] = []
         for (federate, name, tag), attributes in self._said.items():

@@ -83,6 +83,10 @@ def test_the_bridge_to_a_broker_of_the_page_is_one(tmp_path: Path, capsys: pytes
             GOOD + f"[[direction]]\nfrom = 'a'\nto = 'b'\nrule = [{{types = ['x'], name = '{'y' * 501}'}}]",
             "no name and",
         ),
+        (
+            GOOD + "[[direction]]\nfrom = 'a'\nto = 'b'\n[[direction.rule]]\ntypes = ['x']\nunit = ['ft', 'm']",
+            "Metadata are never modified: unit is for sides of kind hla alone",
+        ),
         ("[side.a]\nlocators = ['nope']\n[side.b]", "side.a: 'nope' is no host:port"),
         ("[side.a]\nlocators = ['h:99999']\n[side.b]", "no host:port"),
         ('[side.a]\nconfig = "a\\u0000b"\n[side.b]', "side.a: configuration file"),

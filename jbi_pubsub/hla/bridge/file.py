@@ -1,0 +1,301 @@
+"""The file of a bridge between two federations: its sides, the cells of its policy, time, and what goes in each
+direction. What can't be used is told before anything is opened, with what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.bridge.file import Explained, Place, Running, Told, settings_of
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.values import converted
+from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.hla import datatypes, fom
+from jbi_pubsub.hla.fom import Class, Member
+from jbi_pubsub.pad.subscription import PLATFORM_NAME
+
+from . import policy
+from .policy import Policy
+from .rules import ClassRule, ElementRule, InteractionRule, Way
+from .translation import Course, Courses, Model, Translation, translation
+
+NAME_MOST: Final = 48
+"""Characters of a bridge's name, and of a side's."""
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class HlaSide(Place, frozen=True, kw_only=True):
+    """`[side.NAME]` of kind "hla"."""
+
+    kind: str = "hla"
+    federation: str
+    """Name of the federation execution."""
+    rti: str = ""
+    """HOST:PORT of its RTI; "": the lookup services know it."""
+    fom: tuple[str, ...] = ()
+    """Modules of its object model, from this file's folder; (): the RTI says which it has."""
+
+
+class Time(_Part, frozen=True):
+    """`[time]`."""
+
+    couple: bool = False
+    """Whether time advances on both sides together."""
+    lookahead: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 1e-3
+    """Of the surrogates, in seconds of logical time."""
+
+
+class Flow(_Part, frozen=True):
+    """`[flow]`."""
+
+    queue: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    """Entries that wait in the bridge for one side; when there are more, no more are taken from the other one."""
+
+
+class HlaFile(_Part, frozen=True):
+    """The whole. Without directions all goes both ways."""
+
+    side: dict[str, HlaSide]
+    name: str = "bridge"
+    allow_cycles: bool = False
+    """Whether the federations may be joined by other bridges as well."""
+    poll: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
+    """Seconds after which what is away is tried again."""
+    policy: dict[str, Any] = {}
+    time: Time = Time()
+    flow: Flow = Flow()
+    direction: tuple[Way, ...] = ()
+
+    def way(self, source: str, target: str) -> Way | None:
+        """The direction; None: nothing goes so."""
+        if not self.direction:
+            return Way(source, target)
+        return next((way for way in self.direction if (way.source, way.target) == (source, target)), None)
+
+
+def described(path: Path, document: Mapping[str, Any]) -> Federations:
+    """What a file describes (the plug-in `bridge.hla`). Raises ConfigurationError, which names file and key."""
+    try:
+        file = converted(dict(document), HlaFile)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise ConfigurationError(f"bridge file {path}: {exc}", hint=_nearest(document)) from exc
+    _check(path, file)
+    with _told(path, "policy"):
+        cells = policy.read(file.policy)
+        policy.check_time(cells, file.time.couple, file.time.lookahead)
+    return Federations(path, file, cells)
+
+
+def _check(path: Path, file: HlaFile) -> None:
+    if len(file.side) != 2:
+        raise ConfigurationError(f"bridge file {path}: {len(file.side)} sides", hint="A bridge has two: [side.NAME]")
+    kinds = {side.kind for side in file.side.values()}
+    if kinds != {"hla"}:
+        raise ConfigurationError(
+            f"bridge file {path}: sides of kind {' and '.join(sorted(kinds))}",
+            hint="Both sides of kind hla; between a federation and a platform goes the gateway, see docs/hla.md",
+        )
+    names = (file.name, *file.side)
+    if any(not PLATFORM_NAME.fullmatch(name) or len(name) > NAME_MOST for name in names):
+        raise ConfigurationError(
+            f"bridge file {path}: names have 1 to {NAME_MOST} letters, digits, '.', '_' and '-'",
+            hint=f"These do not all: {', '.join(map(repr, names))[:300]}",
+        )
+    for name, side in file.side.items():
+        with _told(path, f"side.{name}"):
+            if not side.federation or len(side.federation) > 255:
+                raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
+            if side.rti:
+                check_endpoint(side.rti)
+    seen = set()
+    for way in file.direction:
+        ends = (way.source, way.target)
+        if set(ends) != set(file.side) or ends in seen:
+            raise ConfigurationError(
+                f"bridge file {path}: a direction from {way.source[:64]!r} to {way.target[:64]!r}",
+                hint=f"There is one from {' to '.join(file.side)} at most, and one back",
+            )
+        seen.add(ends)
+
+
+class Federations(NamedTuple):
+    """A bridge between federations (see bridge.file.Described)."""
+
+    path: Path
+    file: HlaFile
+    policy: Policy
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.file.side)
+
+    def check(self, base: Config) -> None:
+        """Settings, object models and rules. Raises ConfigurationError."""
+        for name, side in self.file.side.items():
+            settings_of(self.path, name, side, base)
+        self.translation()
+
+    def opened(self, base: Config) -> Running:
+        """See bridge.file.Described."""
+        from .process import opened  # here: who checks a file needs no RTI
+
+        return opened(self, base)
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def model(self, name: str) -> Model | None:
+        """Of a side, from the modules that the file names; None: it names none. Raises ConfigurationError."""
+        modules = [self.path.parent / module for module in self.file.side[name].fom]
+        if not modules:
+            return None
+        with _told(self.path, f"side.{name}"):
+            return Model(name, fom.read(*modules), datatypes.read(*modules))
+
+    def translation(self, known: Mapping[str, Model] | None = None) -> Translation | None:
+        """What goes, with the models of the file, or `known` ones; None: a model is not known. Raises
+        ConfigurationError."""
+        models = {name: self.model(name) or (known or {}).get(name) for name in self.file.side}
+        (one, other), (first, second) = models.values(), models
+        if one is None or other is None:
+            return None
+        with _told(self.path, "direction"):
+            return translation(one, other, self.file.way(first, second), self.file.way(second, first))
+
+    # -- what it does --------------------------------------------------------------------------------------------
+
+    def explained(self, type_name: str | None) -> Explained:
+        """Sides, cells, and what goes; of one class with `type_name`. Raises ConfigurationError."""
+        cells = list(policy.explained(self.policy))
+        plain: dict[str, Any] = {
+            "name": self.file.name,
+            "sides": {name: {"federation": side.federation, "rti": side.rti} for name, side in self.file.side.items()},
+            "policy": {cell: {"value": value, "meaning": meaning} for cell, value, meaning in cells},
+            "time": msgspec.to_builtins(self.file.time),
+        }
+        tables = [Told("", ("problem", "solution", "meaning"), cells)]
+        translated = self.translation()
+        plain["directions"] = []
+        for side, (source, target) in enumerate((self.sides, self.sides[::-1])):
+            rows = list(self._rows(translated, side, type_name))
+            columns = ("here", "there", "what is done")
+            tables.append(Told(f"{source} to {target}", columns, rows))
+            entries = [dict(zip(("here", "there", "done"), row, strict=True)) for row in rows]
+            plain["directions"].append({"from": source, "to": target, "elements": entries})
+        return Explained(plain, tuple(tables))
+
+    def _rows(self, translated: Translation | None, side: int, name: str | None) -> Iterator[tuple[str, ...]]:
+        """What goes in the direction from a side."""
+        way = self.file.way(*(self.sides if side == 0 else self.sides[::-1]))
+        if way is None:
+            yield "*", "", "nothing goes"
+            return
+        if translated is None:
+            yield from _as_written(way)
+            yield "*", "", "not checked: a model is known when its RTI is asked"
+            return
+        here, there = translated.foms[side], translated.foms[1 - side]
+        objects = _Shown(here.objects, there.objects, here.attributes, there.attributes)
+        interactions = _Shown(here.interactions, there.interactions, here.parameters, there.parameters)
+        yield from objects.rows(translated.objects[side], name)
+        yield from interactions.rows(translated.interactions[side], name)
+
+
+class _Shown(NamedTuple):
+    """Names of classes and of what they have, on both sides."""
+
+    classes: tuple[Class, ...]
+    classes_there: tuple[Class, ...]
+    members: tuple[Member, ...]
+    members_there: tuple[Member, ...]
+
+    def rows(self, courses: Courses, only: str | None) -> Iterator[tuple[str, ...]]:
+        """Of each class, and of all that it has."""
+        for cls in self.classes[1:]:
+            short = cls.name.partition(".")[2]
+            if only in (None, short, cls.name):
+                yield from self._of_class(cls, short, courses.get(cls.handle))
+
+    def _of_class(self, cls: Class, short: str, course: Course | None) -> Iterator[tuple[str, ...]]:
+        if course is None or not course.target:
+            yield short, "", "does not go" if course is None else "left out"
+            return
+        rate = f"{course.limit.rate:g} a second" if course.limit is not None else ""
+        yield short, self.classes_there[course.target - 1].name.partition(".")[2], rate
+        for handle in cls.members:
+            mapped = course.members.get(handle)
+            name = f"  .{self.members[handle - 1].name}"
+            if mapped is None:
+                yield name, "", "left out"
+            else:
+                yield name, f"  .{self.members_there[mapped.target - 1].name}", mapped.says
+
+
+def _as_written(way: Way) -> Iterator[tuple[str, ...]]:
+    """Rules, where no model says what they mean."""
+    for rule in (*way.classes, *way.interactions):
+        rate = f"{rule.rate:g} a second" if rule.rate is not None else ""
+        yield rule.name, "" if rule.hide else rule.target or rule.name, "left out" if rule.hide else rate
+        elements = rule.attribute if isinstance(rule, ClassRule) else rule.parameter
+        for name, element in elements.items():
+            said = {key: value for key, value in msgspec.to_builtins(element).items() if key in _DONE and value}
+            done = "; ".join(f"{key} = {value}" for key, value in said.items())
+            yield (
+                f"  .{name}",
+                "" if element.hide else f"  .{element.name or name}",
+                "left out" if element.hide else done,
+            )
+
+
+_DONE: Final = ("type", "unit", "step", "origin", "length", "table")
+
+
+@contextmanager
+def _told(path: Path, key: str) -> Iterator[None]:
+    """What is wrong is told with file and key."""
+    try:
+        yield
+    except JbiError as exc:
+        raise ConfigurationError(f"bridge file {path}: {key}: {exc.message}", hint=exc.hint) from exc
+
+
+def _nearest(document: Mapping[str, Any]) -> str:
+    """The right name for the first wrong one."""
+    for table, kind in _tables(document):
+        known = [field.encode_name for field in msgspec.structs.fields(kind)]
+        wrong = next((key for key in table if key not in known), None)
+        if wrong is not None:
+            near = difflib.get_close_matches(wrong, known, n=1)
+            return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+    return "See docs/hla-bridge.md for one"
+
+
+def _tables(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct]]]:
+    """The tables of a file, as far as they are some, and what they are to be."""
+    yield document, HlaFile
+    for key, kind in (("time", Time), ("flow", Flow)):
+        yield from _dicts([document.get(key)], kind)
+    sides = document.get("side")
+    yield from _dicts(list(sides.values()) if isinstance(sides, dict) else [], HlaSide)
+    for way, _ in _dicts(document.get("direction"), Way):
+        yield way, Way
+        for key, kind, member in (("class", ClassRule, "attribute"), ("interaction", InteractionRule, "parameter")):
+            for rule, _ in _dicts(way.get(key), kind):
+                yield rule, kind
+                elements = rule.get(member)
+                yield from _dicts(list(elements.values()) if isinstance(elements, dict) else [], ElementRule)
+
+
+def _dicts(tables: Any, kind: type[msgspec.Struct]) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct]]]:
+    for table in tables if isinstance(tables, list) else ():
+        if isinstance(table, dict):
+            yield table, kind
