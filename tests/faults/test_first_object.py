@@ -199,7 +199,8 @@ def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
     peer = federation.peer()
     delegate, seen = peer._server.delegate, list[int]()
     come = threading.Event()
-    notify = delegate._stood.notify_all
+    notify, subscribe, published = delegate._stood.notify_all, delegate.subscribe, threading.Event()
+    monkeypatch.setattr(delegate, "subscribe", lambda *of, **more: published.wait(60.0) and subscribe(*of, **more))
     monkeypatch.setattr(delegate._newcomers, "step", lambda: come.wait(0.1))  # it takes its time
 
     def notified() -> None:
@@ -211,6 +212,7 @@ def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
     monkeypatch.setattr(delegate._stood, "notify_all", notified)
     # When it subscribes, and those who wait for that are woken
     peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1)
+    published.set()
     assert come.wait(60.0)
     # Expect them to find it catching up
     assert seen[0] == 1
