@@ -163,7 +163,7 @@ def query_federation_state(model: Model, execution: Execution, federate: int) ->
     """The answer: pairs of an instance that the federate knows and an attribute that is owned, the labels of pending
     points, and that of a save that goes on, or "". Raises ServiceNotEnabled."""
     _check(model, "query_federation_state")
-    owned = []
+    owned: list[tuple[int, int]] = []
     for handle in sorted(execution.instances.by_handle):
         if federate in execution.instances.by_handle[handle].known:
             unowned = execution.owned.declared.get(handle, Map())

@@ -1,0 +1,341 @@
+"""A bridge between two federations as functions on its value: what it does first, what it does when a surrogate hears
+something, what may go over its links, and what that is on the far side.
+
+    begun(plan)                                      -> bridge, calls
+    heard(plan, bridge, side, callback)              -> bridge, calls
+    due(plan, bridge)                                -> what may go now
+    forwarded(plan, bridge, due)                     -> bridge, calls
+    answered(plan, bridge, call, answer)             -> bridge, calls
+    refused(plan, bridge, call, error)               -> bridge, calls
+
+Whoever runs it makes the calls at once and in their order, and gives each answer back before the next one. It knows no
+thread, socket or clock. A call that is refused since its federation is saved or restored is made when that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from jbi_pubsub.hla.exceptions import (
+    AttributeNotOwned,
+    NoAcquisitionPending,
+    ObjectInstanceNameInUse,
+    RestoreInProgress,
+    RtiError,
+    SaveInProgress,
+)
+from jbi_pubsub.hla.execution import Callback
+
+from . import consensus, pace, passage, transfer
+from .state import Bridge, Call, Entry, Key, Plan, Turn
+
+Done = tuple[Bridge, tuple[Call, ...]]
+
+_OWNERSHIP: Final = frozenset(("acquire", "granted", "denied", "offer"))
+
+
+class Due(NamedTuple):
+    """What may go, or be asked, now."""
+
+    what: str
+    """control, data: of the link from `side`; poll: of the RTI on `side`."""
+    side: int
+    place: int = 0
+    """In its queue."""
+    key: Key | None = None
+
+
+def begun(plan: Plan) -> Done:
+    """Both surrogates have joined: what they declare, and then ask for (its answer says that what there was has been
+    told)."""
+    turn = Turn(plan, Bridge())
+    for side in (0, 1):
+        if "add" in (plan.policy.consensus, plan.policy.addressing, plan.policy.failure, plan.policy.unowned):
+            turn.call(side, "disclose_surrogate")
+        for cls, attributes in plan.translation.published(side):
+            turn.call(side, "publish_object_class_attributes", cls, attributes)
+        for cls in plan.translation.sent(side):
+            turn.call(side, "publish_interaction_class", cls)
+        for cls in plan.translation.heard(side):
+            turn.call(side, "subscribe_interaction_class", cls)
+        for cls, attributes in plan.translation.subscribed(side):
+            turn.call(side, "subscribe_object_class_attributes", cls, attributes)
+        if plan.couples:
+            turn.call(side, "watch_lower_bound", True)  # noqa: FBT003  # an argument on the wire
+        turn.call(side, "query_federation_save_status")
+    return turn.done()
+
+
+# -- what a surrogate hears -----------------------------------------------------------------------------------------
+
+
+def heard(plan: Plan, bridge: Bridge, side: int, callback: Callback) -> Done:
+    """The surrogate on a side was told something."""
+    act = _HEARD.get(callback.name)
+    if act is None:
+        return bridge, ()
+    turn = Turn(plan, bridge)
+    act(turn, side, *callback.arguments)
+    return turn.done()
+
+
+def _reflected(
+    turn: Turn, side: int, instance: int, values: Any, tag: bytes, time: float | None, retraction: int
+) -> None:
+    passage.remember(turn, side, instance, values)
+    passage.reflected(turn, side, instance, values, tag, time, retraction)
+
+
+def _save_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) -> None:
+    if not turn.bridge.settled[side]:
+        settled = turn.bridge.settled
+        turn.set(settled=(True, settled[1]) if side == 0 else (settled[0], True))
+    if own != "none":
+        consensus.told_status(turn, side, "save", others)
+
+
+def _restore_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) -> None:
+    if own != "none":
+        consensus.told_status(turn, side, "restore", others)
+
+
+def _over(kind: str, *, ok: bool) -> Callable[..., None]:
+    def act(turn: Turn, side: int, label: str, *_reason: str) -> None:
+        consensus.over(turn, side, kind, label, ok=ok)
+        if kind != "sync":
+            pace.again(turn, side)
+
+    return act
+
+
+_HEARD: Final[dict[str, Callable[..., None]]] = {
+    "announce_synchronization_point": lambda turn, side, label, tag: consensus.announced(
+        turn, side, "sync", label, tag
+    ),
+    "announce_synchronization_point_to_set": lambda turn, side, label, tag, name: consensus.announced(
+        turn, side, "sync", label, tag, name
+    ),
+    "synchronization_point_registration_failed": consensus.registration_failed,
+    "synchronization_point_withdrawn": lambda turn, side, label, _reason: consensus.withdrawn(turn, side, label),
+    "federation_synchronized": _over("sync", ok=True),
+    "initiate_federate_save": lambda turn, side, label, _time: consensus.announced(turn, side, "save", label),
+    "federation_saved": _over("save", ok=True),
+    "federation_not_saved": _over("save", ok=False),
+    "federation_save_status_response": _save_status,
+    "request_federation_restore_failed": lambda turn, side, label, _reason: consensus.restore_refused(
+        turn, side, label
+    ),
+    "initiate_federate_restore": lambda turn, side, label, _name, _handle: consensus.announced(
+        turn, side, "restore", label
+    ),
+    "federation_restored": _over("restore", ok=True),
+    "federation_not_restored": _over("restore", ok=False),
+    "federation_restore_status_response": _restore_status,
+    "only_one_not_yet": lambda turn, side, kind, label, ok: consensus.last_one(turn, side, kind, label, ok=ok),
+    "discover_object_instance": passage.discovered,
+    "reflect_attribute_values": _reflected,
+    "receive_interaction": passage.received,
+    "remove_object_instance": lambda turn, side, instance, tag, time, _retraction: passage.removed(
+        turn, side, instance, tag, time
+    ),
+    "request_retraction": passage.retracted,
+    "provide_attribute_value_update": passage.asked_for_values,
+    "inform_attribute_ownership": lambda turn, side, instance, attribute, is_owned: passage.informed(
+        turn, side, instance, attribute, is_owned=is_owned
+    ),
+    "request_attribute_ownership_assumption": transfer.offered,
+    "request_attribute_ownership_release": lambda turn, side, instance, attributes, tag: transfer.wanted(
+        turn, side, instance, attributes, tag, "release"
+    ),
+    "request_divestiture_confirmation": lambda turn, side, instance, attributes: transfer.wanted(
+        turn, side, instance, attributes, b"", "confirm"
+    ),
+    "attribute_ownership_acquisition_notification": lambda turn, side, instance, attributes, _tag: transfer.acquired(
+        turn, side, instance, attributes
+    ),
+    "attribute_ownership_unavailable": transfer.unavailable,
+    "time_regulation_enabled": pace.enabled,
+    "time_advance_grant": pace.granted,
+    "lower_bound": pace.heard_bound,
+}
+
+
+# -- what goes over the links ---------------------------------------------------------------------------------------
+
+
+def due(plan: Plan, bridge: Bridge) -> tuple[Due, ...]:
+    """Of each link the control entries that may go now, in their order, one of each stream of its data, and what an
+    RTI can be asked about."""
+    found: list[Due] = []
+    for side in (0, 1):
+        found.extend(_due_control(plan, bridge, side))
+        found.extend(_due_data(bridge, side))
+    if plan.asks:
+        found.extend(Due("poll", side, 0, key) for side, key in consensus.polls(bridge))
+    return tuple(found)
+
+
+def _due_control(plan: Plan, bridge: Bridge, side: int) -> list[Due]:
+    found: list[Due] = []
+    for place, entry in enumerate(bridge.links[side].control):
+        if _may_go(bridge, side, entry):
+            found.append(Due("control", side, place))
+            if not plan.reordered:
+                break
+    return found
+
+
+def _due_data(bridge: Bridge, side: int) -> list[Due]:
+    if bridge.busy[1 - side] or not bridge.links[side].data:
+        return []
+    found: list[Due] = []
+    seen: set[tuple[Any, ...]] = set()
+    for place, entry in enumerate(bridge.links[side].data):
+        if entry.stream not in seen and not _waits(bridge, side, entry):
+            found.append(Due("data", side, place))
+        seen.add(entry.stream)
+    return found
+
+
+def first(bridge: Bridge, side: int) -> Due | None:
+    """The first data entry that may go from a side: for who keeps the order."""
+    if bridge.busy[1 - side] or not bridge.links[side].data or _waits(bridge, side, bridge.links[side].data[0]):
+        return None
+    return Due("data", side, 0)
+
+
+def _may_go(bridge: Bridge, side: int, entry: Entry) -> bool:
+    if entry.kind == "request" and entry.key is not None and entry.key in bridge.rounds:
+        part = bridge.rounds[entry.key].parts[1 - side]
+        if part.state in ("", "blocked") and bridge.busy[1 - side]:
+            if bridge.busy[1 - side] == "?" or part.state == "blocked":
+                return False
+            return entry.key[0] != "sync"  # it finds out what goes on there
+    if bridge.busy[1 - side] and (entry.key is None or entry.key[0] == "sync"):
+        return False
+    return not _waits(bridge, side, entry)
+
+
+def _waits(bridge: Bridge, side: int, entry: Entry) -> bool:
+    return any(key in bridge.rounds and bridge.rounds[key].parts[1 - side].state != "over" for key in entry.after)
+
+
+def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
+    """It goes, or is asked."""
+    turn = Turn(plan, bridge)
+    if item.what == "poll":
+        if item.key is not None:
+            consensus.asked(turn, item.side, item.key)
+        return turn.done()
+    link = bridge.links[item.side]
+    queue = link.control if item.what == "control" else link.data
+    entry = queue[item.place]
+    rest = queue[: item.place] + queue[item.place + 1 :]
+    turn.set_link(item.side, link._replace(control=rest) if item.what == "control" else link._replace(data=rest))
+    if entry.kind == "call":
+        turn.calls.append(Call(*entry.arguments))
+    elif entry.kind == "request":
+        consensus.requested(turn, item.side, entry)
+    elif entry.kind in ("completed", "failed"):
+        consensus.completed(turn, item.side, entry)
+    elif entry.kind in _OWNERSHIP:
+        transfer.forwarded(turn, item.side, entry)
+    else:
+        passage.forwarded(turn, item.side, entry)
+    if entry.time is not None:
+        pace.promise(turn, 1 - item.side)
+    return turn.done()
+
+
+# -- what becomes of calls ------------------------------------------------------------------------------------------
+
+
+def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
+    """It was done."""
+    turn = Turn(plan, bridge)
+    kind = call.about[0] if call.about else call.entry.kind if call.entry is not None else ""
+    near = 1 - call.side
+    if kind == "discover" and call.entry is not None:
+        passage.registered(turn, near, call.entry, answer)
+    elif kind in ("update", "interaction") and call.entry is not None:
+        passage.sent(turn, near, call.entry, answer or 0)
+    elif kind == "divested":
+        transfer.divested(turn, call.side, call.about[1], call.about[2], tuple(answer))
+    elif kind == "confirmed":
+        transfer.divested(turn, call.side, call.about[1], call.about[2], call.about[2])
+    elif kind == "poll":
+        if set(answer) <= {"achieved"}:
+            consensus.others_done(turn, call.about[1], call.side)
+    return turn.done()
+
+
+def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
+    """It was not: for something that passes, or for good."""
+    turn = Turn(plan, bridge)
+    entry, near = call.entry, 1 - call.side
+    if isinstance(error, SaveInProgress | RestoreInProgress):
+        _later(turn, call)
+    elif isinstance(error, ObjectInstanceNameInUse) and entry is not None:
+        passage.name_in_use(turn, near, entry)
+    elif isinstance(error, NoAcquisitionPending) and call.about and call.about[0] == "confirmed":
+        transfer.not_confirmed(turn, call.side, *call.about[1:])
+    elif entry is not None and entry.kind == "acquire":
+        transfer.could_not_acquire(turn, near, entry)
+    elif call.about and call.about[0] == "pace":
+        turn.count("refused")
+    elif isinstance(error, AttributeNotOwned):
+        turn.count("not_owned")
+    else:
+        turn.count("refused")
+    return turn.done()
+
+
+def _later(turn: Turn, call: Call) -> None:
+    """Its federation is saved or restored: it is called when that is over."""
+    entry, near = call.entry, 1 - call.side
+    if call.about and call.about[0] in ("poll", "pace", "aborted"):
+        if call.about[0] == "pace":
+            pace.refused(turn, call.side)
+        return
+    if entry is not None and entry.kind == "request" and entry.key is not None and entry.key[0] != "sync":
+        consensus.refused(turn, entry.key, call.side)
+        return
+    if not turn.bridge.busy[call.side]:
+        turn.set_busy(call.side, "?")
+    turn.count("buffered")
+    if entry is None or entry.kind == "call":
+        turn.put_back(near, Entry("call", tuple(call._replace(entry=None))))
+    elif entry.kind == "request" and entry.key is not None:
+        turn.set_part(entry.key, call.side, state="")
+        turn.put_back(near, entry)
+    else:
+        turn.put_back(near, entry)
+
+
+# -- what there is to see -------------------------------------------------------------------------------------------
+
+
+class Pending(NamedTuple):
+    """What is not over yet."""
+
+    kind: str
+    label: str
+    side: int
+    state: str
+    is_deadlocked: bool
+    """Nothing that the bridge can hear ends it: each surrogate waits for the other side to be done."""
+
+
+def pending(plan: Plan, bridge: Bridge) -> tuple[Pending, ...]:
+    """By sides."""
+    found = []
+    for key in sorted(bridge.rounds):
+        parts = bridge.rounds[key].parts
+        for side in (0, 1):
+            if parts[side].state != "over":
+                stuck = plan.policy.consensus == "naive" and all(part.state == "announced" for part in parts)
+                stuck = stuck or (parts[1 - side].state == "over" and not parts[1 - side].ok and
+                                  plan.policy.failure == "naive")  # fmt: skip
+                found.append(Pending(key[0], parts[side].label, side, parts[side].state, stuck))
+    return tuple(found)

@@ -1,0 +1,382 @@
+"""What federations have to agree on: synchronization points, saves and restores, over a bridge.
+
+Of one of them, on each side:
+
+    "" -> asked (by the surrogate) -> announced -> consented (by the surrogate) -> over
+                 blocked: something else goes on there, and it is asked again
+
+- It is announced on one side: it is requested on the other, once; never back where it came from.
+- All others of a side have consented: its surrogate can know that by its RTI's own queries (smart) or by being told
+  that it is the last one (add), and says it to the other side, where the other surrogate consents. A side that is over
+  before its surrogate was the last one says it as well.
+- By the standard's services alone and without queries (naive) a side can be done only when it is over, for which its
+  surrogate has to consent, for which the other side has to be done: both wait for each other (section 4.3).
+- Of two saves with different labels that begin at once the one with the smaller (label, federation) stays; the other
+  one is aborted where it began.
+- What waited in the links when both sides saved belongs to the save; what is under way when both are restored is
+  discarded, and that comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .state import NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
+
+KEPT_MOST: Final = 100
+"""Saves of which the bridge knows what was under way."""
+
+_INITIATED: Final = {"save": "initiate_federate_save", "restore": "initiate_federate_restore"}
+_DONE: Final = {"sync": "synchronization_point_achieved", "save": "federate_save_complete",
+                "restore": "federate_restore_complete"}  # fmt: skip
+_FAILED: Final = {"save": "federate_save_not_complete", "restore": "federate_restore_not_complete"}
+
+
+def key_of(turn: Turn, side: int, kind: str, label: str) -> Key | None:
+    """Of what a side calls by a label; None: it is not known."""
+    if kind != "sync":
+        key = (kind, 0, label)
+        return key if key in turn.bridge.rounds else None
+    for key, found in turn.bridge.rounds.items():
+        part = found.parts[side]
+        if key[0] == kind and part.label == label and part.state != "over":
+            return key
+    return None
+
+
+# -- what a surrogate hears -----------------------------------------------------------------------------------------
+
+
+def announced(turn: Turn, side: int, kind: str, label: str, tag: bytes = b"", name: str = "") -> None:
+    """It has begun on a side."""
+    policy = turn.plan.policy
+    key = key_of(turn, side, kind, label)
+    if kind != "sync":
+        turn.set_busy(side, label)
+        _resolve(turn, side, kind, label)
+    if key is None or turn.part(key, side).state in ("over", "announced", "consented"):
+        key = _begun(turn, side, kind, label, tag, name)
+    else:
+        turn.set_part(key, side, state="announced")
+    if kind == "save":
+        turn.call(side, "federate_save_begun")
+    part = turn.part(key, side)
+    _keep_or_take(turn, key)
+    if policy.consensus in ("restrict", "ignore") or part.far == "done":
+        consent(turn, key, side)
+    elif part.far == "failed":
+        _fail(turn, key, side)
+
+
+def _begun(turn: Turn, side: int, kind: str, label: str, tag: bytes, name: str) -> Key:
+    """Nobody on the other side has asked for it: it is asked for there."""
+    plan = turn.plan
+    key = (kind, side if kind == "sync" else 0, label)
+    one, other = Part(label, "announced"), Part(label)
+    parts = (one, other) if side == 0 else (other, one)
+    turn.set(rounds=turn.bridge.rounds.set(key, Round(parts, tag, name)))
+    if plan.policy.consensus == "restrict":
+        turn.count("suppressed")
+        turn.set_part(key, 1 - side, state="over")
+    elif plan.policy.failure == "restrict" and kind == "sync" and not label.startswith(f"{plan.names[side]}:"):
+        turn.count("suppressed")
+        _refuse(turn, key, side, "POLICY")
+    else:
+        turn.count(f"requests.{kind}")
+        turn.put(side, Entry("request", (tag, name), key))
+    return key
+
+
+def _refuse(turn: Turn, key: Key, side: int, reason: str) -> None:
+    """It can't be on the other side: whoever asked is told, where the RTI can tell him; else it stays here alone."""
+    turn.set_part(key, 1 - side, state="over", ok=False)
+    if turn.plan.policy.failure == "add" or (reason == "POLICY" and turn.plan.policy.consensus == "add"):
+        turn.call(side, "report_registration_failure", turn.part(key, side).label, reason, about=("reported", key))
+    else:
+        turn.count("failure_ignored")
+        consent(turn, key, side)
+
+
+def last_one(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
+    """All others there have reported."""
+    key = key_of(turn, side, kind, label)
+    if key is not None:
+        others_done(turn, key, side, ok=ok)
+
+
+def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
+    """All others of a side have consented, or `ok` is false: one could not."""
+    if not turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
+        turn.set_part(key, side, sent=True)
+        turn.count(f"completions.{key[0]}")
+        turn.put(side, Entry("completed" if ok else "failed", (), key))
+
+
+def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
+    """It is over on a side."""
+    if kind != "sync":
+        turn.set_busy(side, "")
+    key = key_of(turn, side, kind, label)
+    if key is not None and turn.part(key, side).state != "over":
+        forwards = turn.plan.forwards or turn.part(key, side).state != "consented"
+        if not ok:
+            others_done(turn, key, side, ok=False)
+        elif forwards:
+            others_done(turn, key, side)
+        turn.set_part(key, side, state="over", ok=ok)
+        _forget(turn, key)
+    _ask_again(turn, side)
+
+
+def withdrawn(turn: Turn, side: int, label: str) -> None:
+    """A point is none any more."""
+    key = key_of(turn, side, "sync", label)
+    if key is not None:
+        turn.set_part(key, side, state="over", ok=False)
+        _forget(turn, key)
+    _ask_again(turn, side)
+
+
+def _forget(turn: Turn, key: Key) -> None:
+    found = turn.bridge.rounds[key]
+    if all(part.state == "over" or (part.state in ("", "blocked") and not other.ok and other.state == "over")
+           for part, other in (found.parts, found.parts[::-1])):  # fmt: skip
+        links = [
+            Link(tuple(each for each in link.control if each.key != key or each.kind == "call"), link.data)
+            for link in turn.bridge.links
+        ]
+        turn.set(rounds=turn.bridge.rounds.delete(key), links=(links[0], links[1]))
+
+
+# -- what the far side does -----------------------------------------------------------------------------------------
+
+
+def requested(turn: Turn, side: int, entry: Entry) -> None:
+    """It came over the link from a side: the surrogate on the other one asks for it."""
+    key, far = entry.key, 1 - side
+    if key is None or key not in turn.bridge.rounds:
+        return
+    kind, part = key[0], turn.part(key, far)
+    if part.state not in ("", "blocked"):
+        turn.count("suppressed")  # it began on both sides at once, and is one
+        return
+    turn.set_part(key, far, state="asked")
+    if kind != "sync":
+        turn.call(far, f"request_federation_{kind}", part.label, entry=entry)
+        return
+    tag, name = entry.arguments
+    if name:
+        turn.call(far, "register_synchronization_point_for_set", part.label, tag, name, entry=entry)
+    else:
+        turn.call(far, "register_federation_synchronization_point", part.label, tag, entry=entry)
+
+
+def completed(turn: Turn, side: int, entry: Entry) -> None:
+    """All of a side have consented, says the link from there; or one could not."""
+    key, far = entry.key, 1 - side
+    if key is None or key not in turn.bridge.rounds:
+        turn.count("barrier_violation")
+        return
+    part = turn.part(key, far)
+    if part.state == "" and turn.plan.policy.barrier != "smart":
+        turn.count("barrier_violation")  # it is not known there, and nobody remembers it
+        return
+    part = turn.set_part(key, far, far="done" if entry.kind == "completed" else "failed")
+    if part.state == "announced":
+        if entry.kind == "completed":
+            consent(turn, key, far)
+        else:
+            _fail(turn, key, far)
+
+
+def consent(turn: Turn, key: Key, side: int) -> None:
+    """The surrogate reports, for all of the other side."""
+    if turn.part(key, side).state == "announced":
+        turn.set_part(key, side, state="consented")
+        label = (turn.part(key, side).label,) if key[0] == "sync" else ()
+        turn.call(side, _DONE[key[0]], *label, about=("consented", key))
+
+
+def _fail(turn: Turn, key: Key, side: int) -> None:
+    """The surrogate reports that the other side could not."""
+    if key[0] in _FAILED and turn.part(key, side).state == "announced":
+        turn.set_part(key, side, state="consented")
+        turn.call(side, _FAILED[key[0]], about=("consented", key))
+
+
+# -- where the far side can't ---------------------------------------------------------------------------------------
+
+
+def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
+    """The point that the surrogate registered on a side is none there."""
+    key = key_of(turn, side, "sync", label)
+    if key is None:
+        return
+    near, policy = 1 - side, turn.plan.policy
+    found = turn.bridge.rounds[key]
+    if reason == "BUSY":
+        _busy_with_another(turn, key, side)
+    elif policy.failure == "smart" and reason == "LABEL_NOT_UNIQUE" and label == key[2]:
+        renamed = f"{turn.plan.names[near]}:{label}"
+        turn.set_part(key, side, label=renamed)
+        turn.count("renamed")
+        turn.call(side, "register_federation_synchronization_point", renamed, found.tag)
+    elif policy.failure == "naive":
+        turn.count("unanswered")
+        turn.set_part(key, side, state="over", ok=False)
+    else:
+        _refuse(turn, key, near, reason)
+
+
+def _busy_with_another(turn: Turn, key: Key, side: int) -> None:
+    """A point that began over there waits for its turn there; one that is waited for in the same way on the other side
+    gives way if it is the greater one."""
+    rivals = [
+        other for other, found in turn.bridge.rounds.items()
+        if other[0] == "sync" and other[1] == side and found.parts[side].state in ("announced", "consented")
+        and found.parts[1 - side].state in ("", "asked", "blocked")
+    ]  # fmt: skip
+    names = turn.plan.names
+    if any((rival[2], names[rival[1]]) < (key[2], names[key[1]]) for rival in rivals):
+        turn.count("gave_way")
+        _refuse(turn, key, 1 - side, "BUSY")
+    else:
+        turn.set_part(key, side, state="blocked")
+        turn.count("buffered")
+
+
+def restore_refused(turn: Turn, side: int, label: str) -> None:
+    """The far side can't go back: then nobody does."""
+    key = key_of(turn, side, "restore", label)
+    if key is not None:
+        turn.set_part(key, side, state="over", ok=False)
+        if turn.plan.policy.failure in ("ignore",):
+            turn.count("failure_ignored")
+            consent(turn, key, 1 - side)
+        elif turn.plan.policy.failure != "naive":
+            _fail(turn, key, 1 - side)
+        else:
+            turn.count("unanswered")
+
+
+def refused(turn: Turn, key: Key, side: int) -> None:
+    """What the surrogate on a side asked for was refused: by something that goes on there."""
+    turn.count("buffered")
+    turn.set_part(key, side, state="blocked")
+    if not turn.bridge.busy[side]:
+        turn.set_busy(side, "?")
+    elif turn.bridge.busy[side] != "?":
+        _resolve(turn, side, key[0], turn.bridge.busy[side])
+
+
+def _resolve(turn: Turn, side: int, kind: str, label: str) -> None:
+    """A save or restore goes on there: those that wait for its end, and are smaller, do not."""
+    names = turn.plan.names
+    rival = (label, names[side])
+    for key in sorted(turn.bridge.rounds):
+        part = turn.part(key, side)
+        if key[0] == kind and key[2] != label and part.state == "blocked" and (key[2], names[1 - side]) < rival:
+            turn.count("aborted")
+            turn.call(side, f"abort_federation_{kind}", about=("aborted",))
+            return
+
+
+def _ask_again(turn: Turn, side: int) -> None:
+    """Something is over there: what was blocked is asked for once more."""
+    for key in sorted(turn.bridge.rounds):
+        found = turn.bridge.rounds[key]
+        if found.parts[side].state == "blocked" and found.parts[1 - side].state != "over":
+            turn.put(1 - side, Entry("request", (found.tag, found.name), key))
+
+
+# -- asking the RTIs ------------------------------------------------------------------------------------------------
+
+
+def polls(turn_bridge: Bridge) -> list[tuple[int, Key]]:
+    """What an RTI can be asked about: whether all others of a side have consented."""
+    return [
+        (side, key)
+        for key in sorted(turn_bridge.rounds)
+        for side in (0, 1)
+        if _is_asked_about(turn_bridge.rounds[key], side)
+    ]
+
+
+def _is_asked_about(found: Round, side: int) -> bool:
+    part, other = found.parts[side], found.parts[1 - side]
+    return part.state == "announced" and not part.sent and other.state != "over"
+
+
+def asked(turn: Turn, side: int, key: Key) -> None:
+    """Ask."""
+    if key[0] == "sync":
+        turn.call(side, "query_synchronization_point", turn.part(key, side).label, about=("poll", key))
+    else:
+        turn.call(side, f"query_federation_{key[0]}_status")
+
+
+def told_status(turn: Turn, side: int, kind: str, others: tuple[str, ...]) -> None:
+    """In which states the others of a side are."""
+    for found_side, key in polls(turn.bridge):
+        if found_side == side and key[0] == kind and set(others) <= {"waiting", "failed", "achieved"}:
+            others_done(turn, key, side, ok="failed" not in others)
+
+
+# -- what a save has ------------------------------------------------------------------------------------------------
+
+
+def _keep_or_take(turn: Turn, key: Key) -> None:
+    """Both sides save: what is under way belongs to it. Both are restored: that comes back."""
+    kind, _, label = key
+    if kind == "sync" or any(part.state not in ("announced", "consented") for part in turn.bridge.rounds[key].parts):
+        return
+    bridge = turn.bridge
+    if kind == "save":
+        order = (*(each for each in bridge.order if each != label), label)
+        kept = bridge.kept.set(label, _under_way(bridge))
+        for old in order[:-KEPT_MOST]:
+            kept = kept.delete(old)
+        turn.set(kept=kept, order=order[-KEPT_MOST:])
+        return
+    found = bridge.kept.get(label)
+    discarded = sum(len(link.data) for link in bridge.links)
+    if found is None:  # it was made before the bridge: nothing was under way that it knows of
+        turn.set(links=tuple(link._replace(data=()) for link in bridge.links))
+    else:
+        own: Any = {each: bridge.rounds[each] for each in bridge.rounds if each[0] != "sync"}
+        turn.set(
+            links=(
+                _mixed(found.links[0], bridge.links[0]),
+                _mixed(found.links[1], bridge.links[1]),
+            ),
+            rounds=found.rounds.update(own),
+            objects=found.objects,
+            values=found.values,
+            asked=found.asked,
+            unowned=found.unowned,
+            claims=found.claims,
+            retractions=found.retractions,
+            paces=tuple(pace._replace(stale=True) for pace in found.paces),
+        )
+    turn.count("discarded", discarded)
+
+
+def _under_way(bridge: Bridge) -> Bridge:
+    """Without what the save itself is, and what is for people."""
+    rounds = bridge.rounds
+    for key in list(rounds):
+        if key[0] != "sync":
+            rounds = rounds.delete(key)
+    links = tuple(
+        link._replace(control=tuple(each for each in link.control if each.key is None or each.key[0] == "sync"))
+        for link in bridge.links
+    )
+    return bridge._replace(
+        links=(links[0], links[1]), rounds=rounds, busy=("", ""), kept=NOTHING, order=(), counters=NOTHING
+    )
+
+
+def _mixed(kept: Link, now: Link) -> Link:
+    """What was kept of a link, and what belongs to the restore itself."""
+    own = tuple(each for each in now.control if each.key is not None and each.key[0] != "sync")
+    return Link((*own, *kept.control), kept.data)

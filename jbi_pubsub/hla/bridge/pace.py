@@ -1,0 +1,87 @@
+"""Time that advances on both sides of a bridge together.
+
+The surrogates regulate, and are not constrained: each gets messages as they come, and hears of the least time stamp
+that can still come from its own side (watch_lower_bound), behind all messages below it. What a surrogate promises on
+its side is the least of that bound of the other side and of the time stamps that wait in the link from there; so it
+never promises what a message in the bridge would break. It advances to the promise less its lookahead, which is why
+that has to be above 0. As no bound of a side contains that of its own surrogate, two sides that wait for the same time
+are both granted it, as by one RTI.
+
+When nobody regulates on the far side the surrogate does not either.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .state import Bridge, Turn
+
+
+def heard_bound(turn: Turn, side: int, galt: float) -> None:
+    """The least time stamp that can still come from a side."""
+    turn.set_pace(side, galt=galt)
+    promise(turn, 1 - side)
+
+
+def enabled(turn: Turn, side: int, time: float) -> None:
+    """The surrogate on a side regulates."""
+    turn.set_pace(side, state="granted", time=time)
+    promise(turn, side)
+
+
+def granted(turn: Turn, side: int, time: float) -> None:
+    """It has advanced."""
+    turn.set_pace(side, state="granted", time=time)
+    promise(turn, side)
+
+
+def refused(turn: Turn, side: int) -> None:
+    """What it asked for can't be done now: it is asked for again when it can."""
+    turn.set_pace(side, stale=True)
+
+
+def again(turn: Turn, side: int) -> None:
+    """What was going on there is over."""
+    if turn.bridge.paces[side].stale:
+        pace = turn.set_pace(side, stale=False)
+        if pace.state == "enabling":
+            turn.set_pace(side, state="off")
+        elif pace.state == "advancing":
+            turn.set_pace(side, state="granted")
+        promise(turn, side)
+
+
+def least(bridge: Bridge, side: int) -> float:
+    """What the surrogate on a side can promise."""
+    waiting = (each.time for each in bridge.links[1 - side].data if each.time is not None)
+    return min(bridge.paces[1 - side].galt, min(waiting, default=math.inf))
+
+
+def promise(turn: Turn, side: int) -> None:
+    """Advance as far as may be, or stop or begin to regulate."""
+    pace = turn.bridge.paces[side]
+    if not turn.plan.couples or turn.bridge.paces[1 - side].galt < 0:
+        return
+    if turn.bridge.busy[side]:
+        turn.set_pace(side, stale=True)
+        return
+    safe = least(turn.bridge, side)
+    if pace.state == "off":
+        if safe < math.inf:
+            turn.set_pace(side, state="enabling")
+            turn.call(side, "enable_time_regulation", turn.plan.lookahead, about=("pace",))
+    elif pace.state == "granted":
+        if safe == math.inf:
+            turn.set_pace(side, state="off")
+            turn.call(side, "disable_time_regulation", about=("pace",))
+        elif (time := _before(safe, turn.plan.lookahead)) > pace.time:
+            turn.set_pace(side, state="advancing")
+            turn.call(side, "time_advance_request", time, about=("pace",))
+
+
+def _before(safe: float, lookahead: float) -> float:
+    """The latest time that with the lookahead is not above what is safe."""
+    time = safe - lookahead
+    while time + lookahead > safe:
+        time = math.nextafter(time, -math.inf)
+    return time

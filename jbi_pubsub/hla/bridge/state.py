@@ -1,0 +1,261 @@
+"""The value of a bridge between two federations, and one turn of changing it.
+
+A bridge is two surrogates, each an ordinary federate that stands for everything on the other side, two links, and the
+transformation manager between them (Bridging the HLA, section 3). Here it is a value, as an execution is: what a
+surrogate hears goes into a link, what leaves a link is a call on the far side.
+
+    callback -> heard -> link -> due -> forwarded -> calls -> answered or refused
+
+`side` is 0 or 1, and `1 - side` the other one; a link is named by the side it comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from immutables import Map
+
+from .policy import Policy
+from .translation import Translation
+
+Key = tuple[str, int, str]
+"""Of what is agreed on: "sync", "save" or "restore", the side where it began (0 for saves and restores, which are the
+same on both), and its label there."""
+
+NOTHING: Final[Map[Any, Any]] = Map()
+
+
+class Plan(NamedTuple):
+    """What stays for a bridge's life."""
+
+    names: tuple[str, str]
+    """Of the federations, by side."""
+    policy: Policy
+    translation: Translation
+    couples: bool = False
+    """Time advances on both sides together."""
+    lookahead: float = 1e-3
+    """Of the surrogates, in seconds of logical time."""
+    reordered: bool = False
+    """Links do not keep the order of control entries. (For those who explore what comes of it.)"""
+    forwards: bool = True
+    """A federation that is done without its surrogate having been the last one says so. (As above.)"""
+
+    @property
+    def asks(self) -> bool:
+        """Whether the RTIs are asked if a surrogate is the last one."""
+        return self.policy.consensus == "smart"
+
+
+class Entry(NamedTuple):
+    """What goes over a link."""
+
+    kind: str
+    """request, completed, failed; discover, update, interaction, remove, provide; acquire, granted, denied, offer;
+    call: one that could not be made while its federation was saved or restored."""
+    arguments: tuple[Any, ...]
+    key: Key | None = None
+    """Of what is agreed on."""
+    stream: tuple[Any, ...] = ()
+    """Data entries of one stream keep their order; () for control."""
+    after: tuple[Key, ...] = ()
+    """It goes once these are over on the far side."""
+    time: float | None = None
+    """Its time stamp."""
+
+
+class Link(NamedTuple):
+    """From one side to the other."""
+
+    control: tuple[Entry, ...] = ()
+    data: tuple[Entry, ...] = ()
+
+
+class Part(NamedTuple):
+    """One federation's part in an agreement."""
+
+    label: str = ""
+    """What it is called there."""
+    state: str = ""
+    """"": not asked; asked; blocked: something else goes on there; announced; consented: by its surrogate; over."""
+    sent: bool = False
+    """That all others there have consented was sent to the other side."""
+    far: str = ""
+    """What the other side has said: "", done, or failed."""
+    ok: bool = True
+    """How it has ended there."""
+
+
+class Round(NamedTuple):
+    """An agreement under way."""
+
+    parts: tuple[Part, Part]
+    tag: bytes = b""
+    name: str = ""
+    """Of the set of federates for whom a point is."""
+
+
+class Twin(NamedTuple):
+    """An object instance as one side knows it."""
+
+    cls: int
+    twin: int = 0
+    """Its handle on the other side; 0: it is not there, or not yet."""
+    held: tuple[int, ...] = ()
+    """Attributes that the surrogate here owns."""
+
+
+class Pace(NamedTuple):
+    """A surrogate's time."""
+
+    galt: float = -1.0
+    """The least time stamp that can still come from there, as it was told last; below 0: it was not."""
+    time: float = 0.0
+    state: str = "off"
+    """off, enabling, granted, advancing."""
+    stale: bool = False
+    """What it asked for was refused, since its federation is saved or restored."""
+
+
+class Bridge(NamedTuple):
+    """See the module."""
+
+    links: tuple[Link, Link] = (Link(), Link())
+    rounds: Map[Key, Round] = Map()
+    busy: tuple[str, str] = ("", "")
+    """Labels of a save or restore that goes on; "?": one of which nothing was heard yet."""
+    settled: tuple[bool, bool] = (False, False)
+    """What there was when the surrogate came is known."""
+    objects: Map[tuple[int, int], Twin] = Map()
+    """By side and handle."""
+    values: Map[tuple[int, int], Map[int, bytes]] = Map()
+    """The last values of what came from a side, as they are there, where the bridge remembers them."""
+    asked: Map[tuple[int, int, int], tuple[str, bytes]] = Map()
+    """By side, instance and attribute: why it is asked whether it is owned, and a tag."""
+    unowned: Map[tuple[int, int], tuple[int, ...]] = Map()
+    """Attributes of an instance of a side that its RTI was told to be unowned on the other."""
+    claims: Map[tuple[int, int], Map[int, str]] = Map()
+    """Attributes that a federate of a side wants and the surrogate there owns: why the surrogate asks for them on the
+    other side: release, or confirm."""
+    retractions: Map[tuple[int, int], int] = Map()
+    """Of messages that came with a time stamp from a side, and what they are on the other."""
+    paces: tuple[Pace, Pace] = (Pace(), Pace())
+    kept: Map[str, Bridge] = Map()
+    """What was under way when both sides saved, by label."""
+    order: tuple[str, ...] = ()
+    """These labels, the oldest first."""
+    counters: Map[str, int] = Map()
+    """For people; what a bridge does never depends on them."""
+
+
+class Call(NamedTuple):
+    """A service that a surrogate is to call."""
+
+    side: int
+    service: str
+    arguments: tuple[Any, ...] = ()
+    entry: Entry | None = None
+    """What it comes from."""
+    about: tuple[Any, ...] = ()
+    """For whoever gets its answer."""
+
+
+class Turn:
+    """One turn of a bridge: changed in place, and closed to a value and the calls that are to be made."""
+
+    def __init__(self, plan: Plan, bridge: Bridge) -> None:
+        self.plan, self.bridge = plan, bridge
+        self.calls: list[Call] = []
+
+    def done(self) -> tuple[Bridge, tuple[Call, ...]]:
+        """The turn is over."""
+        return self.bridge, tuple(self.calls)
+
+    def set(self, **fields: Any) -> None:
+        """Change some fields."""
+        self.bridge = self.bridge._replace(**fields)
+
+    def call(self, side: int, service: str, *arguments: Any, entry: Entry | None = None, about: Any = ()) -> None:
+        """To be called."""
+        self.calls.append(Call(side, service, arguments, entry, about))
+
+    def count(self, name: str, number: int = 1) -> None:
+        """For people."""
+        if number:
+            counters = self.bridge.counters
+            self.set(counters=counters.set(name, counters.get(name, 0) + number))
+
+    def put(self, side: int, entry: Entry) -> None:
+        """Into the link from a side. What may only happen once something is over waits for that."""
+        after = self.over_here_alone(side) if self.plan.policy.barrier == "smart" and entry.kind != "completed" else ()
+        if after:
+            self.count("buffered")
+        entry = entry._replace(after=after)
+        link = self.bridge.links[side]
+        if entry.stream:
+            link = link._replace(data=(*link.data, entry))
+        else:
+            link = link._replace(control=(*link.control, entry))
+        self.set_link(side, link)
+
+    def put_back(self, side: int, entry: Entry) -> None:
+        """In front of the link from a side."""
+        link = self.bridge.links[side]
+        if entry.stream:
+            link = link._replace(data=(entry, *link.data))
+        else:
+            link = link._replace(control=(entry, *link.control))
+        self.set_link(side, link)
+
+    def set_link(self, side: int, link: Link) -> None:
+        """Of the link from a side."""
+        links = self.bridge.links
+        self.set(links=(link, links[1]) if side == 0 else (links[0], link))
+
+    def over_here_alone(self, side: int) -> tuple[Key, ...]:
+        """What is over on a side, and not on the other one."""
+        rounds = self.bridge.rounds
+        return tuple(
+            key for key in sorted(rounds) if rounds[key].parts[side].state == "over" and rounds[key].parts[side].ok
+        )
+
+    # -- agreements ----------------------------------------------------------------------------------------------
+
+    def part(self, key: Key, side: int) -> Part:
+        """Of a round."""
+        return self.bridge.rounds[key].parts[side]
+
+    def set_part(self, key: Key, side: int, **fields: Any) -> Part:
+        """Change it."""
+        found = self.bridge.rounds[key]
+        part = found.parts[side]._replace(**fields)
+        parts = (part, found.parts[1]) if side == 0 else (found.parts[0], part)
+        self.set(rounds=self.bridge.rounds.set(key, found._replace(parts=parts)))
+        return part
+
+    def set_busy(self, side: int, label: str) -> None:
+        """Something goes on there in which nothing else can be done; "": it is over."""
+        busy = self.bridge.busy
+        self.set(busy=(label, busy[1]) if side == 0 else (busy[0], label))
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def twin(self, side: int, instance: int) -> Twin:
+        """Of an instance; an empty one if the bridge does not know it."""
+        return self.bridge.objects.get((side, instance), _NO_TWIN)
+
+    def set_twin(self, side: int, instance: int, **fields: Any) -> None:
+        """Change it, if it is known."""
+        objects = self.bridge.objects
+        if (side, instance) in objects:
+            self.set(objects=objects.set((side, instance), objects[side, instance]._replace(**fields)))
+
+    def set_pace(self, side: int, **fields: Any) -> Pace:
+        """Change it."""
+        paces = self.bridge.paces
+        pace = paces[side]._replace(**fields)
+        self.set(paces=(pace, paces[1]) if side == 0 else (paces[0], pace))
+        return pace
+
+
+_NO_TWIN: Final = Twin(0)
