@@ -72,7 +72,7 @@ def begun(plan: Plan) -> Done:
 
 def heard(plan: Plan, bridge: Bridge, side: int, callback: Callback) -> Done:
     """The surrogate on a side was told something."""
-    act = _HEARD.get(callback.name)
+    act = HEARD.get(callback.name)
     if act is None:
         return bridge, ()
     turn = Turn(plan, bridge)
@@ -109,7 +109,7 @@ def _over(kind: str, *, ok: bool) -> Callable[..., None]:
     return act
 
 
-_HEARD: Final[dict[str, Callable[..., None]]] = {
+HEARD: Final[dict[str, Callable[..., None]]] = {
     "announce_synchronization_point": lambda turn, side, label, tag: consensus.announced(
         turn, side, "sync", label, tag
     ),

@@ -1,0 +1,426 @@
+"""Federations, their federates, and bridges, as one value, and everything that can happen to it next.
+
+A move is one of: a federate calls what comes next in its script; a federate, or a surrogate, is told what is first in
+its queue; an entry of a bridge's link goes; a bridge asks its RTI. All else follows from these at once.
+
+Of moves that can't matter to anybody else only one is tried (partial-order reduction): a federate that waits for
+nothing but to be told something is told it; what a surrogate makes nothing of is gone; an RTI is asked only when its
+answer says something new (what it asks for stays so until it is asked).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from immutables import Map
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.hla import extensions, rti
+from jbi_pubsub.hla.bridge import bridge as spans
+from jbi_pubsub.hla.bridge import policy as policies
+from jbi_pubsub.hla.bridge.state import Bridge, Call, Plan
+from jbi_pubsub.hla.bridge.translation import identity
+from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, RtiError, SaveInProgress
+from jbi_pubsub.hla.execution import Callback, Execution, Model, Options, Told
+from jbi_pubsub.hla.fom import Fom, parsed
+
+from .script import FEDERATIONS, Act, Group, Instance, Script, filled
+
+FOM: Final = b"""<?xml version="1.0"?>
+<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+ <objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Thing</name>
+  <attribute><name>x</name><dataType>HLAoctet</dataType><order>TimeStamp</order></attribute>
+ </objectClass></objectClass></objects>
+ <interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Call</name>
+  <order>TimeStamp</order><parameter><name>text</name><dataType>HLAoctet</dataType></parameter>
+ </interactionClass></interactionClass></interactions>
+</objectModel>
+"""
+"""What is simulated while nothing but protocols is looked at."""
+
+Move = tuple[Any, ...]
+"""("step", federate), ("hear", federate), ("tell", bridge, side), ("go", bridge, due)."""
+
+
+class Event(NamedTuple):
+    """For a chart: who tells whom what."""
+
+    source: str
+    target: str
+    text: str
+
+
+class Setup(NamedTuple):
+    """What stays."""
+
+    models: tuple[Model, ...]
+    """By federation."""
+    federates: tuple[tuple[int, str, int], ...]
+    """Federation, name, handle."""
+    plans: tuple[tuple[int, int, Plan], ...]
+    """Of bridges, with their federations."""
+    surrogates: tuple[tuple[int, int], ...]
+    """Handles, by bridge."""
+    routes: tuple[Map[int, tuple[int, int]], ...]
+    """By federation and handle: (-1, federate) or (bridge, side)."""
+    script: Script
+    waits: frozenset[str] = frozenset()
+    """Callbacks that somebody waits for."""
+
+
+class System(NamedTuple):
+    """What changes."""
+
+    executions: tuple[Execution, ...]
+    inboxes: tuple[tuple[Callback, ...], ...]
+    """Of federates."""
+    programs: tuple[tuple[Group, ...], ...]
+    todos: tuple[tuple[Group, ...], ...]
+    """What federates do since they were told something."""
+    heard: tuple[Map[Act, bool], ...]
+    """Of what they wait for."""
+    bridges: tuple[Bridge, ...]
+    told: tuple[tuple[tuple[Callback, ...], tuple[Callback, ...]], ...]
+    """Inboxes of surrogates, by bridge and side."""
+    outcomes: Map[tuple[int, str, str], str] = Map()
+    """How saves, restores and points have ended, by federation, kind and label."""
+
+
+class Found(NamedTuple):
+    """Something that must not be."""
+
+    what: str
+    """DOUBLE_OWNER, IN_THE_PAST, ILLEGAL_CALL."""
+    detail: str
+
+
+@lru_cache(maxsize=1)
+def fom() -> Fom:
+    """The object model."""
+    return parsed(("explored.xml", FOM))
+
+
+class Doing:
+    """One move: changed in place, and closed to the system after it."""
+
+    def __init__(self, setup: Setup, system: System, events: list[Event] | None = None) -> None:
+        self.setup, self.events = setup, events
+        self._before = system
+        self.executions = list(system.executions)
+        self.inboxes = list(system.inboxes)
+        self.programs, self.todos, self.heard = list(system.programs), list(system.todos), list(system.heard)
+        self.bridges = list(system.bridges)
+        self.told = [list(pair) for pair in system.told]
+        self.outcomes = system.outcomes
+        self.found: list[Found] = []
+
+    def system(self) -> System:
+        """After it."""
+        return System(
+            tuple(self.executions), tuple(self.inboxes), tuple(self.programs), tuple(self.todos), tuple(self.heard),
+            tuple(self.bridges), tuple([(pair[0], pair[1]) for pair in self.told]), self.outcomes,
+        )  # fmt: skip
+
+    def say(self, source: str, target: str, text: str) -> None:
+        """For the chart."""
+        if self.events is not None:
+            self.events.append(Event(source, target, text))
+
+    # -- federates -----------------------------------------------------------------------------------------------
+
+    def call(self, federation: int, federate: int, service: str, arguments: tuple[Any, ...]) -> Any:
+        """A service. Raises RtiError."""
+        step = rti.call(self.setup.models[federation], self.executions[federation], federate, service, *arguments)
+        self.executions[federation] = step.execution
+        for each in step.told:
+            self._queue(federation, each)
+        return step.answer
+
+    def _queue(self, federation: int, told: Told) -> None:
+        route = self.setup.routes[federation].get(told.federate)
+        if route is None:
+            return
+        bridge, place = route
+        if bridge < 0:
+            self.inboxes[place] = (*self.inboxes[place], told.callback)
+        elif told.callback.name in spans.HEARD:
+            self.told[bridge][place] = (*self.told[bridge][place], told.callback)
+
+    def act(self, place: int, group: Group) -> None:
+        """What a federate does in one go. Raises SaveInProgress, RestoreInProgress; other refusals are its own."""
+        federation, name, handle = self.setup.federates[place]
+        for act in group:
+            arguments = tuple(self._known(federation, each) for each in act.arguments)
+            self.say(name, f"RTI {FEDERATIONS[federation]}", _shown(act.name, arguments))
+            try:
+                self.call(federation, handle, act.name, arguments)
+            except (SaveInProgress, RestoreInProgress):
+                raise
+            except RtiError as exc:
+                self.say(f"RTI {FEDERATIONS[federation]}", name, f"refused: {type(exc).__name__}")
+
+    def _known(self, federation: int, value: Any) -> Any:
+        if isinstance(value, Instance):
+            names = self.executions[federation].instances.by_name
+            return next((names[each] for each in sorted(names) if each.rpartition(":")[2] == value.name), 0)
+        return value
+
+    def hear(self, place: int) -> None:
+        """A federate is told the first of its queue."""
+        callback, *rest = self.inboxes[place]
+        self.inboxes[place] = tuple(rest)
+        federation, name, _ = self.setup.federates[place]
+        self.say(f"RTI {FEDERATIONS[federation]}", name, _shown(callback.name, callback.arguments))
+        if callback.name in _ENDS:
+            kind, outcome = _ENDS[callback.name]
+            self.outcomes = self.outcomes.set((federation, kind, callback.arguments[0]), outcome)
+        if callback.name in self.setup.waits:
+            for width in range(len(callback.arguments) + 1):
+                key = Act(callback.name, callback.arguments[:width], is_told=True)
+                self.heard[place] = self.heard[place].set(key, True)
+        for reaction in self.setup.script.reactions:
+            wanted = reaction.told
+            if (
+                reaction.who in ("*", name) and wanted.name == callback.name
+                and callback.arguments[: len(wanted.arguments)] == wanted.arguments
+            ):  # fmt: skip
+                self.todos[place] = (*self.todos[place], filled(reaction.acts, callback.arguments))
+        self.skip_told(place)
+
+    def skip_told(self, place: int) -> None:
+        """What it waited for and has been told."""
+        program = self.programs[place]
+        while program and program[0][0].is_told and program[0][0] in self.heard[place]:
+            self.heard[place] = self.heard[place].delete(program[0][0])
+            program = program[1:]
+        self.programs[place] = program
+
+    # -- bridges -------------------------------------------------------------------------------------------------
+
+    def tell(self, number: int, side: int) -> None:
+        """A surrogate is told the first of its queue."""
+        callback, *rest = self.told[number][side]
+        self.told[number][side] = tuple(rest)
+        plan = self.setup.plans[number][2]
+        federation = self.setup.plans[number][side]
+        self.say(f"RTI {FEDERATIONS[federation]}", self._name(number, side), _shown(callback.name, callback.arguments))
+        self.run(number, *spans.heard(plan, self.bridges[number], side, callback))
+
+    def go(self, number: int, due: spans.Due) -> None:
+        """An entry of a link goes."""
+        plan, bridge = self.setup.plans[number][2], self.bridges[number]
+        if due.what != "poll" and self.events is not None:
+            link = bridge.links[due.side]
+            entry = (link.control if due.what == "control" else link.data)[due.place]
+            label = entry.key[2] if entry.key is not None else ""
+            kind = f"{entry.key[0]} " if entry.key is not None else ""
+            self.say(self._name(number, due.side), self._name(number, 1 - due.side), f"{kind}{entry.kind} {label}")
+        self.run(number, *spans.forwarded(plan, bridge, due))
+
+    def _name(self, number: int, side: int) -> str:
+        """Of a surrogate: s_G is joined to F, and stands for all beyond."""
+        there = FEDERATIONS[self.setup.plans[number][1 - side]]
+        return f"s_{there} in {FEDERATIONS[self.setup.plans[number][side]]}"
+
+    def run(self, number: int, bridge: Bridge, calls: tuple[Call, ...]) -> None:
+        """Make calls, and those that come of them."""
+        plan = self.setup.plans[number][2]
+        before = bridge.counters
+        waiting = list(calls)
+        while waiting:
+            call = waiting.pop(0)
+            federation = self.setup.plans[number][call.side]
+            handle = self.setup.surrogates[number][call.side]
+            self.say(self._name(number, call.side), f"RTI {FEDERATIONS[federation]}",
+                     _shown(call.service, call.arguments))  # fmt: skip
+            try:
+                answer = self.call(federation, handle, call.service, call.arguments)
+            except RtiError as exc:
+                self.say(f"RTI {FEDERATIONS[federation]}", self._name(number, call.side),
+                         f"refused: {type(exc).__name__}")  # fmt: skip
+                if isinstance(exc, InvalidLogicalTime):
+                    self.found.append(Found("IN_THE_PAST", f"{call.service}: {exc.message}"))
+                bridge, more = spans.refused(plan, bridge, call, exc)
+                if bridge.counters.get("refused", 0) > before.get("refused", 0):
+                    self.found.append(Found("ILLEGAL_CALL", f"{call.service}: {type(exc).__name__}"))
+                    before = bridge.counters
+            else:
+                bridge, more = spans.answered(plan, bridge, call, answer)
+            waiting[:0] = more
+        self.bridges[number] = bridge._replace(counters=Map())
+
+
+_ENDS: Final = {
+    "federation_saved": ("save", "saved"),
+    "federation_not_saved": ("save", "not saved"),
+    "federation_restored": ("restore", "restored"),
+    "federation_not_restored": ("restore", "not restored"),
+    "federation_synchronized": ("sync", "synchronized"),
+    "synchronization_point_withdrawn": ("sync", "withdrawn"),
+}
+
+
+def _shown(name: str, arguments: tuple[Any, ...]) -> str:
+    said = ", ".join(repr(each) for each in arguments if each not in (b"", None, ()))
+    return f"{name}({said[:60]})"
+
+
+# -- what can happen next -------------------------------------------------------------------------------------------
+
+
+def moves(setup: Setup, system: System) -> list[Move]:
+    """What can happen; of what matters to nobody else one."""
+    found: list[Move] = []
+    for place, inbox in enumerate(system.inboxes):
+        program, todo = system.programs[place], system.todos[place]
+        if inbox and not todo:
+            if not program or program[0][0].is_told:
+                return [("hear", place)]
+            found.append(("hear", place))
+        if todo or (program and not program[0][0].is_told):
+            found.append(("step", place))
+    for number, bridge in enumerate(system.bridges):
+        for side in (0, 1):
+            if system.told[number][side]:
+                found.append(("tell", number, side))
+        plan = setup.plans[number][2]
+        for due in spans.due(plan, bridge):
+            if due.what != "poll" or _says_something(setup, system, number, due):
+                found.append(("go", number, due))
+    return found
+
+
+def _says_something(setup: Setup, system: System, number: int, due: spans.Due) -> bool:
+    execution = system.executions[setup.plans[number][due.side]]
+    mine = setup.surrogates[number][due.side]
+    if due.key is None:
+        return False
+    kind, label = due.key[0], system.bridges[number].rounds[due.key].parts[due.side].label
+    if kind == "sync":
+        point = execution.points.pending.get(label)
+        return point is not None and all(has for each, has in point.achieved.items() if each != mine)
+    if any(each.name.endswith("_status_response") for each in system.told[number][due.side]):
+        return False
+    states = execution.saving.states.items()
+    return bool(states) and all(state in extensions.REPORTED for each, state in states if each != mine)
+
+
+def after(setup: Setup, system: System, move: Move, events: list[Event] | None = None) -> tuple[System, list[Found]] | None:
+    """What comes of a move; None: it can't be made now."""
+    doing = Doing(setup, system, events)
+    kind, place = move[0], move[1]
+    if kind == "hear":
+        doing.hear(place)
+    elif kind == "tell":
+        doing.tell(place, move[2])
+    elif kind == "go":
+        doing.go(place, move[2])
+    else:
+        queue = doing.todos if system.todos[place] else doing.programs
+        group, *rest = queue[place]
+        queue[place] = tuple(rest)
+        try:
+            doing.act(place, group)
+        except (SaveInProgress, RestoreInProgress):
+            return None
+        doing.skip_told(place)
+    made = doing.system()
+    if any(one.owned is not other.owned for one, other in zip(made.executions, system.executions, strict=True)):
+        doing.found.extend(_double_owners(setup, made))
+    return made, doing.found
+
+
+def _double_owners(setup: Setup, system: System) -> Iterator[Found]:
+    """Instance attributes that two ordinary federates own; an instance is known by its name in all federations."""
+    owners: dict[tuple[str, int], str] = {}
+    for federation, execution in enumerate(system.executions):
+        for handle, owned in execution.owned.owners.items():
+            name = execution.instances.by_handle[handle].name.rpartition(":")[2]
+            for attribute, federate in owned.items():
+                route = setup.routes[federation].get(federate)
+                if route is not None and route[0] < 0:
+                    who = setup.federates[route[1]][1]
+                    other = owners.setdefault((name, attribute), who)
+                    if other != who:
+                        yield Found("DOUBLE_OWNER", f"{other} and {who} own {attribute} of {name}")
+
+
+# -- making one -----------------------------------------------------------------------------------------------------
+
+
+def built(
+    sizes: tuple[int, ...],
+    edges: tuple[tuple[int, int], ...],
+    policy: policies.Policy,
+    script: Script,
+    *,
+    options: Options = Options(),  # noqa: B008  # a value
+    couples: bool = False,
+    reordered: bool = False,
+    forwards: bool = True,
+) -> tuple[Setup, System]:
+    """Federations of so many federates, bridges between some, everything that comes before `---` of the script done.
+    Raises ConfigurationError."""
+    model = Model(fom(), options)
+    executions = [rti.created(FEDERATIONS[number]) for number in range(len(sizes))]
+    federates: list[tuple[int, str, int]] = []
+    routes: list[dict[int, tuple[int, int]]] = [{} for _ in sizes]
+
+    def joined(federation: int, name: str) -> int:
+        step = rti.call(model, executions[federation], 0, rti.JOIN, name)
+        executions[federation] = step.execution
+        return int(step.answer)
+
+    for federation, size in enumerate(sizes):
+        for number in range(size):
+            name = f"{FEDERATIONS[federation].lower()}{number}"
+            handle = joined(federation, name)
+            routes[federation][handle] = (-1, len(federates))
+            federates.append((federation, name, handle))
+    plans, surrogates = [], []
+    for number, (one, other) in enumerate(edges):
+        names = (FEDERATIONS[one], FEDERATIONS[other])
+        plans.append((one, other, Plan(names, policy, identity(fom()), couples, 0.5, reordered, forwards)))
+        pair = (joined(one, f"s_{names[1]}.{number}"), joined(other, f"s_{names[0]}.{number}"))
+        for side, federation in ((0, one), (1, other)):
+            routes[federation][pair[side]] = (number, side)
+        surrogates.append(pair)
+    known = {name for _, name, _ in federates}
+    for who, _ in (*script.first, *script.programs):
+        if who not in known:
+            raise ConfigurationError(f"the script has a federate {who}", hint=f"There are {', '.join(sorted(known))}")
+    waits = frozenset(act.name for _, group in script.programs for act in group if act.is_told)
+    setup = Setup(
+        (model,) * len(sizes), tuple(federates), tuple(plans), tuple(surrogates), tuple(Map(each) for each in routes),
+        script, waits,
+    )  # fmt: skip
+    nothing = ((),) * len(federates)
+    system = System(
+        tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates),
+        tuple(Bridge() for _ in plans), (((), ()),) * len(plans),
+    )  # fmt: skip
+    for number, (_, _, plan) in enumerate(plans):
+        doing = Doing(setup, system)
+        doing.run(number, *spans.begun(plan))
+        system = rested(setup, doing.system())
+    for who, group in script.first:
+        doing = Doing(setup, system)
+        doing.act([name for _, name, _ in federates].index(who), group)
+        system = rested(setup, doing.system())
+    programs = tuple(tuple(group for who, group in script.programs if who == name) for _, name, _ in federates)
+    return setup, system._replace(programs=programs)
+
+
+def rested(setup: Setup, system: System) -> System:
+    """Everything that can happen has, in one order."""
+    for _ in range(100_000):
+        for move in moves(setup, system):
+            step = after(setup, system, move)
+            if step is not None:
+                system = step[0]
+                break
+        else:
+            return system
+    raise ConfigurationError("the federations do not come to rest", hint="Bridges in a circle call for ever")
