@@ -19,11 +19,18 @@ from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.hla.exceptions import (
     AttributeNotOwned,
+    FederateHasNotBegunSave,
     NoAcquisitionPending,
     ObjectInstanceNameInUse,
+    ObjectInstanceNotKnown,
     RestoreInProgress,
+    RestoreNotInProgress,
+    RestoreNotRequested,
     RtiError,
     SaveInProgress,
+    SaveNotInitiated,
+    SaveNotInProgress,
+    SynchronizationPointLabelNotAnnounced,
 )
 from jbi_pubsub.hla.execution import Callback
 
@@ -32,6 +39,12 @@ from .state import Bridge, Call, Entry, Key, Plan, Turn
 
 Done = tuple[Bridge, tuple[Call, ...]]
 
+RACES: Final = (
+    AttributeNotOwned, FederateHasNotBegunSave, ObjectInstanceNotKnown, RestoreNotInProgress, RestoreNotRequested,
+    SaveNotInitiated, SaveNotInProgress,
+)  # fmt: skip
+"""What any federate is told that calls before it has heard that it is too late: of an instance, an attribute, a save
+or a restore that is no more."""
 _OWNERSHIP: Final = frozenset(("acquire", "granted", "denied", "offer"))
 
 
@@ -116,6 +129,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "announce_synchronization_point_to_set": lambda turn, side, label, tag, name: consensus.announced(
         turn, side, "sync", label, tag, name
     ),
+    "synchronization_point_registration_succeeded": consensus.registration_succeeded,
     "synchronization_point_registration_failed": consensus.registration_failed,
     "synchronization_point_withdrawn": lambda turn, side, label, _reason: consensus.withdrawn(turn, side, label),
     "federation_synchronized": _over("sync", ok=True),
@@ -284,8 +298,10 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
         transfer.could_not_acquire(turn, near, entry)
     elif call.about and call.about[0] == "pace":
         turn.count("refused")
-    elif isinstance(error, AttributeNotOwned):
-        turn.count("not_owned")
+    elif isinstance(error, SynchronizationPointLabelNotAnnounced) and plan.policy.failure == "add":
+        turn.count("raced")  # it was withdrawn
+    elif isinstance(error, RACES):
+        turn.count("raced")
     else:
         turn.count("refused")
     return turn.done()

@@ -29,19 +29,18 @@ KEPT_MOST: Final = 100
 _INITIATED: Final = {"save": "initiate_federate_save", "restore": "initiate_federate_restore"}
 _DONE: Final = {"sync": "synchronization_point_achieved", "save": "federate_save_complete",
                 "restore": "federate_restore_complete"}  # fmt: skip
+_STANDING: Final = ("announced", "consented")
 _FAILED: Final = {"save": "federate_save_not_complete", "restore": "federate_restore_not_complete"}
 
 
-def key_of(turn: Turn, side: int, kind: str, label: str) -> Key | None:
-    """Of what a side calls by a label; None: it is not known."""
-    if kind != "sync":
-        key = (kind, 0, label)
-        return key if key in turn.bridge.rounds else None
-    for key, found in turn.bridge.rounds.items():
-        part = found.parts[side]
-        if key[0] == kind and part.label == label and part.state != "over":
-            return key
-    return None
+def key_of(turn: Turn, side: int, kind: str, label: str, states: tuple[str, ...] = _STANDING) -> Key | None:
+    """Of what a side calls by a label, and is in one of these states there; None: there is none. Of several the one
+    that began first, as those of a side are over one after the other."""
+    found = [
+        key for key, one in turn.bridge.rounds.items()
+        if key[0] == kind and one.parts[side].label == label and one.parts[side].state in states
+    ]  # fmt: skip
+    return min(found, key=lambda key: (key[3], key)) if found else None
 
 
 # -- what a surrogate hears -----------------------------------------------------------------------------------------
@@ -50,11 +49,12 @@ def key_of(turn: Turn, side: int, kind: str, label: str) -> Key | None:
 def announced(turn: Turn, side: int, kind: str, label: str, tag: bytes = b"", name: str = "") -> None:
     """It has begun on a side."""
     policy = turn.plan.policy
-    key = key_of(turn, side, kind, label)
+    ours = ("accepted",) if kind == "sync" else ("", "asked", "blocked")
+    key = key_of(turn, side, kind, label, ours)
     if kind != "sync":
         turn.set_busy(side, label)
         _resolve(turn, side, kind, label)
-    if key is None or turn.part(key, side).state in ("over", "announced", "consented"):
+    if key is None:
         key = _begun(turn, side, kind, label, tag, name)
     else:
         turn.set_part(key, side, state="announced")
@@ -71,7 +71,9 @@ def announced(turn: Turn, side: int, kind: str, label: str, tag: bytes = b"", na
 def _begun(turn: Turn, side: int, kind: str, label: str, tag: bytes, name: str) -> Key:
     """Nobody on the other side has asked for it: it is asked for there."""
     plan = turn.plan
-    key = (kind, side if kind == "sync" else 0, label)
+    origin = side if kind == "sync" else 0
+    number = max((key[3] + 1 for key in turn.bridge.rounds if key[:3] == (kind, origin, label)), default=0)
+    key = (kind, origin, label, number)
     one, other = Part(label, "announced"), Part(label)
     parts = (one, other) if side == 0 else (other, one)
     turn.set(rounds=turn.bridge.rounds.set(key, Round(parts, tag, name)))
@@ -117,7 +119,7 @@ def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
     if kind != "sync":
         turn.set_busy(side, "")
     key = key_of(turn, side, kind, label)
-    if key is not None and turn.part(key, side).state != "over":
+    if key is not None:
         forwards = turn.plan.forwards or turn.part(key, side).state != "consented"
         if not ok:
             others_done(turn, key, side, ok=False)
@@ -207,9 +209,16 @@ def _fail(turn: Turn, key: Key, side: int) -> None:
 # -- where the far side can't ---------------------------------------------------------------------------------------
 
 
+def registration_succeeded(turn: Turn, side: int, label: str) -> None:
+    """The point that the surrogate registered on a side is one: what is announced next under that label."""
+    key = key_of(turn, side, "sync", label, ("asked",))
+    if key is not None:
+        turn.set_part(key, side, state="accepted")
+
+
 def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
-    """The point that the surrogate registered on a side is none there."""
-    key = key_of(turn, side, "sync", label)
+    """It is none there."""
+    key = key_of(turn, side, "sync", label, ("asked",))
     if key is None:
         return
     near, policy = 1 - side, turn.plan.policy
@@ -247,7 +256,7 @@ def _busy_with_another(turn: Turn, key: Key, side: int) -> None:
 
 def restore_refused(turn: Turn, side: int, label: str) -> None:
     """The far side can't go back: then nobody does."""
-    key = key_of(turn, side, "restore", label)
+    key = key_of(turn, side, "restore", label, ("asked",))
     if key is not None:
         turn.set_part(key, side, state="over", ok=False)
         if turn.plan.policy.failure in ("ignore",):
@@ -327,7 +336,7 @@ def told_status(turn: Turn, side: int, kind: str, others: tuple[str, ...]) -> No
 
 def _keep_or_take(turn: Turn, key: Key) -> None:
     """Both sides save: what is under way belongs to it. Both are restored: that comes back."""
-    kind, _, label = key
+    kind, _, label, _ = key
     if kind == "sync" or any(part.state not in ("announced", "consented") for part in turn.bridge.rounds[key].parts):
         return
     bridge = turn.bridge

@@ -18,9 +18,9 @@ from immutables import Map
 from .policy import Policy
 from .translation import Translation
 
-Key = tuple[str, int, str]
+Key = tuple[str, int, str, int]
 """Of what is agreed on: "sync", "save" or "restore", the side where it began (0 for saves and restores, which are the
-same on both), and its label there."""
+same on both), its label there, and a number: a label is free again on one side while it is not yet on the other."""
 
 NOTHING: Final[Map[Any, Any]] = Map()
 
@@ -77,7 +77,8 @@ class Part(NamedTuple):
     label: str = ""
     """What it is called there."""
     state: str = ""
-    """"": not asked; asked; blocked: something else goes on there; announced; consented: by its surrogate; over."""
+    """"": not asked; asked; accepted; blocked: something else goes on there; announced; consented: by its surrogate;
+    over."""
     sent: bool = False
     """That all others there have consented was sent to the other side."""
     far: str = ""
