@@ -83,6 +83,7 @@ def test_a_large_payload_comes_as_it_was(large: Federation, picture: Path, tmp_p
     subscriber = large.subscriber()
     uids = [subscriber.register_subscriber(type_name="report") for _ in range(2)]
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     # When a large payload is published, as a path, a file, what is read like one, or as bytes
     data = picture.read_bytes()
     with picture.open("rb") as on_disk:
@@ -129,6 +130,7 @@ def test_small_payloads_are_in_memory_wherever_they_come_from(large: Federation,
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     path = tmp_path / "small"
     for size in (0, 1, SPOOL - 1, SPOOL):
         path.write_bytes(b"x" * size)
@@ -176,6 +178,7 @@ def test_limits_of_size_are_taken_and_one_byte_more_is_not(large: Federation, tm
     assert eventually(lambda: pad.status()["registrations"][0]["published"] == 2)
     # Expect its publisher to refuse it if that knows the limit: by what it is said to have, or has
     knowing, own = opened(large, large.light(config))
+    knowing.wait_for_subscribers(own, 1, 60.0)
     for payload in (path, io.BytesIO(bytes(1_000_001)), bytes(1_000_001)):
         path.write_bytes(bytes(1_000_001))
         with pytest.raises(OversizeError, match="the limit is 1000000"):
@@ -190,6 +193,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_and_publishing_goes_on(
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
 
     def shrink(path: Path) -> None:
         os.truncate(path, 3_000_000)
@@ -269,6 +273,7 @@ def test_a_full_disk_is_told_the_publisher_and_the_delegate_goes_on(
     wanted = subscriber.register_subscriber(type_name="report")
     refused: list[JbiError] = []
     publisher, uid = opened(large, large.light(refused=lambda _uid, why: refused.append(why)))
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", _full)
         publisher.publish(uid, b"<a>1</a>", picture.read_bytes())
@@ -354,6 +359,7 @@ def test_a_subscriber_without_room_is_told_of_its_loss_and_goes_on(
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report", bound=1)
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(subscriber._spool, "begin", lambda *_: (_ for _ in ()).throw(StorageError("no room at all")))
         publisher.publish(uid, b"<a>1</a>", picture)
@@ -373,6 +379,7 @@ def test_what_can_not_be_read_again_is_lost_and_told(
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     read = SpooledPayload.read
 
     def half(self: SpooledPayload, at: int, count: int) -> bytes:
@@ -396,6 +403,7 @@ def test_a_publisher_that_can_not_read_its_file_again_gives_the_object_up(
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     read = SpooledPayload.read
 
     def half(self: SpooledPayload, at: int, count: int) -> bytes:
@@ -562,6 +570,7 @@ def test_what_is_too_large_for_memory_is_read_in_pieces_alone(
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     publisher.publish(uid, b"<a/>", picture)
     obj = received(subscriber, wanted)
     monkeypatch.setattr(spool_module, "MEMORY_BYTES", SIZE - 1)
@@ -731,6 +740,7 @@ def test_it_does_not_grow_the_process(large: Federation, tmp_path: Path) -> None
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
     publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 1, 60.0)
     path = tmp_path / "hole"
     path.touch()
     os.truncate(path, 300_000_000)
