@@ -25,7 +25,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -76,7 +76,8 @@ class RTIAmbassador(Services):
         self._community: JoinManager | None = None
         self._ambassador = FederateAmbassador()
         self._fom: Fom | None = None
-        self._link: _Link | None = None
+        self._modules: tuple[Module, ...] = ()
+        self._link: Link | None = None
         self._evoking = False
         self._handle = 0
         self._name = ""
@@ -143,12 +144,13 @@ class RTIAmbassador(Services):
             raise FederateAlreadyExecutionMember(f"the federate is joined, as {self._name}", hint="Resign first")
         self._drop()
         item = self._federation(federation, timeout)
-        self._fom = parsed(*self._call(item, "modules", tuple[Module, ...], federation))
+        self._modules = self._call(item, "modules", tuple[Module, ...], federation)
+        self._fom = parsed(*self._modules)
         token = self._call(item, "join", str, federation)
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:
             greet(Line(sock), Hello.of(token))
-            self._link = _Link(sock)
+            self._link = Link(sock)
         except BaseException:
             sock.close()
             raise
@@ -209,7 +211,7 @@ class RTIAmbassador(Services):
     def _send(self, service: str, *arguments: Any) -> None:
         self._joined().send(service, arguments)
 
-    def _joined(self) -> _Link:
+    def _joined(self) -> Link:
         if self._link is None:
             raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
         return self._link
@@ -299,7 +301,7 @@ class RTIAmbassador(Services):
         return self.fom.parameter(cls, name)
 
 
-class _Link:
+class Link:
     """The session of a joined federate: what it sends, answers, callbacks."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -319,6 +321,8 @@ class _Link:
         self._refused: deque[JbiError] = deque()
         self._lease = 10.0
         self._alive_at = time.monotonic()
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there are callbacks."""
         self.lost = ""
         """Why there is no connection any more."""
         self._closed = False
@@ -333,25 +337,35 @@ class _Link:
 
     def ask(self, service: str, arguments: Sequence[Any]) -> Any:
         """The answer. Raises what the RTI refused this call with, or one before it that did not wait."""
+        [answer] = self.ask_all([(service, arguments)])
+        if isinstance(answer, JbiError):
+            raise answer
+        return answer
+
+    def ask_all(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        """The answers of calls that are sent together; what one was refused with in its place. Raises NotConnected,
+        and what one before was refused with that did not wait."""
         with self._changed:
             self._check()
-            self._ticket += 1
-            ticket = self._ticket
-            self._asked.add(ticket)
-        self._put(ticket, service, arguments)
+            tickets = range(self._ticket + 1, self._ticket + 1 + len(calls))
+            self._ticket += len(calls)
+            self._asked.update(tickets)
+        for ticket, (service, arguments) in zip(tickets, calls, strict=True):
+            self._put(ticket, service, arguments)
+            if self._size > BATCH_BYTES:
+                self.flush()
         self.flush()
         with self._changed:
-            self._changed.wait_for(lambda: ticket in self._answers or self.lost, ANSWER_SECONDS)
-            self._asked.discard(ticket)
-            answer = self._answers.pop(ticket, None)
-        if answer is None:
+            self._changed.wait_for(lambda: tickets[-1] in self._answers or self.lost, ANSWER_SECONDS)
+            self._asked.difference_update(tickets)
+            answers = [self._answers.pop(ticket, None) for ticket in tickets]
+        if None in answers:
             if not self.lost:
                 self._lose(f"the RTI has not answered for {ANSWER_SECONDS:g} s")
-            raise NotConnected(f"{service} was not answered: {self.lost}", hint="Join again")
-        word, value = answer
-        if word == "!":
-            raise rebuild(converted(value, ErrorReport))
-        return value
+            raise NotConnected(f"{calls[answers.index(None)][0]} was not answered: {self.lost}", hint="Join again")
+        return [
+            rebuild(converted(value, ErrorReport)) if word == "!" else value for word, value in filter(None, answers)
+        ]
 
     def send(self, service: str, arguments: Sequence[Any]) -> None:
         """Raises what the RTI has refused before, NotConnected."""
@@ -426,6 +440,13 @@ class _Link:
         """Whether callbacks wait."""
         return bool(self._inbox)
 
+    def taken(self, most: int) -> list[tuple[str, tuple[Any, ...]]]:
+        """Callbacks that wait, at most so many."""
+        with self._changed:
+            found = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
+            self._changed.notify_all()
+        return found
+
     def close(self) -> None:
         """End the thread."""
         self._closed = True
@@ -443,6 +464,7 @@ class _Link:
                 if not self._closed:
                     self._inbox.append(("connection_lost", (reason,)))
             self._changed.notify_all()
+        self.wake()
 
     def _run(self) -> None:
         got = bytearray()
@@ -522,6 +544,8 @@ class _Link:
                 if ticket in self._asked:
                     self._answers[ticket] = word, _fixed(value) if word == "" else value
             self._changed.notify_all()
+        if callbacks:
+            self.wake()
 
     def _refuse(self, error: JbiError) -> None:
         with self._changed:

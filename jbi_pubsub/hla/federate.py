@@ -18,6 +18,15 @@ class FederateAmbassador:
     def announce_synchronization_point(self, label: str, tag: bytes) -> None:
         """It is to get where the point asks it to be, and say so."""
 
+    def announce_synchronization_point_to_set(self, label: str, tag: bytes, name: str) -> None:
+        """A surrogate alone, of an RTI that has services for bridges: a point for a named set of federates."""
+
+    def synchronization_point_withdrawn(self, label: str, reason: str) -> None:
+        """The point is none any more: beyond a bridge it was refused."""
+
+    def only_one_not_yet(self, kind: str, label: str, others_ok: bool) -> None:
+        """It is the only one that has not reported, of such an RTI; kind: sync, save or restore."""
+
     def federation_synchronized(self, label: str) -> None:
         """All have."""
 

@@ -43,6 +43,30 @@ class Services(ABC):
         SynchronizationPointLabelNotAnnounced."""
         self._ask("synchronization_point_achieved", label)
 
+    def query_synchronization_point(self, label: str) -> tuple[str, ...]:
+        """In which states the other members of a point are: moving, achieved. Own. Raises
+        SynchronizationPointLabelNotAnnounced."""
+        return tuple(self._ask("query_synchronization_point", label))
+
+    def join_set(self, name: str) -> None:
+        """Become a member of a named set. Own, and only of an RTI that has services for bridges, as the next three;
+        each raises ServiceNotEnabled."""
+        self._ask("join_set", name)
+
+    def leave_set(self, name: str) -> None:
+        """Be none any more."""
+        self._ask("leave_set", name)
+
+    def register_synchronization_point_for_set(self, label: str, tag: bytes, name: str) -> None:
+        """A synchronization point for the members of a set, also beyond bridges."""
+        self._ask("register_synchronization_point_for_set", label, tag, name)
+
+    def query_federation_state(self) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...], str]:
+        """Pairs of an instance and an attribute that is owned, the labels of pending points, that of a save or
+        restore that goes on."""
+        owned, points, label = self._ask("query_federation_state")
+        return owned, points, label
+
     def request_federation_save(self, label: str, time: float | None = None) -> None:
         """All are to save, now or at a logical time (clause 4.16). Raises FederateUnableToUseTime,
         InvalidLogicalTime."""

@@ -28,44 +28,7 @@ from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
-
-CALLBACKS = [name for name in vars(FederateAmbassador) if name[0] != "_"]
-
-
-class Noting(FederateAmbassador):
-    """Notes all that it is told."""
-
-    def __init__(self) -> None:
-        self.log: list[tuple[Any, ...]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in CALLBACKS:
-            return lambda *arguments: self.log.append((name, *arguments))
-        return super().__getattribute__(name)
-
-
-class Federate:
-    """A joined federate, and what it was told."""
-
-    def __init__(self, config: Any, name: str, federation: str = "Air", **options: Any) -> None:
-        self.rti = RTIAmbassador(config)
-        self.told = Noting()
-        self.rti.connect(self.told)
-        try:
-            self.handle = self.rti.join_federation_execution(federation, name, timeout=20.0, **options)
-        except BaseException:
-            self.rti.disconnect()
-            raise
-
-    def until(self, name: str) -> tuple[Any, ...]:
-        """The next callback of that name; those before it are dropped."""
-        for _ in range(3000):
-            for at, each in enumerate(self.told.log):
-                if each[0] == name:
-                    del self.told.log[: at + 1]
-                    return each
-            self.rti.evoke_callback(0.01)
-        pytest.fail(f"no {name}: {self.told.log}")
+from tests.hla.parties import Federate, Noting
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def begun(plan: Plan) -> Done:
         for cls, attributes in plan.translation.subscribed(side):
             turn.call(side, "subscribe_object_class_attributes", cls, attributes)
         if plan.couples:
-            turn.call(side, "watch_lower_bound", True)  # noqa: FBT003  # an argument on the wire
+            turn.call(side, "watch_lower_bound", True)  # an argument on the wire
         turn.call(side, "query_federation_save_status")
     return turn.done()
 
@@ -212,6 +212,11 @@ def _due_data(bridge: Bridge, side: int) -> list[Due]:
     return found
 
 
+def first_control(plan: Plan, bridge: Bridge, side: int) -> Due | None:
+    """The first control entry that may go from a side."""
+    return next(iter(_due_control(plan, bridge, side)), None) if bridge.links[side].control else None
+
+
 def first(bridge: Bridge, side: int) -> Due | None:
     """The first data entry that may go from a side: for who keeps the order."""
     if bridge.busy[1 - side] or not bridge.links[side].data or _waits(bridge, side, bridge.links[side].data[0]):
@@ -278,9 +283,8 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
         transfer.divested(turn, call.side, call.about[1], call.about[2], tuple(answer))
     elif kind == "confirmed":
         transfer.divested(turn, call.side, call.about[1], call.about[2], call.about[2])
-    elif kind == "poll":
-        if set(answer) <= {"achieved"}:
-            consensus.others_done(turn, call.about[1], call.side)
+    elif kind == "poll" and set(answer) <= {"achieved"}:
+        consensus.others_done(turn, call.about[1], call.side)
     return turn.done()
 
 

@@ -15,9 +15,9 @@ from jbi_pubsub.bridge.file import Explained, Place, Running, Told, settings_of
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.values import converted
-from jbi_pubsub.core.wire.endpoint import check_endpoint
-from jbi_pubsub.hla import datatypes, fom
-from jbi_pubsub.hla.fom import Class, Member
+from jbi_pubsub.hla import datatypes
+from jbi_pubsub.hla.fom import Class, Member, parsed
+from jbi_pubsub.hla.proxy import modules_of
 from jbi_pubsub.pad.subscription import PLATFORM_NAME
 
 from . import policy
@@ -39,8 +39,6 @@ class HlaSide(Place, frozen=True, kw_only=True):
     kind: str = "hla"
     federation: str
     """Name of the federation execution."""
-    rti: str = ""
-    """HOST:PORT of its RTI; "": the lookup services know it."""
     fom: tuple[str, ...] = ()
     """Modules of its object model, from this file's folder; (): the RTI says which it has."""
 
@@ -66,8 +64,6 @@ class HlaFile(_Part, frozen=True):
 
     side: dict[str, HlaSide]
     name: str = "bridge"
-    allow_cycles: bool = False
-    """Whether the federations may be joined by other bridges as well."""
     poll: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
     """Seconds after which what is away is tried again."""
     policy: dict[str, Any] = {}
@@ -114,8 +110,13 @@ def _check(path: Path, file: HlaFile) -> None:
         with _told(path, f"side.{name}"):
             if not side.federation or len(side.federation) > 255:
                 raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
-            if side.rti:
-                check_endpoint(side.rti)
+    one, other = file.side.values()
+    if (one.federation, one.config, one.locators, one.groups) == (
+        other.federation, other.config, other.locators, other.groups
+    ):  # fmt: skip
+        raise ConfigurationError(
+            f"bridge file {path}: both sides are the federation {one.federation}", hint="A bridge joins two federations"
+        )
     seen = set()
     for way in file.direction:
         ends = (way.source, way.target)
@@ -159,15 +160,16 @@ class Federations(NamedTuple):
         if not modules:
             return None
         with _told(self.path, f"side.{name}"):
-            return Model(name, fom.read(*modules), datatypes.read(*modules))
+            return Model(name, parsed(*modules_of(modules)), datatypes.read(*modules))
 
-    def translation(self, known: Mapping[str, Model] | None = None) -> Translation | None:
-        """What goes, with the models of the file, or `known` ones; None: a model is not known. Raises
-        ConfigurationError."""
-        models = {name: self.model(name) or (known or {}).get(name) for name in self.file.side}
+    def translation(self) -> Translation | None:
+        """What goes, with the models of the file; None: it does not name them. Raises ConfigurationError."""
+        models = {name: model for name in self.file.side if (model := self.model(name)) is not None}
+        return self.translated(models) if len(models) == 2 else None
+
+    def translated(self, models: Mapping[str, Model]) -> Translation:
+        """What goes, with the models that RTIs have. Raises ConfigurationError."""
         (one, other), (first, second) = models.values(), models
-        if one is None or other is None:
-            return None
         with _told(self.path, "direction"):
             return translation(one, other, self.file.way(first, second), self.file.way(second, first))
 
@@ -175,10 +177,10 @@ class Federations(NamedTuple):
 
     def explained(self, type_name: str | None) -> Explained:
         """Sides, cells, and what goes; of one class with `type_name`. Raises ConfigurationError."""
-        cells = list(policy.explained(self.policy))
+        cells: list[tuple[str, ...]] = list(policy.explained(self.policy))
         plain: dict[str, Any] = {
             "name": self.file.name,
-            "sides": {name: {"federation": side.federation, "rti": side.rti} for name, side in self.file.side.items()},
+            "sides": {name: side.federation for name, side in self.file.side.items()},
             "policy": {cell: {"value": value, "meaning": meaning} for cell, value, meaning in cells},
             "time": msgspec.to_builtins(self.file.time),
         }
@@ -242,7 +244,8 @@ class _Shown(NamedTuple):
 
 def _as_written(way: Way) -> Iterator[tuple[str, ...]]:
     """Rules, where no model says what they mean."""
-    for rule in (*way.classes, *way.interactions):
+    rules: tuple[ClassRule | InteractionRule, ...] = (*way.classes, *way.interactions)
+    for rule in rules:
         rate = f"{rule.rate:g} a second" if rule.rate is not None else ""
         yield rule.name, "" if rule.hide else rule.target or rule.name, "left out" if rule.hide else rate
         elements = rule.attribute if isinstance(rule, ClassRule) else rule.parameter
@@ -282,13 +285,16 @@ def _nearest(document: Mapping[str, Any]) -> str:
 def _tables(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct]]]:
     """The tables of a file, as far as they are some, and what they are to be."""
     yield document, HlaFile
-    for key, kind in (("time", Time), ("flow", Flow)):
-        yield from _dicts([document.get(key)], kind)
+    yield from _dicts([document.get("time")], Time)
+    yield from _dicts([document.get("flow")], Flow)
     sides = document.get("side")
     yield from _dicts(list(sides.values()) if isinstance(sides, dict) else [], HlaSide)
     for way, _ in _dicts(document.get("direction"), Way):
         yield way, Way
-        for key, kind, member in (("class", ClassRule, "attribute"), ("interaction", InteractionRule, "parameter")):
+        kinds: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
+            ("class", ClassRule, "attribute"), ("interaction", InteractionRule, "parameter"),
+        )  # fmt: skip
+        for key, kind, member in kinds:
             for rule, _ in _dicts(way.get(key), kind):
                 yield rule, kind
                 elements = rule.get(member)

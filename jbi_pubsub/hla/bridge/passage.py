@@ -29,14 +29,14 @@ def discovered(turn: Turn, side: int, instance: int, cls: int, name: str) -> Non
     """There is an instance."""
     plan = turn.plan
     if not turn.bridge.settled[side]:
-        turn.count("before_us")
+        turn.count(f"before_us.{side}")
     turn.set(objects=turn.bridge.objects.set((side, instance), Twin(cls)))
     there = plan.translation.object_class(side, cls)
     if not there:
-        turn.count("filtered")
+        turn.count(f"filtered.{side}")
         return
     if plan.policy.failure == "restrict" and not name.startswith(f"{plan.names[side]}:"):
-        turn.count("suppressed")
+        turn.count(f"suppressed.{side}")
         return
     turn.put(side, Entry("discover", (instance, there, name), stream=(side, instance)))
 
@@ -47,7 +47,7 @@ def reflected(
     """Values of an instance."""
     twin = turn.twin(side, instance)
     there, left = turn.plan.translation.values(side, twin.cls, values)
-    turn.count("filtered", left)
+    turn.count(f"filtered.{side}", left)
     if there:
         arguments = (instance, there, tag, time, retraction)
         turn.put(side, Entry("update", arguments, stream=(side, instance), time=time if retraction else None))
@@ -56,9 +56,9 @@ def reflected(
 def received(turn: Turn, side: int, cls: int, parameters: Values, tag: bytes, time: float | None, number: int) -> None:
     """An interaction; `number`: its retraction handle."""
     there, some, left = turn.plan.translation.interaction(side, cls, parameters)
-    turn.count("filtered", left)
+    turn.count(f"filtered.{side}", left)
     if not there:
-        turn.count("filtered")
+        turn.count(f"filtered.{side}")
         return
     turn.put(
         side, Entry("interaction", (there, some, tag, time, number), stream=(side,), time=time if number else None)
@@ -82,13 +82,13 @@ def retracted(turn: Turn, side: int, retraction: int) -> None:
     elif (there := turn.bridge.retractions.get((side, retraction))) is not None:
         turn.call(1 - side, "retract", there)
     else:
-        turn.count("retraction_lost")
+        turn.count(f"retraction_lost.{side}")
 
 
 def asked_for_values(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
     """A federate of a side wants values of an instance that the surrogate there owns."""
     if turn.plan.policy.unowned == "ignore":
-        turn.count("unanswered", len(attributes))
+        turn.count(f"unanswered.{side}", len(attributes))
     else:
         turn.put(side, Entry("provide", (instance, attributes, tag), stream=(side, instance)))
 
@@ -108,7 +108,7 @@ def informed(turn: Turn, side: int, instance: int, attribute: int, *, is_owned: 
     else:
         known = turn.bridge.values.get((side, instance), NOTHING).get(attribute)
         if known is None:
-            turn.count("no_value")
+            turn.count(f"no_value.{side}")
         else:
             reflected(turn, side, instance, ((attribute, known),), tag, None, 0)
 
@@ -168,11 +168,11 @@ def name_in_use(turn: Turn, side: int, entry: Entry) -> None:
     instance, cls, name = entry.arguments
     prefix = f"{turn.plan.names[side]}:"
     if turn.plan.policy.failure == "smart" and not name.startswith(prefix):
-        turn.count("renamed")
+        turn.count(f"renamed.{side}")
         renamed = entry._replace(arguments=(instance, cls, prefix + name))
         turn.call(1 - side, "register_object_instance", cls, prefix + name, entry=renamed)
     else:
-        turn.count("failure_ignored")
+        turn.count(f"failure_ignored.{side}")
 
 
 def _update(turn: Turn, side: int, entry: Entry) -> None:
@@ -180,14 +180,14 @@ def _update(turn: Turn, side: int, entry: Entry) -> None:
     twin = turn.twin(side, instance)
     far = turn.twin(1 - side, twin.twin)
     mine = tuple(each for each in values if each[0] in far.held)
-    turn.count("filtered" if not twin.twin else "not_owned", len(values) - len(mine))
+    turn.count(f"filtered.{side}" if not twin.twin else f"not_owned.{side}", len(values) - len(mine))
     if not mine:
         return
     again = turn.bridge.unowned.get((side, instance), ())
     back = turn.plan.translation.attributes_back(side, twin.cls, [each for each, _ in mine])
     if found := tuple(each for each in back if each in again):
         _declare(turn, side, instance, found, is_unowned=False)
-    turn.count("relayed")
+    turn.count(f"relayed.{side}")
     turn.call(1 - side, "update_attribute_values", twin.twin, mine, tag, _time(turn, side, time), entry=entry)
 
 
@@ -200,7 +200,7 @@ def remember(turn: Turn, side: int, instance: int, values: Values) -> None:
 
 def _send(turn: Turn, side: int, entry: Entry) -> None:
     cls, parameters, tag, time, _ = entry.arguments
-    turn.count("relayed")
+    turn.count(f"relayed.{side}")
     turn.call(1 - side, "send_interaction", cls, parameters, tag, _time(turn, side, time), entry=entry)
 
 
@@ -211,7 +211,7 @@ def _time(turn: Turn, side: int, time: float | None) -> float | None:
         return time
     bound = pace.time + turn.plan.lookahead
     if time < bound:
-        turn.count("late")
+        turn.count(f"late.{side}")
         return None
     return time
 
@@ -256,7 +256,7 @@ def _provide(turn: Turn, side: int, entry: Entry) -> None:
     instance, attributes, tag = entry.arguments
     twin = turn.twin(side, instance)
     there = turn.plan.translation.attributes(side, twin.cls, attributes)
-    turn.count("no_value", len(attributes) - len(there))
+    turn.count(f"no_value.{side}", len(attributes) - len(there))
     if not twin.twin or not there:
         return
     if turn.plan.policy.unowned == "smart":

@@ -52,6 +52,16 @@ class Event(NamedTuple):
     text: str
 
 
+class Span(NamedTuple):
+    """A bridge."""
+
+    sides: tuple[int, int]
+    """Its federations."""
+    plan: Plan
+    surrogates: tuple[int, int]
+    """Their handles."""
+
+
 class Setup(NamedTuple):
     """What stays."""
 
@@ -59,10 +69,7 @@ class Setup(NamedTuple):
     """By federation."""
     federates: tuple[tuple[int, str, int], ...]
     """Federation, name, handle."""
-    plans: tuple[tuple[int, int, Plan], ...]
-    """Of bridges, with their federations."""
-    surrogates: tuple[tuple[int, int], ...]
-    """Handles, by bridge."""
+    spans: tuple[Span, ...]
     routes: tuple[Map[int, tuple[int, int]], ...]
     """By federation and handle: (-1, federate) or (bridge, side)."""
     script: Script
@@ -203,14 +210,14 @@ class Doing:
         """A surrogate is told the first of its queue."""
         callback, *rest = self.told[number][side]
         self.told[number][side] = tuple(rest)
-        plan = self.setup.plans[number][2]
-        federation = self.setup.plans[number][side]
+        plan = self.setup.spans[number].plan
+        federation = self.setup.spans[number].sides[side]
         self.say(f"RTI {FEDERATIONS[federation]}", self._name(number, side), _shown(callback.name, callback.arguments))
         self.run(number, *spans.heard(plan, self.bridges[number], side, callback))
 
     def go(self, number: int, due: spans.Due) -> None:
         """An entry of a link goes."""
-        plan, bridge = self.setup.plans[number][2], self.bridges[number]
+        plan, bridge = self.setup.spans[number].plan, self.bridges[number]
         if due.what != "poll" and self.events is not None:
             link = bridge.links[due.side]
             entry = (link.control if due.what == "control" else link.data)[due.place]
@@ -221,18 +228,18 @@ class Doing:
 
     def _name(self, number: int, side: int) -> str:
         """Of a surrogate: s_G is joined to F, and stands for all beyond."""
-        there = FEDERATIONS[self.setup.plans[number][1 - side]]
-        return f"s_{there} in {FEDERATIONS[self.setup.plans[number][side]]}"
+        there = FEDERATIONS[self.setup.spans[number].sides[1 - side]]
+        return f"s_{there} in {FEDERATIONS[self.setup.spans[number].sides[side]]}"
 
     def run(self, number: int, bridge: Bridge, calls: tuple[Call, ...]) -> None:
         """Make calls, and those that come of them."""
-        plan = self.setup.plans[number][2]
+        plan = self.setup.spans[number].plan
         before = bridge.counters
         waiting = list(calls)
         while waiting:
             call = waiting.pop(0)
-            federation = self.setup.plans[number][call.side]
-            handle = self.setup.surrogates[number][call.side]
+            federation = self.setup.spans[number].sides[call.side]
+            handle = self.setup.spans[number].surrogates[call.side]
             self.say(self._name(number, call.side), f"RTI {FEDERATIONS[federation]}",
                      _shown(call.service, call.arguments))  # fmt: skip
             try:
@@ -282,19 +289,19 @@ def moves(setup: Setup, system: System) -> list[Move]:
         if todo or (program and not program[0][0].is_told):
             found.append(("step", place))
     for number, bridge in enumerate(system.bridges):
-        for side in (0, 1):
-            if system.told[number][side]:
-                found.append(("tell", number, side))
-        plan = setup.plans[number][2]
-        for due in spans.due(plan, bridge):
-            if due.what != "poll" or _says_something(setup, system, number, due):
-                found.append(("go", number, due))
+        found.extend(("tell", number, side) for side in (0, 1) if system.told[number][side])
+        plan = setup.spans[number].plan
+        found.extend(
+            ("go", number, due)
+            for due in spans.due(plan, bridge)
+            if due.what != "poll" or _says_something(setup, system, number, due)
+        )
     return found
 
 
 def _says_something(setup: Setup, system: System, number: int, due: spans.Due) -> bool:
-    execution = system.executions[setup.plans[number][due.side]]
-    mine = setup.surrogates[number][due.side]
+    execution = system.executions[setup.spans[number].sides[due.side]]
+    mine = setup.spans[number].surrogates[due.side]
     if due.key is None:
         return False
     kind, label = due.key[0], system.bridges[number].rounds[due.key].parts[due.side].label
@@ -307,7 +314,9 @@ def _says_something(setup: Setup, system: System, number: int, due: spans.Due) -
     return bool(states) and all(state in extensions.REPORTED for each, state in states if each != mine)
 
 
-def after(setup: Setup, system: System, move: Move, events: list[Event] | None = None) -> tuple[System, list[Found]] | None:
+def after(
+    setup: Setup, system: System, move: Move, events: list[Event] | None = None
+) -> tuple[System, list[Found]] | None:
     """What comes of a move; None: it can't be made now."""
     doing = Doing(setup, system, events)
     kind, place = move[0], move[1]
@@ -379,31 +388,31 @@ def built(
             handle = joined(federation, name)
             routes[federation][handle] = (-1, len(federates))
             federates.append((federation, name, handle))
-    plans, surrogates = [], []
+    joints = []
     for number, (one, other) in enumerate(edges):
         names = (FEDERATIONS[one], FEDERATIONS[other])
-        plans.append((one, other, Plan(names, policy, identity(fom()), couples, 0.5, reordered, forwards)))
+        plan = Plan(names, policy, identity(fom()), couples, 0.5, reordered, forwards)
         pair = (joined(one, f"s_{names[1]}.{number}"), joined(other, f"s_{names[0]}.{number}"))
         for side, federation in ((0, one), (1, other)):
             routes[federation][pair[side]] = (number, side)
-        surrogates.append(pair)
+        joints.append(Span((one, other), plan, pair))
     known = {name for _, name, _ in federates}
     for who, _ in (*script.first, *script.programs):
         if who not in known:
             raise ConfigurationError(f"the script has a federate {who}", hint=f"There are {', '.join(sorted(known))}")
     waits = frozenset(act.name for _, group in script.programs for act in group if act.is_told)
     setup = Setup(
-        (model,) * len(sizes), tuple(federates), tuple(plans), tuple(surrogates), tuple(Map(each) for each in routes),
+        (model,) * len(sizes), tuple(federates), tuple(joints), tuple(Map(each) for each in routes),
         script, waits,
     )  # fmt: skip
     nothing = ((),) * len(federates)
     system = System(
         tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates),
-        tuple(Bridge() for _ in plans), (((), ()),) * len(plans),
+        tuple(Bridge() for _ in joints), (((), ()),) * len(joints),
     )  # fmt: skip
-    for number, (_, _, plan) in enumerate(plans):
+    for number, joint in enumerate(joints):
         doing = Doing(setup, system)
-        doing.run(number, *spans.begun(plan))
+        doing.run(number, *spans.begun(joint.plan))
         system = rested(setup, doing.system())
     for who, group in script.first:
         doing = Doing(setup, system)

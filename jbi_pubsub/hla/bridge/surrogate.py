@@ -1,0 +1,66 @@
+"""A surrogate: the federate by which a bridge is joined to a federation, and stands there for all of the other side."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.hla import datatypes
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.exceptions import NotConnected
+from jbi_pubsub.hla.execution import Callback
+from jbi_pubsub.hla.federate import FederateAmbassador
+
+from .state import Call
+from .translation import Model
+
+
+class Surrogate(RTIAmbassador):
+    """See the module. Callbacks are taken from it, not evoked. For one thread."""
+
+    def __init__(self, config: Config, federation: str) -> None:
+        super().__init__(config)
+        self.federation = federation
+        self.connect(FederateAmbassador())
+
+    def come(self, name: str, wake: Callable[[], None], timeout: float) -> None:
+        """Join. `wake` is called, on a thread of its own, when there is something to take. Raises as
+        join_federation_execution."""
+        self.join_federation_execution(
+            self.federation, name, resign_action="cancel_then_delete_then_divest", timeout=timeout
+        )
+        self._joined().wake = wake
+
+    def model(self, side: str) -> Model:
+        """The object model of the federation, under the name of a side. Raises ErrorReadingFom."""
+        return Model(side, self.fom, datatypes.parsed(*self._modules))
+
+    def take(self, most: int) -> list[Callback]:
+        """What it was told, at most so many. Raises NotConnected when it is joined no more, and all has been taken."""
+        link = self._joined()
+        found = link.taken(most)
+        callbacks = [Callback(name, arguments) for name, arguments in found if name != "connection_lost"]
+        if not found and link.lost:
+            raise NotConnected(f"{self.federation}: {link.lost}")
+        for callback in callbacks:
+            if callback.name == "initiate_federate_restore":
+                self._handle = callback.arguments[2]
+        return callbacks
+
+    def do(self, calls: Sequence[Call]) -> list[Any]:
+        """The answers of calls that go together; what one is refused with in its place. Raises NotConnected."""
+        found = self._joined().ask_all([(call.service, call.arguments) for call in calls])
+        for answer in found:
+            if isinstance(answer, ProtocolError | ConfigurationError):
+                raise answer
+        return found
+
+    def leave(self) -> None:
+        """Resign, and end all threads but those that look for lookup services; it can come again."""
+        if self._link is not None and not self._link.lost:
+            with contextlib.suppress(JbiError):  # its connection is over, and the RTI sees that
+                self.resign_federation_execution("cancel_then_delete_then_divest")
+        self._drop()
