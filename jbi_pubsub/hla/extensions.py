@@ -55,7 +55,12 @@ def disclose_surrogate(model: Model, execution: Execution, federate: int) -> Ste
     _check(model, "disclose_surrogate")
     members = execution.members
     member = members.joined[federate]._replace(is_surrogate=True)
-    return Step(execution._replace(members=members._replace(joined=members.joined.set(federate, member))))
+    made = execution._replace(members=members._replace(joined=members.joined.set(federate, member)))
+    nothing = execution._replace(
+        saving=execution.saving._replace(label="", states=Map()), points=execution.points._replace(pending=Map())
+    )
+    told = tuple(each for each in noticed(model, nothing, made) if each.federate == federate)
+    return Step(made, None, told)
 
 
 # -- who is the last ------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     ),
     "synchronization_point_registration_succeeded": consensus.registration_succeeded,
     "synchronization_point_registration_failed": consensus.registration_failed,
-    "synchronization_point_withdrawn": lambda turn, side, label, _reason: consensus.withdrawn(turn, side, label),
+    "synchronization_point_withdrawn": consensus.withdrawn,
     "federation_synchronized": _over("sync", ok=True),
     "initiate_federate_save": lambda turn, side, label, _time: consensus.announced(turn, side, "save", label),
     "federation_saved": _over("save", ok=True),
@@ -184,7 +184,7 @@ def due(plan: Plan, bridge: Bridge) -> tuple[Due, ...]:
     found: list[Due] = []
     for side in (0, 1):
         found.extend(_due_control(plan, bridge, side))
-        found.extend(_due_data(bridge, side))
+        found.extend(_due_data(plan, bridge, side))
     if plan.asks:
         found.extend(Due("poll", side, 0, key) for side, key in consensus.polls(bridge))
     return tuple(found)
@@ -193,20 +193,20 @@ def due(plan: Plan, bridge: Bridge) -> tuple[Due, ...]:
 def _due_control(plan: Plan, bridge: Bridge, side: int) -> list[Due]:
     found: list[Due] = []
     for place, entry in enumerate(bridge.links[side].control):
-        if _may_go(bridge, side, entry):
+        if _may_go(plan, bridge, side, entry):
             found.append(Due("control", side, place))
             if not plan.reordered:
                 break
     return found
 
 
-def _due_data(bridge: Bridge, side: int) -> list[Due]:
+def _due_data(plan: Plan, bridge: Bridge, side: int) -> list[Due]:
     if bridge.busy[1 - side] or not bridge.links[side].data:
         return []
     found: list[Due] = []
     seen: set[tuple[Any, ...]] = set()
     for place, entry in enumerate(bridge.links[side].data):
-        if entry.stream not in seen and not _waits(bridge, side, entry):
+        if entry.stream not in seen and not _waits(plan, bridge, side, entry):
             found.append(Due("data", side, place))
         seen.add(entry.stream)
     return found
@@ -217,26 +217,31 @@ def first_control(plan: Plan, bridge: Bridge, side: int) -> Due | None:
     return next(iter(_due_control(plan, bridge, side)), None) if bridge.links[side].control else None
 
 
-def first(bridge: Bridge, side: int) -> Due | None:
+def first(plan: Plan, bridge: Bridge, side: int) -> Due | None:
     """The first data entry that may go from a side: for who keeps the order."""
-    if bridge.busy[1 - side] or not bridge.links[side].data or _waits(bridge, side, bridge.links[side].data[0]):
+    if bridge.busy[1 - side] or not bridge.links[side].data or _waits(plan, bridge, side, bridge.links[side].data[0]):
         return None
     return Due("data", side, 0)
 
 
-def _may_go(bridge: Bridge, side: int, entry: Entry) -> bool:
+def _may_go(plan: Plan, bridge: Bridge, side: int, entry: Entry) -> bool:
     if entry.kind == "request" and entry.key is not None and entry.key in bridge.rounds:
         part = bridge.rounds[entry.key].parts[1 - side]
         if part.state in ("", "blocked") and bridge.busy[1 - side]:
             if bridge.busy[1 - side] == "?" or part.state == "blocked":
                 return False
-            return entry.key[0] != "sync"  # it finds out what goes on there
+            return entry.key[0] != "sync" and not _waits(plan, bridge, side, entry)  # it finds out what goes on there
     if bridge.busy[1 - side] and (entry.key is None or entry.key[0] == "sync"):
         return False
-    return not _waits(bridge, side, entry)
+    return not _waits(plan, bridge, side, entry)
 
 
-def _waits(bridge: Bridge, side: int, entry: Entry) -> bool:
+def _waits(plan: Plan, bridge: Bridge, side: int, entry: Entry) -> bool:
+    return bool(entry.after) and plan.policy.barrier == "smart" and _is_early(bridge, side, entry)
+
+
+def _is_early(bridge: Bridge, side: int, entry: Entry) -> bool:
+    """What has to be over first on the far side is not."""
     return any(key in bridge.rounds and bridge.rounds[key].parts[1 - side].state != "over" for key in entry.after)
 
 
@@ -252,6 +257,8 @@ def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
     entry = queue[item.place]
     rest = queue[: item.place] + queue[item.place + 1 :]
     turn.set_link(item.side, link._replace(control=rest) if item.what == "control" else link._replace(data=rest))
+    if entry.after and _is_early(bridge, item.side, entry):
+        turn.count("barrier_violation")
     if entry.kind == "call":
         turn.calls.append(Call(*entry.arguments))
     elif entry.kind == "request":

@@ -66,6 +66,8 @@ def announced(turn: Turn, side: int, kind: str, label: str, tag: bytes = b"", na
         consent(turn, key, side)
     elif part.far == "failed":
         _fail(turn, key, side)
+    elif part.far == "withdrawn":
+        _withdraw(turn, key, side, "WITHDRAWN")
 
 
 def _begun(turn: Turn, side: int, kind: str, label: str, tag: bytes, name: str) -> Key:
@@ -130,13 +132,26 @@ def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
     _ask_again(turn, side)
 
 
-def withdrawn(turn: Turn, side: int, label: str) -> None:
-    """A point is none any more."""
+def withdrawn(turn: Turn, side: int, label: str, reason: str) -> None:
+    """A point is none any more: nor is it on the other side."""
     key = key_of(turn, side, "sync", label)
     if key is not None:
         turn.set_part(key, side, state="over", ok=False)
+        if turn.part(key, 1 - side).state != "over":
+            turn.set_part(key, 1 - side, far="withdrawn")
+            _withdraw(turn, key, 1 - side, reason)
         _forget(turn, key)
     _ask_again(turn, side)
+
+
+def _withdraw(turn: Turn, key: Key, side: int, reason: str) -> None:
+    """As far as it is known there by now."""
+    part = turn.part(key, side)
+    if part.state in _STANDING:
+        turn.set_part(key, side, state="consented")
+        turn.call(side, "report_registration_failure", part.label, reason, about=("withdrawn", key))
+    elif part.state in ("", "blocked"):
+        turn.set_part(key, side, state="over", ok=False)
 
 
 def _forget(turn: Turn, key: Key) -> None:
@@ -177,7 +192,7 @@ def completed(turn: Turn, side: int, entry: Entry) -> None:
     """All of a side have consented, says the link from there; or one could not."""
     key, far = entry.key, 1 - side
     if key is None or key not in turn.bridge.rounds:
-        turn.count("barrier_violation")
+        turn.count("suppressed")  # it is over on both sides
         return
     part = turn.part(key, far)
     if part.state == "" and turn.plan.policy.barrier != "smart":

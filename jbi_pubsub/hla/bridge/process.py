@@ -198,7 +198,7 @@ class FederationBridge:
                 self._do(*spans.forwarded(plan, self._bridge, control))
                 went += 1
             flowing: list[Call] = []
-            while went < 10 * TAKEN_MOST and (item := spans.first(self._bridge, side)) is not None:
+            while went < 10 * TAKEN_MOST and (item := spans.first(plan, self._bridge, side)) is not None:
                 bridge, calls = spans.forwarded(plan, self._bridge, item)
                 went += 1
                 self._keep(bridge)

@@ -188,8 +188,8 @@ class Turn:
 
     def put(self, side: int, entry: Entry) -> None:
         """Into the link from a side. What may only happen once something is over waits for that."""
-        after = self.over_here_alone(side) if self.plan.policy.barrier == "smart" and entry.kind != "completed" else ()
-        if after:
+        after = self.over_here_alone(side) if entry.kind != "completed" else ()
+        if after and self.plan.policy.barrier == "smart":
             self.count("buffered")
         entry = entry._replace(after=after)
         link = self.bridge.links[side]

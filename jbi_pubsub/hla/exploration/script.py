@@ -6,7 +6,8 @@
                                                         # whoever is told so does this, in one go
     ---                                                 # what stands above happens first, in its order
 
-Arguments are Python's literals; `@NAME` is the object instance of that name, `$1` the first argument of what was told.
+Arguments are Python's literals; `@NAME` is the object instance of that name, `&NAME` the federate (also the surrogate,
+which in F is called `s_G`), `$1` the first argument of what was told.
 Federates are called after their federation: f0 and f1 are those of the first, g0 of the second, h0 of the third.
 """
 
@@ -26,6 +27,12 @@ _CALL: Final = re.compile(r"(?P<name>\w+)\s*(?:\((?P<arguments>.*)\))?\s*")
 
 class Instance(NamedTuple):
     """An object instance, by its name."""
+
+    name: str
+
+
+class Member(NamedTuple):
+    """A federate of the same federation, by how its name begins."""
 
     name: str
 
@@ -109,7 +116,7 @@ def _act(said: str) -> Act:
     if found is None:
         raise ValueError(f"{said[:80]!r} is no call")
     arguments = found["arguments"] or ""
-    plain = re.sub(r"@([\w:]+)", r'("@", "\1")', re.sub(r"\$(\d)", r'("$", \1)', arguments))
+    plain = re.sub(r"([@&])([\w:]+)", r'("\1", "\2")', re.sub(r"\$(\d)", r'("$", \1)', arguments))
     try:
         values = ast.literal_eval(f"({plain},)") if plain.strip() else ()
     except (ValueError, SyntaxError) as exc:
@@ -121,6 +128,8 @@ def _value(value: Any) -> Any:
     match value:
         case ("@", str(name)):
             return Instance(name)
+        case ("&", str(name)):
+            return Member(name)
         case ("$", int(place)):
             return Told(place - 1)
         case tuple() | list():

@@ -26,7 +26,7 @@ from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, Rti
 from jbi_pubsub.hla.execution import Callback, Execution, Model, Options, Told
 from jbi_pubsub.hla.fom import Fom, parsed
 
-from .script import FEDERATIONS, Act, Group, Instance, Script, filled
+from .script import FEDERATIONS, Act, Group, Instance, Member, Script, filled
 
 FOM: Final = b"""<?xml version="1.0"?>
 <objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
@@ -99,7 +99,7 @@ class Found(NamedTuple):
     """Something that must not be."""
 
     what: str
-    """DOUBLE_OWNER, IN_THE_PAST, ILLEGAL_CALL."""
+    """DOUBLE_OWNER, IN_THE_PAST, ILLEGAL_CALL, BARRIER."""
     detail: str
 
 
@@ -169,6 +169,11 @@ class Doing:
                 self.say(f"RTI {FEDERATIONS[federation]}", name, f"refused: {type(exc).__name__}")
 
     def _known(self, federation: int, value: Any) -> Any:
+        if isinstance(value, Member):
+            members = self.executions[federation].members.names
+            return next((members[each] for each in sorted(members) if each.startswith(value.name)), 0)
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(self._known(federation, each) for each in value)
         if isinstance(value, Instance):
             names = self.executions[federation].instances.by_name
             return next((names[each] for each in sorted(names) if each.rpartition(":")[2] == value.name), 0)
@@ -256,6 +261,8 @@ class Doing:
             else:
                 bridge, more = spans.answered(plan, bridge, call, answer)
             waiting[:0] = more
+        if bridge.counters.get("barrier_violation"):
+            self.found.append(Found("BARRIER", "what may only happen later reached the far side"))
         self.bridges[number] = bridge._replace(counters=Map())
 
 
@@ -369,57 +376,68 @@ def built(
     couples: bool = False,
     reordered: bool = False,
     forwards: bool = True,
+    late: bool = False,
 ) -> tuple[Setup, System]:
-    """Federations of so many federates, bridges between some, everything that comes before `---` of the script done.
-    Raises ConfigurationError."""
+    """Federations of so many federates, bridges between some, everything that comes before `---` of the script done;
+    `late`: before the bridges begin. Raises ConfigurationError."""
     model = Model(fom(), options)
-    executions = [rti.created(FEDERATIONS[number]) for number in range(len(sizes))]
     federates: list[tuple[int, str, int]] = []
-    routes: list[dict[int, tuple[int, int]]] = [{} for _ in sizes]
-
-    def joined(federation: int, name: str) -> int:
-        step = rti.call(model, executions[federation], 0, rti.JOIN, name)
-        executions[federation] = step.execution
-        return int(step.answer)
-
+    executions = []
     for federation, size in enumerate(sizes):
+        execution = rti.created(FEDERATIONS[federation])
         for number in range(size):
             name = f"{FEDERATIONS[federation].lower()}{number}"
-            handle = joined(federation, name)
-            routes[federation][handle] = (-1, len(federates))
+            execution, handle, _ = rti.call(model, execution, 0, rti.JOIN, name)
             federates.append((federation, name, handle))
-    joints = []
-    for number, (one, other) in enumerate(edges):
-        names = (FEDERATIONS[one], FEDERATIONS[other])
-        plan = Plan(names, policy, identity(fom()), couples, 0.5, reordered, forwards)
-        pair = (joined(one, f"s_{names[1]}.{number}"), joined(other, f"s_{names[0]}.{number}"))
-        for side, federation in ((0, one), (1, other)):
-            routes[federation][pair[side]] = (number, side)
-        joints.append(Span((one, other), plan, pair))
-    known = {name for _, name, _ in federates}
+        executions.append(execution)
+    places = {name: place for place, (_, name, _) in enumerate(federates)}
     for who, _ in (*script.first, *script.programs):
-        if who not in known:
-            raise ConfigurationError(f"the script has a federate {who}", hint=f"There are {', '.join(sorted(known))}")
+        if who not in places:
+            raise ConfigurationError(f"the script has a federate {who}", hint=f"There are {', '.join(sorted(places))}")
     waits = frozenset(act.name for _, group in script.programs for act in group if act.is_told)
-    setup = Setup(
-        (model,) * len(sizes), tuple(federates), tuple(joints), tuple(Map(each) for each in routes),
-        script, waits,
-    )  # fmt: skip
+    routes = tuple(
+        Map({handle: (-1, places[name]) for each, name, handle in federates if each == federation})
+        for federation in range(len(sizes))
+    )
+    setup = Setup((model,) * len(sizes), tuple(federates), (), routes, script, waits)
     nothing = ((),) * len(federates)
-    system = System(
-        tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates),
-        tuple(Bridge() for _ in joints), (((), ()),) * len(joints),
-    )  # fmt: skip
-    for number, joint in enumerate(joints):
+    system = System(tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates), (), ())
+    plan = Plan(("", ""), policy, identity(fom()), couples, 0.5, reordered, forwards)
+    if not late:
+        setup, system = _bridged(setup, system, edges, plan)
+    for who, group in script.first:
+        doing = Doing(setup, system)
+        doing.act(places[who], group)
+        system = rested(setup, doing.system())
+    if late:
+        setup, system = _bridged(setup, system, edges, plan)
+    programs = tuple(tuple(group for who, group in script.programs if who == name) for _, name, _ in federates)
+    return setup, system._replace(programs=programs)
+
+
+def _bridged(setup: Setup, system: System, edges: tuple[tuple[int, int], ...], plan: Plan) -> tuple[Setup, System]:
+    """The bridges join, one after the other, and declare what they want."""
+    for number, sides in enumerate(edges):
+        names = (FEDERATIONS[sides[0]], FEDERATIONS[sides[1]])
+        executions, routes, handles = list(system.executions), list(setup.routes), []
+        told: list[tuple[Callback, ...]] = []
+        for side, federation in enumerate(sides):
+            step = rti.call(
+                setup.models[federation], executions[federation], 0, rti.JOIN, f"s_{names[1 - side]}.{number}"
+            )
+            executions[federation] = step.execution
+            routes[federation] = routes[federation].set(step.answer, (number, side))
+            handles.append(step.answer)
+            told.append(tuple(each.callback for each in step.told if each.federate == step.answer))
+        joint = Span(sides, plan._replace(names=names), (handles[0], handles[1]))
+        setup = setup._replace(spans=(*setup.spans, joint), routes=tuple(routes))
+        system = system._replace(
+            executions=tuple(executions), bridges=(*system.bridges, Bridge()), told=(*system.told, (told[0], told[1]))
+        )
         doing = Doing(setup, system)
         doing.run(number, *spans.begun(joint.plan))
         system = rested(setup, doing.system())
-    for who, group in script.first:
-        doing = Doing(setup, system)
-        doing.act([name for _, name, _ in federates].index(who), group)
-        system = rested(setup, doing.system())
-    programs = tuple(tuple(group for who, group in script.programs if who == name) for _, name, _ in federates)
-    return setup, system._replace(programs=programs)
+    return setup, system
 
 
 def rested(setup: Setup, system: System) -> System:

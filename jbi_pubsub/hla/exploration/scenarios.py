@@ -1,0 +1,246 @@
+"""The problems of bridges (Bridging the HLA, section 5), each as a script that has it, and the solutions of section 6
+for each: 24 cells, of which some are none, since no solution of that kind exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from jbi_pubsub.hla.bridge.policy import Policy
+from jbi_pubsub.hla.execution import Options
+
+from .script import Script, read
+from .search import STATES_MOST, Result, explore
+from .system import Setup, System, built, fom
+
+SOLUTIONS: Final = ("add", "smart", "restrict", "ignore")
+
+
+class Scenario(NamedTuple):
+    """A script, and what it needs."""
+
+    name: str
+    problem: str
+    about: str
+    text: str
+    couples: bool = False
+    """Time advances on both sides together."""
+    late: bool = False
+    """What comes before `---` happens before the bridges join."""
+    one_at_a_time: bool = False
+
+    @property
+    def script(self) -> Script:
+        """Read."""
+        return read(self.text)
+
+
+_THING: Final = fom().object_class("Thing")
+_X: Final = fom().attribute(_THING, "x")
+_CALL: Final = fom().interaction_class("Call")
+
+_SAVES: Final = "* <- initiate_federate_save: federate_save_begun(); federate_save_complete()\n"
+_RESTORES: Final = "* <- initiate_federate_restore: federate_restore_complete()\n"
+_ACHIEVES: Final = "* <- announce_synchronization_point: synchronization_point_achieved($1)\n"
+_DECLARED: Final = "".join(
+    f"{who}: {service}_object_class_attributes({_THING}, ({_X},))\n"
+    for who in ("f0", "g0", "f1")
+    for service in ("publish", "subscribe")
+)
+_OWNED: Final = f'{_DECLARED}f0: register_object_instance({_THING}, "a")\n'
+
+SCENARIOS: Final = {
+    each.name: each
+    for each in (
+        Scenario("save", "consensus", "a federate asks for a save", f'{_SAVES}f0: request_federation_save("L")'),
+        Scenario(
+            "restore", "consensus", "what was saved is restored, asked for on the other side",
+            f'{_SAVES}{_RESTORES}f0: request_federation_save("L")\n---\ng0: request_federation_restore("L")',
+        ),
+        Scenario(
+            "sync", "consensus", "a federate registers a synchronization point",
+            f'{_ACHIEVES}f0: register_federation_synchronization_point("A", b"")',
+        ),
+        Scenario(
+            "saves", "consensus", "two saves are asked for at once, one on each side",
+            f'{_SAVES}f0: request_federation_save("K")\ng0: request_federation_save("L")',
+        ),
+        Scenario(
+            "time", "consensus", "both sides advance, and send to each other in time-stamp order",
+            f"""
+f0: publish_interaction_class({_CALL})
+g0: publish_interaction_class({_CALL})
+f0: subscribe_interaction_class({_CALL})
+g0: subscribe_interaction_class({_CALL})
+f0: enable_time_regulation(1.0)
+g0: enable_time_regulation(1.0)
+f0: enable_time_constrained()
+g0: enable_time_constrained()
+---
+f0: send_interaction({_CALL}, (), b"1", 3.0)
+f0: time_advance_request(2.0)
+f0 <- time_advance_grant(2.0)
+f0: time_advance_request(4.0)
+f0 <- time_advance_grant(4.0)
+g0: time_advance_request(3.0)
+g0 <- time_advance_grant(3.0)
+g0: send_interaction({_CALL}, (), b"2", 4.5)
+g0: time_advance_request(4.0)
+g0 <- time_advance_grant(4.0)
+""",
+            couples=True,
+        ),
+        Scenario(
+            "barrier", "barrier", "a point is registered as soon as another one is over",
+            f"""{_ACHIEVES}
+f0: register_federation_synchronization_point("A", b"")
+f0 <- federation_synchronized("A")
+f0: register_federation_synchronization_point("B", b"")
+""",
+            one_at_a_time=True,
+        ),
+        Scenario(
+            "failure", "failure", "both sides register a point under the same label",
+            f"""{_ACHIEVES}
+f0: register_federation_synchronization_point("A", b"")
+g0: register_federation_synchronization_point("A", b"")
+""",
+        ),
+        Scenario(
+            "addressing", "addressing", "a point for some federates: the surrogate is one of them",
+            f"""{_ACHIEVES}
+f0: register_federation_synchronization_point("A", b"", (&f0, &s_))
+""",
+        ),
+        Scenario(
+            "sets", "addressing", "a point for a named set, which has members on both sides",
+            f"""{_ACHIEVES}
+f0: join_set("S")
+g0: join_set("S")
+---
+f0: register_synchronization_point_for_set("A", b"", "S")
+""",
+        ),
+        Scenario(
+            "ownership", "state", "two want an attribute at once, one on each side",
+            f"""{_OWNED}---
+g0: attribute_ownership_acquisition(@a, ({_X},), b"")
+f1: attribute_ownership_acquisition(@a, ({_X},), b"")
+* <- request_attribute_ownership_release: attribute_ownership_divestiture_if_wanted($1, $2)
+""",
+        ),
+        Scenario(
+            "divestiture", "state", "an attribute is given up, and whoever is offered it takes it",
+            f"""{_OWNED}---
+f0: unconditional_attribute_ownership_divestiture(@a, ({_X},))
+* <- request_attribute_ownership_assumption: attribute_ownership_acquisition_if_available($1, $2)
+""",
+        ),
+        Scenario(
+            "unowned", "state", "the value of an attribute is wanted that nobody owns",
+            f"""{_OWNED}f0: update_attribute_values(@a, (({_X}, b"1"),), b"")
+f0: unconditional_attribute_ownership_divestiture(@a, ({_X},))
+---
+g0: request_attribute_value_update(@a, ({_X},), b"")
+""",
+        ),
+        Scenario(
+            "late", "information", "the bridge joins when there is an object and a point",
+            f"""{_OWNED}f0: register_federation_synchronization_point("A", b"")
+---
+* <- announce_synchronization_point: synchronization_point_achieved($1)
+f0 <- provide_attribute_value_update: update_attribute_values($1, (({_X}, b"1"),), b"")
+f0: synchronization_point_achieved("A")
+f1: synchronization_point_achieved("A")
+""",
+            late=True,
+        ),
+    )
+}  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A solution for a problem; without a policy there is none, and `about` says why."""
+
+    problem: str
+    solution: str
+    policy: Policy | None
+    scenarios: tuple[str, ...]
+    about: str
+
+
+CELLS: Final = (
+    Cell("consensus", "add", Policy(consensus="add"), ("save", "restore", "sync", "saves", "time"),
+         "RTIs tell surrogates that they are the last ones"),
+    Cell("consensus", "smart", Policy(), ("save", "restore", "sync", "saves", "time"),
+         "surrogates ask whether they are the last ones"),
+    Cell("consensus", "restrict", Policy(consensus="restrict"), ("save", "sync"), "each federation agrees by itself"),
+    Cell("consensus", "ignore", Policy(consensus="ignore"), ("save", "sync"), "surrogates consent at once"),
+    Cell("barrier", "add", None, (), "no service of an RTI can hold what its federates do in another federation"),
+    Cell("barrier", "smart", Policy(), ("barrier",), "what comes too early waits in the bridge"),
+    Cell("barrier", "restrict", None, (), "no rule for federates prevents the race (section 6.3)"),
+    Cell("barrier", "ignore", Policy(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted"),
+    Cell("failure", "add", Policy(consensus="add", failure="add"), ("failure",), "who asked is told"),
+    Cell("failure", "smart", Policy(), ("failure",), "the far one is renamed"),
+    Cell("failure", "restrict", Policy(failure="restrict"), ("failure",), "labels without their federation stay here"),
+    Cell("failure", "ignore", Policy(failure="ignore"), ("failure",), "the surrogate consents for the far side"),
+    Cell("addressing", "add", Policy(consensus="add", addressing="add"), ("sets",), "sets have members on both sides"),
+    Cell("addressing", "smart", None, (), "a bridge can't know whom a federate means on the far side"),
+    Cell("addressing", "restrict", Policy(), ("sets",), "sets are a matter of one federation"),
+    Cell("addressing", "ignore", Policy(addressing="none"), ("addressing",), "none or all of the far side"),
+    Cell("state", "add", Policy(consensus="add", ownership="allow-add", unowned="add"),
+         ("ownership", "divestiture", "unowned"), "one side gives before the other takes; RTIs know what is unowned"),
+    Cell("state", "smart", Policy(), ("ownership", "divestiture", "unowned"),
+         "one side gives before the other takes; the bridge has last values"),
+    Cell("state", "restrict", Policy(ownership="deny", unowned="restrict"), ("ownership", "divestiture"),
+         "nothing changes sides"),
+    Cell("state", "ignore", Policy(ownership="allow-naive", unowned="ignore"), ("ownership", "unowned"),
+         "what is wanted is given away at once"),
+    Cell("information", "add", Policy(consensus="add", info="add"), ("late",), "the bridge asks the RTI for its state"),
+    Cell("information", "smart", Policy(), ("late",), "the bridge asks for values"),
+    Cell("information", "restrict", Policy(info="restrict"), ("late",), "the bridge has to join first"),
+    Cell("information", "ignore", Policy(info="ignore"), ("late",), "what was before is not known"),
+)  # fmt: skip
+
+
+def line(count: int) -> tuple[tuple[int, int], ...]:
+    """Bridges between federations in a row."""
+    return tuple((each, each + 1) for each in range(count - 1))
+
+
+def prepared(
+    scenario: Scenario, policy: Policy, sizes: tuple[int, ...], bridges: tuple[tuple[int, int], ...] | None = None
+) -> tuple[Setup, System]:
+    """Ready to be explored; between the federations, in a row by default. Raises ConfigurationError."""
+    return built(
+        sizes,
+        line(len(sizes)) if bridges is None else bridges,
+        policy,
+        scenario.script,
+        options=Options(one_at_a_time=scenario.one_at_a_time, adds=True),
+        couples=scenario.couples,
+        late=scenario.late,
+    )
+
+
+class Explored(NamedTuple):
+    """A scenario of a cell."""
+
+    cell: Cell
+    scenario: Scenario
+    sizes: tuple[int, ...]
+    setup: Setup
+    system: System
+    result: Result
+
+
+def matrix(sizes: tuple[int, ...], *, most: int = STATES_MOST) -> Iterator[Explored]:
+    """All cells, one scenario after the other; those that need two federates on a side are left out where there is
+    one."""
+    for cell in CELLS:
+        for name in cell.scenarios:
+            scenario = SCENARIOS[name]
+            if cell.policy is None or (sizes[0] < 2 and "f1:" in scenario.text):
+                continue
+            setup, system = prepared(scenario, cell.policy, sizes)
+            yield Explored(cell, scenario, sizes, setup, system, explore(setup, system, most=most))
