@@ -167,6 +167,12 @@ class Cell(NamedTuple):
     policy: Policy | None
     scenarios: tuple[str, ...]
     about: str
+    wrong: tuple[tuple[str, str], ...] = ()
+    """Scenarios in which something is wrong by design, and what."""
+
+    def expected(self, scenario: str) -> str:
+        """The verdict."""
+        return dict(self.wrong).get(scenario, "ok")
 
 
 CELLS: Final = (
@@ -179,7 +185,8 @@ CELLS: Final = (
     Cell("barrier", "add", None, (), "no service of an RTI can hold what its federates do in another federation"),
     Cell("barrier", "smart", Policy(), ("barrier",), "what comes too early waits in the bridge"),
     Cell("barrier", "restrict", None, (), "no rule for federates prevents the race (section 6.3)"),
-    Cell("barrier", "ignore", Policy(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted"),
+    Cell("barrier", "ignore", Policy(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted",
+         (("barrier", "BARRIER"),)),
     Cell("failure", "add", Policy(consensus="add", failure="add"), ("failure",), "who asked is told"),
     Cell("failure", "smart", Policy(), ("failure",), "the far one is renamed"),
     Cell("failure", "restrict", Policy(failure="restrict"), ("failure",), "labels without their federation stay here"),
@@ -195,7 +202,7 @@ CELLS: Final = (
     Cell("state", "restrict", Policy(ownership="deny", unowned="restrict"), ("ownership", "divestiture"),
          "nothing changes sides"),
     Cell("state", "ignore", Policy(ownership="allow-naive", unowned="ignore"), ("ownership", "unowned"),
-         "what is wanted is given away at once"),
+         "what is wanted is given away at once", (("ownership", "DOUBLE_OWNER"),)),
     Cell("information", "add", Policy(consensus="add", info="add"), ("late",), "the bridge asks the RTI for its state"),
     Cell("information", "smart", Policy(), ("late",), "the bridge asks for values"),
     Cell("information", "restrict", Policy(info="restrict"), ("late",), "the bridge has to join first"),
