@@ -16,7 +16,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.hla import datatypes
-from jbi_pubsub.hla.fom import Class, Member, parsed
+from jbi_pubsub.hla.fom import PRIVILEGE, Class, Member, parsed
 from jbi_pubsub.hla.proxy import modules_of
 from jbi_pubsub.pad.subscription import PLATFORM_NAME
 
@@ -236,6 +236,8 @@ class _Shown(NamedTuple):
         for handle in cls.members:
             mapped = course.members.get(handle)
             name = f"  .{self.members[handle - 1].name}"
+            if name == f"  .{PRIVILEGE}":
+                continue  # it goes along with the ownership of the others
             if mapped is None:
                 yield name, "", "left out"
             else:
