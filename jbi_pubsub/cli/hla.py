@@ -159,7 +159,7 @@ def explore(
         path = pages.write(report, explored)
         click.echo(f"written to {path}", err=as_json)
     if not is_good:
-        sys.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _told(explored: Iterator[Explored], *, is_told: bool) -> Iterator[Explored]:

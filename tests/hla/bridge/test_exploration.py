@@ -1,0 +1,408 @@
+"""Every order in which federations and bridges can act: what can come of it, and what can't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from jbi_pubsub.cli.app import run
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.hla.bridge.policy import Policy
+from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.exploration import chart, report, script, search
+from jbi_pubsub.hla.exploration.scenarios import CELLS, SCENARIOS, SOLUTIONS, line, matrix, prepared
+from jbi_pubsub.hla.exploration.search import Result
+from jbi_pubsub.hla.exploration.system import built, fom
+
+ADDED = Options(adds=True)
+THING = fom().object_class("Thing")
+X = fom().attribute(THING, "x")
+
+
+def explored(name: str, sizes: tuple[int, ...], policy: Policy = Policy(), edges: Any = None, **more: Any) -> Result:  # noqa: B008  # a value
+    """A scenario, or a script."""
+    if name in SCENARIOS and not more:
+        return search.explore(*prepared(SCENARIOS[name], policy, sizes, edges))
+    text = SCENARIOS[name].text if name in SCENARIOS else name
+    options = more.pop("options", ADDED)
+    return search.explore(*built(sizes, edges or line(len(sizes)), policy, script.read(text), options=options, **more))
+
+
+def ends(result: Result) -> set[str]:
+    """How it can end."""
+    return {each.outcome for each in result.terminals}
+
+
+# -- agreements -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)])
+@pytest.mark.parametrize("name", ["save", "sync"])
+def test_a_bridge_that_only_passes_on_what_it_is_told_deadlocks_always(name: str, sizes: tuple[int, ...]) -> None:
+    result = explored(name, sizes, Policy(consensus="naive"))
+    assert result.verdict == "DEADLOCK"
+    label = {"save": "save, L", "sync": "sync, A"}[name]
+    assert ends(result) == {"; ".join(f"DEADLOCK({label}) in {each}" for each in "FGH"[: len(sizes)])}
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)])
+@pytest.mark.parametrize("consensus", ["add", "smart"])
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("save", "save L: saved"), ("sync", "sync A: synchronized"), ("restore", "restore L: restored")],
+)
+def test_told_or_asked_all_end_together(name: str, outcome: str, consensus: str, sizes: tuple[int, ...]) -> None:
+    result = explored(name, sizes, Policy(consensus=consensus))
+    assert result.verdict == "ok"
+    [end] = result.terminals
+    assert all(f"{each} {outcome}" in end.outcome for each in "FGH"[: len(sizes)])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_chains_of_federations_save(count: int) -> None:
+    result = explored("save", (1,) * count)
+    assert result.verdict == "ok"
+    assert ends(result) == {"; ".join(f"{each} save L: saved" for each in "FGHIJK"[:count])}
+
+
+def test_a_star_of_four_federations_saves() -> None:
+    result = explored("save", (1, 1, 1, 1), edges=((0, 1), (0, 2), (0, 3)))
+    assert result.verdict == "ok"
+
+
+def test_a_ring_deadlocks_since_each_surrogate_waits_for_the_next() -> None:
+    result = explored("save", (1, 1, 1), edges=((0, 1), (1, 2), (2, 0)))
+    assert result.verdict == "DEADLOCK"
+    # and nothing goes round for ever: all that can happen has been seen
+    assert result.whole
+
+
+def test_a_side_that_is_done_before_its_surrogate_was_the_last_one_has_to_say_so() -> None:
+    result = explored("save", (2, 2), Policy(consensus="add"), forwards=False)
+    assert result.verdict == "DEADLOCK"
+    assert "F save L: saved; DEADLOCK(save, L) in G" in ends(result)
+
+
+def test_of_two_saves_at_once_the_smaller_label_stays() -> None:
+    result = explored("saves", (2, 2))
+    assert result.verdict == "ok"
+    assert ends(result) == {
+        "F save K: saved; G save K: saved; G save L: not saved",  # at once
+        "F save K: saved; F save L: saved; G save K: saved; G save L: saved",  # one after the other
+    }
+
+
+def test_two_saves_of_one_label_at_once_are_one() -> None:
+    text = (
+        "* <- initiate_federate_save: federate_save_begun(); federate_save_complete()\n"
+        'f0: request_federation_save("L")\ng0: request_federation_save("L")'
+    )
+    result = explored(text, (2, 2))
+    assert result.verdict == "ok"
+    assert ends(result) == {"F save L: saved; G save L: saved"}
+
+
+def test_a_federate_that_can_not_save_keeps_both_sides_from_it() -> None:
+    text = (
+        "* <- initiate_federate_save: federate_save_begun()\n"
+        "f0 <- initiate_federate_save: federate_save_complete()\n"
+        "g0 <- initiate_federate_save: federate_save_not_complete()\n"
+        'f0: request_federation_save("L")'
+    )
+    result = explored(text, (1, 1))
+    assert result.verdict == "ok"
+    assert ends(result) == {"F save L: not saved; G save L: not saved"}
+
+
+def test_what_can_not_be_restored_there_is_restored_nowhere() -> None:
+    # Given a save of the one federation alone: there was no bridge yet
+    result = explored(
+        "* <- initiate_federate_save: federate_save_begun(); federate_save_complete()\n"
+        "* <- initiate_federate_restore: federate_restore_complete()\n"
+        'f0: request_federation_save("L")\n---\nf0: request_federation_restore("L")',
+        (1, 1),
+        late=True,
+    )
+    # Expect it not to be restored either: who is joined differs
+    assert result.verdict == "ok"
+    assert not any("restored" in each for each in ends(result))
+
+
+# -- barrier, failure, addressing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consensus", ["add", "smart"])
+def test_links_that_do_not_keep_the_order_need_the_barrier(consensus: str) -> None:
+    ugly = explored("barrier", (2, 2), Policy(consensus=consensus, barrier="none"), reordered=True)
+    assert "DEADLOCK" in ugly.verdict
+    good = explored("barrier", (2, 2), Policy(consensus=consensus), reordered=True)
+    assert good.verdict == "ok"
+    assert len(good.terminals) == 1
+
+
+def test_without_the_barrier_what_comes_too_early_is_found() -> None:
+    assert explored("barrier", (2, 2), Policy(barrier="ignore")).verdict == "BARRIER"
+
+
+def test_what_is_called_the_same_on_both_sides_is_renamed_or_told() -> None:
+    renamed = explored("failure", (2, 2))
+    assert renamed.verdict == "ok"
+    assert any("F sync G:A: synchronized; G sync A: synchronized; G sync F:A" in each for each in ends(renamed))
+    told = explored("failure", (1, 1), Policy(consensus="add", failure="add"))
+    assert told.verdict == "ok"
+    assert "F sync A: withdrawn; G sync A: withdrawn" in ends(told)
+    naive = explored("failure", (2, 2), Policy(failure="naive"))
+    assert naive.verdict == "DEADLOCK"
+
+
+def test_labels_that_do_not_say_where_they_come_from_stay_there() -> None:
+    text = (
+        "* <- announce_synchronization_point: synchronization_point_achieved($1)\n"
+        'f0: register_federation_synchronization_point("F:A", b"")\n'
+        'f0: register_federation_synchronization_point("B", b"")'
+    )
+    result = explored(text, (1, 1), Policy(failure="restrict"))
+    assert result.verdict == "ok"
+    assert ends(result) == {"F sync B: synchronized; F sync F:A: synchronized; G sync F:A: synchronized"}
+
+
+def test_sets_have_members_on_both_sides() -> None:
+    result = explored("sets", (2, 2), Policy(consensus="add", addressing="add"))
+    assert ends(result) == {"F sync A: synchronized; G sync A: synchronized"}
+    # and those who are in no set are not asked: they would have to achieve it
+    assert result.verdict == "ok"
+
+
+# -- ownership ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 1)])
+@pytest.mark.parametrize("name", ["ownership", "divestiture"])
+@pytest.mark.parametrize("policy", [Policy(), Policy(consensus="add", ownership="allow-add", unowned="add")])
+def test_nothing_has_two_owners_whoever_wants_it_when(name: str, policy: Policy, sizes: tuple[int, ...]) -> None:
+    result = explored(name, sizes, policy)
+    assert result.verdict == "ok"
+
+
+def test_what_is_given_away_at_once_has_two_owners() -> None:
+    result = explored("ownership", (2, 1), Policy(ownership="allow-naive"))
+    assert result.verdict == "DOUBLE_OWNER"
+    assert "own" in result.violations[0].found.detail
+
+
+OWNED = (
+    "".join(
+        f"{who}: {service}_object_class_attributes({THING}, ({X},))\n"
+        for who in ("f0", "g0")
+        for service in ("publish", "subscribe")
+    )
+    + f'f0: register_object_instance({THING}, "a")\n---\n'
+)
+
+
+def owner(result: Result, federation: int, federates: dict[int, str]) -> set[str]:
+    """Who owns the attribute in the end, in a federation: a federate, "surrogate", or nobody."""
+    found = set()
+    for end in result.terminals:
+        execution = end.system.executions[federation]
+        handle = execution.instances.by_name["a"]
+        who = execution.owned.owner(handle, X)
+        found.add(federates.get(who, "surrogate") if who else "nobody")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "reaction", "there"),
+    [
+        (Policy(), "attribute_ownership_divestiture_if_wanted($1, $2)", "g0"),
+        (Policy(), "attribute_ownership_release_denied($1, $2)", "surrogate"),
+        (Policy(ownership="deny"), "attribute_ownership_divestiture_if_wanted($1, $2)", "surrogate"),
+    ],
+)
+def test_an_attribute_goes_to_who_wants_it_if_its_owner_and_the_bridge_let_it(
+    policy: Policy, reaction: str, there: str
+) -> None:
+    text = (
+        f'{OWNED}g0: attribute_ownership_acquisition(@a, ({X},), b"")\n'
+        f"f0 <- request_attribute_ownership_release: {reaction}"
+    )
+    setup, system = built((1, 1), line(2), policy, script.read(text), options=ADDED)
+    result = search.explore(setup, system)
+    federates = {handle: name for federation, name, handle in setup.federates if federation == 1}
+    assert owner(result, 1, federates) == {there}
+    federates = {handle: name for federation, name, handle in setup.federates if federation == 0}
+    assert owner(result, 0, federates) == {"surrogate" if there == "g0" else "f0"}
+
+
+def test_who_negotiates_is_asked_to_confirm_and_who_was_offered_it_beyond_the_bridge_has_it() -> None:
+    text = (
+        f'{OWNED}f0: negotiated_attribute_ownership_divestiture(@a, ({X},), b"")\n'
+        "g0 <- request_attribute_ownership_assumption: attribute_ownership_acquisition_if_available($1, $2)\n"
+        '* <- request_divestiture_confirmation: confirm_divestiture($1, $2, b"")'
+    )
+    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    result = search.explore(setup, system)
+    assert result.verdict == "ok"
+    handles = {handle: name for federation, name, handle in setup.federates if federation == 1}
+    assert owner(result, 1, handles) == {"g0"}
+
+
+def test_who_wants_it_no_more_leaves_it_on_the_side_it_came_from() -> None:
+    text = (
+        f'{OWNED}g0: attribute_ownership_acquisition(@a, ({X},), b"")\n'
+        f"g0: cancel_attribute_ownership_acquisition(@a, ({X},))\n"
+        "f0 <- request_attribute_ownership_release: attribute_ownership_divestiture_if_wanted($1, $2)"
+    )
+    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    result = search.explore(setup, system)
+    assert result.verdict == "ok"
+    for federation in (0, 1):
+        handles = {handle: name for each, name, handle in setup.federates if each == federation}
+        for end in result.terminals:
+            here = end.system.executions[federation]
+            who = here.owned.owner(here.instances.by_name["a"], X)
+            mine = handles.get(who, "surrogate") if who else "nobody"
+            assert mine in ({"f0", "nobody", "surrogate"} if federation == 0 else {"g0", "surrogate"})
+
+
+# -- what federates see ---------------------------------------------------------------------------------------------
+
+SEEN = f"""f0: publish_object_class_attributes({THING}, ({X},))
+g0: subscribe_object_class_attributes({THING}, ({X},))
+f0: register_object_instance({THING}, "a")
+---
+"""
+
+
+@pytest.mark.parametrize(("policy", "count"), [("smart", 1), ("ignore", 0)])
+def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count: int) -> None:
+    text = (
+        SEEN.replace("---", f'f0: update_attribute_values(@a, (({X}, b"1"),), b"")\n'
+                     f"f0: unconditional_attribute_ownership_divestiture(@a, ({X},))\n---")
+        + f'g0: request_attribute_value_update(@a, ({X},), b"why")\n'
+    )  # fmt: skip
+    waiting = "g0 <- reflect_attribute_values()\n" if count else ""
+    result = explored(text + waiting, (1, 1), Policy(unowned=policy, ownership="deny"))
+    assert ends(result) == {"nothing is pending"}
+
+
+def test_what_is_under_way_when_both_save_comes_again_after_a_restore() -> None:
+    # Given a value in the bridge when a save begins, which is still there when both sides save
+    text = f"""* <- initiate_federate_save: federate_save_begun(); federate_save_complete()
+* <- initiate_federate_restore: federate_restore_complete()
+{SEEN}f0: update_attribute_values(@a, (({X}, b"1"),), b"")
+f0: request_federation_save("L")
+"""
+    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    result = search.explore(setup, system)
+    assert result.verdict == "ok"
+    # Expect the save to have the value in the federation, or in the bridge: never lost, never in both
+    with_it = {len(end.system.bridges[0].kept["L"].links[0].data) for end in result.terminals}
+    assert with_it <= {0, 1}
+    kept = {len(each.bridges[0].kept["L"].links[0].data) for each in result.ways if "L" in each.bridges[0].kept}
+    assert kept == {0, 1}
+
+
+def test_time_advances_on_both_sides_and_nothing_comes_late() -> None:
+    for sizes in ((1, 1), (1, 1, 1)):
+        result = explored("time", sizes)
+        assert result.verdict == "ok"
+        assert ends(result) == {"nothing is pending"}
+
+
+def test_two_sides_that_ask_for_the_same_time_are_both_granted_it() -> None:
+    text = """f0: enable_time_regulation(1.0)
+g0: enable_time_regulation(1.0)
+f0: enable_time_constrained()
+g0: enable_time_constrained()
+---
+f0: time_advance_request(5.0)
+g0: time_advance_request(5.0)
+f0 <- time_advance_grant(5.0)
+g0 <- time_advance_grant(5.0)
+"""
+    assert ends(explored(text, (1, 1), couples=True)) == {"nothing is pending"}
+
+
+# -- the matrix, and who looks at it --------------------------------------------------------------------------------
+
+
+def test_there_are_24_cells_and_each_is_what_it_is_documented_to_be() -> None:
+    assert len(CELLS) == 6 * len(SOLUTIONS)
+    seen = set()
+    for each in matrix((1, 1)):
+        assert each.result.whole
+        assert each.result.verdict == each.cell.expected(each.scenario.name), (each.cell, each.scenario.name)
+        seen.add((each.cell.problem, each.cell.solution))
+    assert {(cell.problem, cell.solution) for cell in CELLS} - seen <= {
+        (cell.problem, cell.solution)
+        for cell in CELLS
+        if cell.policy is None or cell.problem in ("state", "information")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1), (2, 2, 1)])
+def test_each_cell_is_so_in_larger_federations_as_well(sizes: tuple[int, ...]) -> None:
+    for each in matrix(sizes):
+        assert each.result.whole
+        assert each.result.verdict == each.cell.expected(each.scenario.name), (each.cell, each.scenario.name)
+
+
+def test_a_chart_shows_the_shortest_way_to_what_is_wrong(tmp_path: Path) -> None:
+    [found] = [each for each in matrix((2, 1)) if each.cell.solution == "ignore" and each.scenario.name == "ownership"]
+    what, told = report.shown(found)
+    assert what.startswith("DOUBLE_OWNER: ")
+    drawn = chart.text(told)
+    assert drawn.splitlines()[0].split() == ["s_F", "in", "G", "RTI", "G", "g0"]
+    assert "attribute_ownership_acquisition_notification" in drawn
+    picture = ET.fromstring(chart.svg(told))
+    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(texts) == len(told) + len(chart.parties(told))
+    page = report.write(tmp_path / "new", [found]).read_text()
+    assert "DOUBLE_OWNER" in page
+    assert "no rule for federates prevents the race" in page
+
+
+def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["hla", "explore", "--federates", "1,1", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["explored"]
+    assert (row["verdict"], row["scenario"], row["whole"]) == ("ok", "save", True)
+    assert run(["hla", "explore", "--federates", "1,1", "--set", "consensus=naive"]) == 1
+    assert "DEADLOCK(save, L) in F" in capsys.readouterr().out
+    own = tmp_path / "own.script"
+    own.write_text('f0: request_federation_save("x")\n')
+    assert run(["hla", "explore", "--federates", "1", "--script", str(own)]) == 0
+    assert run(["hla", "explore", "--matrix", "--federates", "1,1", "--report", str(tmp_path)]) == 0
+    assert (tmp_path / "bridges.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--federates", "x"], "--federates 'x'"),
+        (["--federates", "1,1", "--bridges", "0-7"], "--bridges '0-7'"),
+        (["--scenario", "sav"], "Did you mean save?"),
+        (["--set", "consensus"], "--set 'consensus'"),
+        (["--set", "consensus=smrt"], "Did you mean smart?"),
+        (["--set", "barrier=restrict"], "no restriction of federates prevents the race"),
+        (["--script", "nowhere"], "No such file"),
+    ],
+)
+def test_what_can_not_be_explored_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(["hla", "explore", *arguments]) != 0
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "f0: service(", "f0: s(__import__('os'))", "f0: s(1", "f9: query_lits()", "x y: z()"]
+)
+def test_scripts_are_data_and_what_is_none_is_told_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"line 1 of the script|has a federate f9"):
+        built((1, 1), line(2), Policy(), script.read(text))
