@@ -18,12 +18,13 @@ EXAMPLES: Final = {
     "airborne": "An air tasking order, filtered for a link of 7,200 bit/s.",
     "alerts": "CAP alerts to e-mail: each one as it comes, or many in a digest.",
     "caution": "A master caution panel: subscriber, database and publisher.",
+    "hla": "Flights and weather, two federations with a bridge between them.",
     "imagery": "Imagery and telemetry from around Kabul, and a map.",
     "node": "A client of the Common API, and a node that is stopped under it.",
     "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
 }
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
-WRITES: Final = {"imagery"}
+WRITES: Final = {"hla", "imagery"}
 """Those that write a file."""
 
 Cell = str | int | float

@@ -89,6 +89,13 @@ class Federation:
         self.until(lambda: name in self.ready, f"the delegate {name}")
         return self
 
+    def server(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Start a server of any kind, `arguments` for `jbi`, and wait until it is ready: what it says then. Raises
+        DemoError."""
+        self._start_server(1, name, *arguments)
+        self.until(lambda: name in self.ready, name)
+        return self.ready[name]
+
     def node(self, name: str, *flags: str, own: Sequence[str] = ()) -> dict[str, Any]:
         """Start a node, and wait until it is ready: what it says then; `flags` for `jbi node start`, `own` for `jbi`.
         Its lookup service is the federation's. Raises DemoError."""

@@ -116,4 +116,4 @@ def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Call
         one.rti.federate_restore_complete()
     for one in (a, b):
         one.until("federation_restored")
-    assert bridge.status()["pending"] == []
+    eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)

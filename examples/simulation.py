@@ -1,0 +1,230 @@
+"""A federate of `jbi demo hla`, a process of its own: it flies aircraft, moves weather, or looks at what comes.
+
+It plays to a plan: a point "start", steps of logical time, a point "half" and a save, more steps, a point "end", a
+restore, and the steps behind the save once more. What it has is a function of time, so that its state is its time.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from jbi_pubsub import Config
+from jbi_pubsub.core.errors import DemoError
+from jbi_pubsub.examples.federation import PATIENCE, application, say
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.objects import Values
+
+LEADER: Final = "flights"
+"""Who registers points, and asks for the save and the restore."""
+LOOKAHEAD: Final = 1.0
+SAVED: Final = "half"
+
+Row = tuple[float, str, tuple[tuple[str, float], ...]]
+"""Time, name of the instance, and values by attribute."""
+
+OWNS: Final[dict[str, tuple[str, dict[str, tuple[float, ...]]]]] = {
+    "flights": (
+        "Aircraft",
+        {
+            "LH441": (50.03, 2.10, 0.11, 0.62, 31_000.0, 120.0, 1000.0),
+            "BA117": (53.91, 4.27, -0.23, 0.41, 35_000.0, -90.0, 2341.0),
+            "AF006": (48.77, 9.83, 0.37, -0.29, 28_000.0, 210.0, 7221.0),
+        },
+    ),
+    "storms": ("Cell", {"front": (51.3, 5.1, 0.07, 0.13, 40_000.0), "squall": (49.1, 8.2, 0.21, -0.05, 15_000.0)}),
+}
+"""By role: a class, and for each instance where it is at time 0, how that changes in a step, and what else it has."""
+SEES: Final = {("radar", "Air"): "Hazard", ("forecast", "Weather"): "Traffic", ("radar", "One"): "Cell",
+               ("forecast", "One"): "Aircraft"}  # fmt: skip
+"""By role and federation: a class."""
+
+
+def state(role: str, name: str, at: float) -> dict[str, float]:
+    """Values of an instance at a time."""
+    latitude, longitude, north, east, *more = OWNS[role][1][name]
+    if role == "flights":
+        height, climb, squawk = more
+        return {"lat": latitude + north * at, "lon": longitude + east * at, "altitude": height + climb * at,
+                "squawk": squawk}  # fmt: skip
+    phi, theta = math.radians(latitude + north * at), math.radians(longitude + east * at)
+    return {"phi": phi, "lambda": theta, "extent": more[0] + 500.0 * at}
+
+
+class Simulation(FederateAmbassador):
+    """What it was told."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.attributes: dict[int, tuple[str, str]] = {}
+        """Name and format, by handle."""
+        self.rows: list[Row] = []
+        self.now = 0.0
+        self.heard: set[tuple[str, str]] = set()
+
+    def discover_object_instance(self, instance: int, cls: int, name: str) -> None:  # noqa: ARG002  # the standard's
+        self.names[instance] = name
+
+    def reflect_attribute_values(
+        self,
+        instance: int,
+        values: Values,
+        tag: bytes,
+        time: float | None,
+        retraction: int,  # noqa: ARG002  # as above
+    ) -> None:
+        found = []
+        for handle, data in values:
+            name, form = self.attributes[handle]
+            found.append((name, float(struct.unpack(form, data)[0])))
+        self.rows.append((-1.0 if time is None else time, self.names[instance], tuple(sorted(found))))
+
+    def time_advance_grant(self, time: float) -> None:
+        self.now = time
+
+    def time_regulation_enabled(self, time: float) -> None:  # noqa: ARG002  # as above
+        self.heard.add(("enabled", "regulation"))
+
+    def time_constrained_enabled(self, time: float) -> None:  # noqa: ARG002  # as above
+        self.heard.add(("enabled", "constrained"))
+
+    def announce_synchronization_point(self, label: str, tag: bytes) -> None:  # noqa: ARG002  # as above
+        self.heard.add(("announced", label))
+
+    def federation_synchronized(self, label: str) -> None:
+        self.heard.add(("synchronized", label))
+
+    def initiate_federate_save(self, label: str, time: float | None) -> None:  # noqa: ARG002  # as above
+        self.heard.add(("save", label))
+
+    def federation_saved(self, label: str) -> None:
+        self.heard.add(("saved", label))
+
+    def initiate_federate_restore(self, label: str, name: str, handle: int) -> None:  # noqa: ARG002  # as above
+        self.heard.add(("restore", label))
+
+    def federation_restored(self, label: str) -> None:
+        self.heard.add(("restored", label))
+
+    def connection_lost(self, reason: str) -> None:
+        raise DemoError(f"the federation is lost: {reason}")
+
+
+class Player:
+    """Plays a role."""
+
+    def __init__(self, rti: RTIAmbassador, role: str, federation: str) -> None:
+        self.rti, self.role = rti, role
+        self.told = Simulation()
+        rti.connect(self.told)
+        rti.join_federation_execution(federation, role, timeout=PATIENCE)
+        self.own: dict[str, int] = {}
+        self.forms: dict[str, tuple[int, str]] = {}
+        if role in OWNS:
+            cls = rti.get_object_class_handle(OWNS[role][0])
+            names = state(role, next(iter(OWNS[role][1])), 0.0)
+            big = ">" if role == "flights" else "<"
+            self.forms = {
+                name: (rti.get_attribute_handle(cls, name), f"{big}{'i' if name == 'squawk' else 'd'}")
+                for name in names
+            }
+            rti.publish_object_class_attributes(cls, [handle for handle, _ in self.forms.values()])
+            self.own = {name: rti.register_object_instance(cls, name) for name in OWNS[role][1]}
+            rti.enable_time_regulation(LOOKAHEAD)
+            self.until(("enabled", "regulation"))
+        else:
+            self._look(SEES[role, federation])
+        rti.enable_time_constrained()
+        self.until(("enabled", "constrained"))
+
+    def _look(self, cls_name: str) -> None:
+        cls = self.rti.get_object_class_handle(cls_name)
+        members = [each for each in self.rti.fom.objects[cls - 1].members if each != self.rti.fom.privilege]
+        big = ">" if cls_name in ("Aircraft", "Hazard") else "<"
+        for handle in members:
+            name = self.rti.fom.attributes[handle - 1].name
+            self.told.attributes[handle] = name, f"{big}{'i' if name == 'squawk' else 'd'}"
+        self.rti.subscribe_object_class_attributes(cls, members)
+
+    def until(self, what: tuple[str, str]) -> None:
+        """Until it was told that."""
+        self._wait(lambda: what in self.told.heard, " ".join(what))
+        self.told.heard.discard(what)
+
+    def _wait(self, good: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not good():
+            if time.monotonic() > deadline:
+                raise DemoError(f"{self.role} has waited {PATIENCE:g} s for {what}")
+            self.rti.evoke_callback(0.2)
+
+    def meet(self, label: str) -> None:
+        """A synchronization point of all federates, of both federations."""
+        if self.role == LEADER:
+            self.rti.register_federation_synchronization_point(label)
+        self.until(("announced", label))
+        self.rti.synchronization_point_achieved(label)
+        self.until(("synchronized", label))
+
+    def fly(self, begin: int, end: int) -> None:
+        """Steps of logical time."""
+        for step in range(begin, end):
+            for name, instance in self.own.items():
+                values = {
+                    self.forms[attribute][0]: struct.pack(
+                        self.forms[attribute][1], int(value) if attribute == "squawk" else value
+                    )
+                    for attribute, value in state(self.role, name, step + 1.0).items()
+                }
+                self.rti.update_attribute_values(instance, values, time=step + 1.0)
+            self.rti.time_advance_request(step + 1.0)
+            self._wait(lambda wanted=step + 1.0: self.told.now == wanted, f"time {step + 1}")  # type: ignore[misc]
+
+    def save(self) -> None:
+        """All save."""
+        if self.role == LEADER:
+            self.rti.request_federation_save(SAVED)
+        self.until(("save", SAVED))
+        self.rti.federate_save_begun()
+        self.rti.federate_save_complete()
+        self.until(("saved", SAVED))
+
+    def restore(self, to: float) -> None:
+        """All go back."""
+        if self.role == LEADER:
+            self.rti.request_federation_restore(SAVED)
+        self.until(("restore", SAVED))
+        self.told.now = to
+        self.rti.federate_restore_complete()
+        self.until(("restored", SAVED))
+
+
+def play(config: Config, role: str, federation: str, count: str) -> None:
+    """The whole plan."""
+    steps = int(count)
+    half = steps // 2
+    with RTIAmbassador(config) as rti:
+        player = Player(rti, role, federation)
+        say(ready=role)
+        sys.stdin.readline()  # all are there
+        player.meet("start")
+        player.fly(0, half)
+        player.meet("half")
+        player.save()
+        player.fly(half, steps)
+        player.meet("end")
+        first = len(player.told.rows)
+        player.restore(float(half))
+        player.fly(half, steps)
+        player.meet("over")
+        say(rows=player.told.rows, first=first)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    sys.exit(application(play))
