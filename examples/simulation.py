@@ -74,7 +74,7 @@ class Simulation(FederateAmbassador):
         self,
         instance: int,
         values: Values,
-        tag: bytes,
+        tag: bytes,  # noqa: ARG002  # as above
         time: float | None,
         retraction: int,  # noqa: ARG002  # as above
     ) -> None:
