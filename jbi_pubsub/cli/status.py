@@ -16,7 +16,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.hla.proxy import RTI_TYPE
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -114,6 +114,8 @@ _ALL: Final = (
     _SUBSCRIPTIONS, _RATES,
 )  # fmt: skip
 """Every column that there may be."""
+_ANSWERING: Final = DISSEMINATORS | {BRIDGE_TYPE, RTI_TYPE, HLA_BRIDGE_TYPE}
+"""Types of services that can be asked how they are, beside lookup services."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
@@ -234,7 +236,7 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        ours = [item.proxy for item in items if (DISSEMINATORS | {BRIDGE_TYPE, RTI_TYPE}).intersection(item.types)]
+        ours = [item.proxy for item in items if _ANSWERING.intersection(item.types)]
         # by address: one that was killed and started again there is listed twice until its former lease has run out
         return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
 
@@ -283,8 +285,8 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
 def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
     """What people are shown; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
-    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", "rti")]
-    others = [facts for facts in found if facts["kind"] in ("lookup", "rti")]
+    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", "rti", "federation bridge")]
+    others = [facts for facts in found if facts["kind"] in ("lookup", "rti", "federation bridge")]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
     columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
     yield Table(columns, [_server_row(facts, more) for facts in found])
@@ -299,10 +301,10 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     archives = [archive_row(_called(facts), facts["archive"]) for facts in known if "archive" in facts]
     if archives:
         yield Table(ARCHIVED, archives)
-    bridges = [row for facts in known for row in _bridge_rows(facts.get("foreign") or {})]
+    bridges = [row for facts in (*known, *others) for row in _bridge_rows(facts.get("foreign") or {})]
     if bridges:
         yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
-    federations = [row for facts in others for row in _federation_rows(facts)]
+    federations = [row for facts in others if facts["kind"] == "rti" for row in _federation_rows(facts)]
     if federations:
         yield Table(_FEDERATIONS, federations)
     shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
@@ -376,6 +378,8 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])
+    elif facts["kind"] == "federation bridge":
+        name, counts = "", ("", "", "")
     elif facts["kind"] == "rti":
         name, counts = "", ("", "", sum(len(each["federates"]) for each in facts["federations"]))
     else:
@@ -398,7 +402,7 @@ def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
     """A bridge, by direction. What it can't do now stands in its log."""
     away = ", ".join(f"{side} is away" for side, is_there in foreign.get("sides", {}).items() if not is_there)
     for way in foreign.get("directions", ())[:2]:
-        state = "" if way["listening"] else "not subscribed yet"
+        state = "" if way["listening"] else str(foreign.get("trouble") or "not subscribed yet")
         troubles = f"{way['troubles']:,} troubles, see its log" if way["troubles"] else ""
         numbers = (f"{way[key]:,}" for key in ("registrations", "waiting", "relayed", "filtered", "lost"))
         wrong = "; ".join(each for each in (away, state, troubles) if each)

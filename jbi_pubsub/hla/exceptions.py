@@ -262,6 +262,10 @@ class ServiceNotEnabled(RtiError):
     """The RTI was not told to have that service."""
 
 
+class RingOfBridges(RtiError):
+    """A bridge would join federations that others join already, over whatever federations."""
+
+
 class CallNotAllowedFromWithinCallback(RtiError):
     """Callbacks can't be evoked from within a callback."""
 

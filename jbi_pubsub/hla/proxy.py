@@ -15,6 +15,8 @@ RTI: Final = "rti"
 """Name of the exported object."""
 RTI_TYPE: Final = "jbi.Rti"
 """Service type of a federation execution, and of an RTI that may be asked to make one."""
+HLA_BRIDGE_TYPE: Final = "jbi.HlaBridge"
+"""Service type of a bridge between two federation executions, in the lookup services of both its sides."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from jbi_pubsub.hla.execution import Callback
 
 from . import bridge as spans
 from .limits import Limits
+from .presence import Presence
 from .state import Bridge, Call, Plan
 from .surrogate import Surrogate
 from .translation import Translation
@@ -60,6 +61,11 @@ class FederationBridge:
         self._told: set[tuple[str, str]] = set()
         self._limits = Limits()
         self._something, self._stopping = threading.Event(), threading.Event()
+        self._others = threading.Event()
+        """Other bridges have come, or gone."""
+        self._presence = Presence(
+            file.name, configs, [each.community for each in self._surrogates], self._facts, self._others_changed
+        )
         self._thread = threading.Thread(target=self._run, name="hla-bridge", daemon=True)
 
     def start(self) -> None:
@@ -75,6 +81,7 @@ class FederationBridge:
         if self._thread.is_alive():
             self._thread.join(30.0)
         self._leave()
+        self._presence.close()
         for each in self._surrogates:
             each.disconnect()
 
@@ -104,6 +111,16 @@ class FederationBridge:
             ],
         }  # fmt: skip
 
+    def _facts(self) -> dict[str, Any]:
+        """For those who ask how servers are."""
+        status = self.status()
+        sides = dict.fromkeys(self._names, status["state"] == "up")
+        more = {"listening": status["state"] == "up", "troubles": 0, "registrations": len(self._bridge.objects)}
+        ways = [{**way, **more} for way in status["directions"]]
+        name, trouble = self._described.file.name, status["trouble"]
+        foreign = {"kind": "bridge", "name": name, "sides": sides, "directions": ways, "trouble": trouble}
+        return {"name": name, "foreign": foreign, "bridge": status}
+
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -128,6 +145,9 @@ class FederationBridge:
         """Join both federations, if both are there. Raises ConfigurationError."""
         file = self._described.file
         try:
+            one, another = self._surrogates
+            self._others.clear()
+            self._presence.come((one.execution(FIND_SECONDS), another.execution(FIND_SECONDS)))
             for other, surrogate in zip(self._names[::-1], self._surrogates, strict=True):
                 surrogate.come(f"{file.name}:{other}", self._something.set, FIND_SECONDS)
             models = {
@@ -166,12 +186,20 @@ class FederationBridge:
                     key = f"lost.{side}"
                     self._counters[key] = self._counters.get(key, 0) + lost
                     log.warning("%d messages to %s are lost with the bridge", lost, self._federations[1 - side])
+        self._presence.leave()
         for surrogate in self._surrogates:
             surrogate.leave()
+
+    def _others_changed(self) -> None:
+        self._others.set()
+        self._something.set()
 
     def _round(self) -> None:
         """What the surrogates were told, and what may go for it."""
         self._something.clear()
+        if self._others.is_set():
+            self._others.clear()
+            self._presence.check()
         plan, taken = self._plan, 0
         assert plan is not None
         for side, surrogate in enumerate(self._surrogates):

@@ -13,6 +13,7 @@ from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.exceptions import NotConnected
 from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.lookup.client.join import JoinManager
 
 from .state import Call
 from .translation import Model
@@ -25,6 +26,16 @@ class Surrogate(RTIAmbassador):
         super().__init__(config)
         self.federation = federation
         self.connect(FederateAmbassador())
+
+    @property
+    def community(self) -> JoinManager:
+        """The lookup services in which its federation is looked for."""
+        assert self._community is not None  # from the beginning, until it is disconnected
+        return self._community
+
+    def execution(self, timeout: float) -> str:
+        """The id of the service that its federation execution is. Raises as join_federation_execution."""
+        return self._federation(self.federation, timeout).service_id
 
     def come(self, name: str, wake: Callable[[], None], timeout: float) -> None:
         """Join. `wake` is called, on a thread of its own, when there is something to take. Raises as

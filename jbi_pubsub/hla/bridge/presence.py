@@ -1,0 +1,263 @@
+"""How a bridge between federations is seen on its two sides: a service in the lookup services of each, which says
+between which federation executions it stands (rings.py), and what it does (`jbi status`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+from uuid import uuid4
+
+from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.guard import faults
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
+from jbi_pubsub.core.wire.endpoint import CONTROL, Caller, Endpoint, dial
+from jbi_pubsub.core.wire.stream import Line, listen, refuse
+from jbi_pubsub.hla.exceptions import RingOfBridges
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.proxy import STATUS
+from jbi_pubsub.pad.stages import access_of
+
+from . import rings
+from .rings import Span
+
+KNOWN_SECONDS: Final = 3.0
+"""For a lookup service to know of a bridge, and to tell which others there are."""
+DEAD_SECONDS: Final = 1.0
+DEAD_MOST: Final = 20
+"""Bridges that are asked whether they live, each for at most DEAD_SECONDS."""
+
+Facts = Callable[[], dict[str, Any]]
+
+
+class Presence:
+    """Of a bridge on both its sides. For one thread, but for `changed`."""
+
+    def __init__(
+        self, name: str, configs: Sequence[Config], communities: Sequence[JoinManager], facts: Facts,
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`facts`: what the bridge says of itself; `changed` is called when other bridges come or go. Raises
+        PortInUseError, ConfigurationError."""
+        self._name = name
+        self._bridge = uuid4().hex
+        self._own: Span | None = None
+        self._gone: set[str] = set()
+        """Bridges that are dead, but for their leases."""
+        with ExitStack() as undo:
+            self._sides: list[_Side] = []
+            servers = [_Server(configs[0], facts)]
+            undo.callback(servers[0].stop)
+            if _served_as(configs[0]) != _served_as(configs[1]):
+                servers.append(_Server(configs[1], facts))
+                undo.callback(servers[1].stop)
+            for at, community in enumerate(communities):
+                side = _Side(servers[min(at, len(servers) - 1)], configs[at], community, changed)
+                undo.callback(side.stop)
+                self._sides.append(side)
+            self._undo = undo.pop_all()
+        self._items = frozenset(side.item for side in self._sides)
+        self.leave()
+
+    def come(self, executions: tuple[str, str]) -> None:
+        """Be seen between two federation executions. Raises RingOfBridges when others join them, over whatever
+        federations."""
+        own = Span(self._bridge, self._name, *executions, time.time_ns() // 1000)
+        for side in self._sides:
+            side.wait_told()
+        self._gone = set()
+        if rings.ring(own, self._known()):
+            self._gone = {bridge for side in self._sides for bridge in side.dead(self._items)}
+        self._refuse_ring(own)
+        self._own = own
+        self._tell()
+        for side in self._sides:
+            side.wait_known()
+        self.check()
+
+    def check(self) -> None:
+        """Of what has changed since. Raises RingOfBridges when this bridge is the one to leave; it is not seen any more
+        then."""
+        if self._own is None:
+            return
+        try:
+            self._refuse_ring(self._own)
+        except RingOfBridges:
+            self.leave()
+            raise
+        self._tell()
+
+    def leave(self) -> None:
+        """Be seen between no federations any more."""
+        self._own = None
+        for side in self._sides:
+            side.tell([])
+
+    def close(self) -> None:
+        """Leave, and end the threads."""
+        self._undo.close()
+
+    def _refuse_ring(self, own: Span) -> None:
+        found = rings.ring(own, self._known())
+        if found:
+            names = ", ".join(sorted({span.name for span in found}))
+            raise RingOfBridges(
+                f"the bridge {own.name} would close a ring: its federations are joined by {names} already",
+                hint="One bridge between two federations, in rows and trees; this one waits until the other has gone",
+            )
+
+    def _known(self) -> list[Span]:
+        return [span for side in self._sides for span in side.heard(self._items) if span.bridge not in self._gone]
+
+    def _tell(self) -> None:
+        """Each side of what is heard on the other one, unless both hear the same anyway."""
+        assert self._own is not None
+        heard = [side.heard(self._items) for side in self._sides]
+        is_one_community = bool(self._sides[0].lookups() & self._sides[1].lookups())
+        for at, side in enumerate(self._sides):
+            side.tell(rings.told(self._own, () if is_one_community else heard[1 - at]))
+
+
+def _served_as(config: Config) -> tuple[Any, ...]:
+    """What a server of ours depends on: where both sides agree in that, it is one."""
+    return config.pad.host, config.pad.advertise, config.tls, config.policy
+
+
+class _Server:
+    """An address where the bridge can be asked how it is."""
+
+    def __init__(self, config: Config, facts: Facts) -> None:
+        with ExitStack() as undo:
+            access = access_of(config, "bridge") or AllowAll()
+            undo.callback(access.close)
+            status = _Status(access, facts)
+            exports = {STATUS: status, ADMIN: AccessAdmin(access), LOGIN: LoginCalls(access)}
+            self.endpoint = status.endpoint = Endpoint(
+                config.pad.host,
+                0,
+                name="hla-bridge",
+                security=config.security(),
+                control=ControlServer(exports).serve,
+                data=_no_data,
+                advertise=config.pad.advertise,
+            )
+            undo.callback(self.endpoint.stop)
+            self.endpoint.start()
+            self.stop = undo.pop_all().close
+
+
+class _Side:
+    """One of them: what stands in its lookup services, and what is known of others."""
+
+    def __init__(self, server: _Server, config: Config, community: JoinManager, changed: Callable[[], None]) -> None:
+        self.item = uuid4().hex
+        self._endpoint = server.endpoint
+        self._security = config.security()
+        self._community = community
+        self._changed = changed
+        self._told: list[Span] | None = None
+        self._cache = community.watch(ServiceTemplate(types=(HLA_BRIDGE_TYPE,)), self)
+
+    def heard(self, own: frozenset[str]) -> list[Span]:
+        """Of all bridges but ours."""
+        return [span for item in self._others(own) for span in rings.spans_of(item.entries)]
+
+    def dead(self, own: frozenset[str]) -> list[str]:
+        """Bridges whose process is no more, while their leases go on: nobody listens where they can be asked."""
+        found = []
+        for item in self._others(own)[:DEAD_MOST]:
+            try:
+                dial(item.proxy, CONTROL, self._security, DEAD_SECONDS).close()
+            except WireError as exc:
+                if isinstance(exc.__cause__, ConnectionRefusedError):
+                    found += [span.bridge for span in rings.spans_of(item.entries) if span.hops == 0]
+        return found
+
+    def _others(self, own: frozenset[str]) -> list[ServiceItem]:
+        return [item for item in self._cache.items() if item.service_id not in own]
+
+    def tell(self, spans: list[Span]) -> None:
+        """What stands in the lookup services from now on; a bridge that waits tells of nothing, and is there."""
+        if spans == self._told:
+            return
+        self._told = spans
+        ref = ServiceRef(self.item, STATUS, (self._endpoint.address,), (), self._endpoint.certificate)
+        entries = tuple(rings.entry_of(span) for span in spans)
+        self._community.join(ServiceItem(self.item, (HLA_BRIDGE_TYPE,), ref, entries))
+
+    def wait_told(self) -> None:
+        """Until the lookup services have told of other bridges. Raises LookupNotFoundError."""
+        self._community.wait_watching(self._cache, KNOWN_SECONDS)
+
+    def wait_known(self) -> None:
+        """Until they know of ours. Raises LookupNotFoundError."""
+        self._community.wait_joined(self.item, KNOWN_SECONDS)
+
+    def lookups(self) -> set[str]:
+        """The ids of the lookup services that answer."""
+        return {each.registrar_id for each in self._community.sessions() if each.connected}
+
+    def stop(self) -> None:
+        """Leave."""
+        self._community.leave(self.item)
+        self._community.unwatch(self._cache)
+
+    # -- as a listener -------------------------------------------------------------------------------------------
+
+    def service_added(self, item: ServiceItem) -> None:
+        """Another bridge has come."""
+        if item.service_id != self.item:
+            self._changed()
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
+        """It tells of others."""
+        self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """It has left."""
+        self.service_added(item)
+
+
+class _Status:
+    """What servers say of themselves."""
+
+    endpoint: Endpoint
+
+    def __init__(self, access: AccessPolicy, facts: Facts) -> None:
+        self._access, self._facts = access, facts
+        self._started = time.monotonic()
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        demand(self._access, caller, ("status", Subject()))
+        return {
+            "kind": "federation bridge",
+            "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
+            "address": self.endpoint.address,
+            "uptime": round(time.monotonic() - self._started, 1),
+            "connections": self.endpoint.connections,
+            "tls": self.endpoint.tls(),
+            "threads": threading.active_count(),
+            "access": self._access.status(),
+            "faults": faults(),
+            **self._facts(),
+        }
+
+
+def _no_data(sock: socket.socket, caller: Caller) -> None:  # noqa: ARG001  # an endpoint's handler
+    """A bridge has no data connections."""
+    line = Line(sock)
+    listen(line)
+    refuse(line, "a bridge between federations takes no data")
