@@ -356,8 +356,10 @@ def query_federation_save_status(model: Model, execution: Execution, federate: i
 def _status(execution: Execution, federate: int, name: str, *, is_restore: bool) -> Step:
     saving = execution.saving
     states = saving.states if saving.label and saving.is_restore is is_restore else Map()
-    others = sorted({state for each, state in states.items() if each != federate})
-    return Step(execution, None, (tell(federate, name, states.get(federate, "none"), tuple(others)),))
+    others = {state for each, state in states.items() if each != federate}
+    if states and saving.resigned:
+        others.add("failed")  # who has left while he was asked
+    return Step(execution, None, (tell(federate, name, states.get(federate, "none"), tuple(sorted(others))),))
 
 
 # -- restore --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Saved federations on disk: a file a label, written whole or not at all.
+"""What federations have saved, on disk: a file a label, written whole or not at all.
 
-A file is a digest and behind it, in msgpack, what it is a save of and the execution as plain values. Names of files are
-digests: what somebody calls a federation or a label never is a path. A file that is damaged, of another version or of
-another object model is told in the log and left alone.
+A file is a digest and behind it, in msgpack, what it is a save of and the value (an execution, or a bridge between two)
+as plain ones. Names of files are digests: what somebody calls a federation or a label never is a path. A file that is
+damaged, of another version or of another object model is told in the log and left alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from immutables import Map
@@ -29,15 +30,15 @@ from .transfers import Claim
 
 log = logging.getLogger("jbi_pubsub.hla")
 
+T = TypeVar("T")
+
 VERSION: Final = 1
 SUFFIX: Final = ".save"
-_KINDS: Final = {
-    kind.__name__: kind
-    for kind in (
-        Callback, Claim, Clock, Declared, Execution, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
-        Points, Saving, Sent,
-    )
-}  # fmt: skip
+OF_EXECUTIONS: Final = (
+    Execution, Callback, Claim, Clock, Declared, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
+    Points, Saving, Sent,
+)  # fmt: skip
+"""The kinds of values that an execution is made of."""
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,11 +49,11 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str
     model: str
     """Digest of the object model."""
-    execution: Any
+    value: Any
 
 
 def plain(value: Any) -> Any:
-    """An execution, or a part of it, as values that msgpack knows."""
+    """A value, or a part of it, as values that msgpack knows."""
     if isinstance(value, Map):
         return {"map": [[plain(key), plain(value[key])] for key in sorted(value)]}
     if isinstance(value, tuple):
@@ -61,23 +62,25 @@ def plain(value: Any) -> Any:
     return value
 
 
-def built(value: Any) -> Any:
+def built(value: Any, kinds: Mapping[str, type]) -> Any:
     """What `plain` was given. Raises KeyError, TypeError, ValueError for what it has not made."""
     if isinstance(value, list):
-        return tuple(built(each) for each in value)
+        return tuple(built(each, kinds) for each in value)
     if isinstance(value, dict):
         if "map" in value:
-            return Map({built(key): built(each) for key, each in value["map"]})
-        return _KINDS[value["is"]](*(built(each) for each in value["of"]))
+            return Map({built(key, kinds): built(each, kinds) for key, each in value["map"]})
+        return kinds[value["is"]](*(built(each, kinds) for each in value["of"]))
     return value
 
 
-class Saves:
+class Saves(Generic[T]):
     """The saves of a folder. For one thread."""
 
-    def __init__(self, folder: Path) -> None:
-        """Makes the folder. Raises StorageError."""
+    def __init__(self, folder: Path, kind: type[T], *parts: type) -> None:
+        """What is saved is of a kind, and made of values of other ones. Makes the folder. Raises StorageError."""
         self._folder = folder
+        self._kind = kind
+        self._kinds = {each.__name__: each for each in (kind, *parts)}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -85,10 +88,10 @@ class Saves:
                 f"the folder for saves {folder} can't be made: {exc.strerror}", hint="Give another with --saves"
             ) from exc
 
-    def put(self, model: str, label: str, execution: Execution) -> None:
+    def put(self, federation: str, model: str, label: str, value: T) -> None:
         """Keep a save, in place of an older one of that label. Raises StorageError: the older one is still there."""
-        body = msgspec.msgpack.encode(Kept(VERSION, execution.name, label, model, plain(execution)))
-        path = self._path(execution.name, label)
+        body = msgspec.msgpack.encode(Kept(VERSION, federation, label, model, plain(value)))
+        path = self._path(federation, label)
         fresh = path.with_suffix(".new")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -101,7 +104,7 @@ class Saves:
         except OSError as exc:
             fresh.unlink(missing_ok=True)
             raise StorageError(
-                f"the save {label!r} of {execution.name} can't be written: {exc.strerror}",
+                f"the save {label!r} of {federation} can't be written: {exc.strerror}",
                 hint=f"Make room in {self._folder}",
             ) from exc
 
@@ -109,8 +112,8 @@ class Saves:
         """Forget a save, if there is one."""
         self._path(federation, label).unlink(missing_ok=True)
 
-    def of(self, federation: str, model: str) -> list[tuple[str, Execution]]:
-        """Labels and executions that were saved of a federation with that object model, the oldest first."""
+    def of(self, federation: str, model: str) -> list[tuple[str, T]]:
+        """Labels and values that were saved of a federation with that object model, the oldest first."""
         folder = self._path(federation, "").parent
         found = []
         for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns):
@@ -120,7 +123,7 @@ class Saves:
                 log.error("the save %s is left out: %s", path, exc)
         return found
 
-    def _read(self, path: Path, federation: str, model: str) -> tuple[str, Execution]:
+    def _read(self, path: Path, federation: str, model: str) -> tuple[str, T]:
         data = path.read_bytes()
         body = data[32:]
         if hashlib.sha256(body).digest() != data[:32]:
@@ -131,10 +134,10 @@ class Saves:
                 f"it is version {kept.version} of {kept.federation} with the object model {kept.model}",
                 hint="Serve that federation with the modules that it was saved with",
             )
-        execution = built(kept.execution)
-        if not isinstance(execution, Execution):
-            raise StorageError("it holds no execution", hint="Take it from a backup")
-        return kept.label, execution
+        value = built(kept.value, self._kinds)
+        if not isinstance(value, self._kind):
+            raise StorageError(f"it holds no {self._kind.__name__.lower()}", hint="Take it from a backup")
+        return kept.label, value
 
     def _path(self, federation: str, label: str) -> Path:
         folder = hashlib.sha256(federation.encode()).hexdigest()[:32]

@@ -48,7 +48,7 @@ from .execution import Execution, Model, Options, Step
 from .federation import Saving
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti
-from .saves import Saves
+from .saves import OF_EXECUTIONS, Saves
 from .sessions import Call, Group, Session, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
@@ -96,7 +96,7 @@ class RtiServer:
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
-        self._saves = Saves(saves) if saves is not None else None
+        self._saves = Saves(saves, *OF_EXECUTIONS) if saves is not None else None
         with ExitStack() as undo:
             self._access = access or AllowAll()
             undo.callback(self._access.close)
@@ -340,7 +340,7 @@ class RtiServer:
             return step
         label = saving.order[-1]
         try:
-            self._saves.put(federation.model.fom.digest, label, saving.kept[label])
+            self._saves.put(federation.execution.name, federation.model.fom.digest, label, saving.kept[label])
         except StorageError as exc:
             log.error("%s", exc)
             saving = saving._replace(kept=before.saving.kept, order=before.saving.order)

@@ -25,7 +25,7 @@ from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.proxy import Module
-from jbi_pubsub.hla.saves import Saves
+from jbi_pubsub.hla.saves import OF_EXECUTIONS, Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
 from tests.hla.parties import Federate, Noting
@@ -238,7 +238,7 @@ def test_a_save_that_is_damaged_or_of_another_model_is_left_out(
     save(a, label="../../etc/passwd")
     a.until("federation_saved")
     [path] = (tmp_path / "saves").rglob("*.save")
-    saves = Saves(tmp_path / "saves")
+    saves = Saves(tmp_path / "saves", *OF_EXECUTIONS)
     assert [label for label, _ in saves.of("Air", a.rti.fom.digest)] == ["../../etc/passwd"]
     assert saves.of("Air", "another model") == []
     data = bytearray(path.read_bytes())

@@ -14,8 +14,10 @@ thread, socket or clock. A call that is refused since its federation is saved or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
+
+from immutables import Map
 
 from jbi_pubsub.hla.exceptions import (
     AttributeNotOwned,
@@ -59,10 +61,10 @@ class Due(NamedTuple):
     key: Key | None = None
 
 
-def begun(plan: Plan) -> Done:
+def begun(plan: Plan, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
     """Both surrogates have joined: what they declare, and then ask for (its answer says that what there was has been
-    told)."""
-    turn = Turn(plan, Bridge())
+    told). `kept`: what was under way at saves, by label, the oldest first."""
+    turn = Turn(plan, Bridge(kept=Map(kept), order=tuple(label for label, _ in kept)))
     for side in (0, 1):
         if "add" in (plan.policy.consensus, plan.policy.addressing, plan.policy.failure, plan.policy.unowned):
             turn.call(side, "disclose_surrogate")
@@ -271,6 +273,17 @@ def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
         passage.forwarded(turn, item.side, entry)
     if entry.time is not None:
         pace.promise(turn, 1 - item.side)
+    return turn.done()
+
+
+def not_kept(plan: Plan, bridge: Bridge, label: str, calls: tuple[Call, ...]) -> Done:
+    """What was under way at a save can't be kept, which is found out before these calls are made: it has failed."""
+    turn = Turn(plan, bridge)
+    turn.calls = [
+        call._replace(service="federate_save_not_complete") if call.service == "federate_save_complete" else call
+        for call in calls
+    ]
+    consensus.save_failed(turn, label)
     return turn.done()
 
 

@@ -124,6 +124,8 @@ def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
     if key is not None:
         forwards = turn.plan.forwards or turn.part(key, side).state != "consented"
         if not ok:
+            if kind == "save":
+                _drop(turn, label)
             others_done(turn, key, side, ok=False)
         elif forwards:
             others_done(turn, key, side)
@@ -219,6 +221,15 @@ def _fail(turn: Turn, key: Key, side: int) -> None:
     if key[0] in _FAILED and turn.part(key, side).state == "announced":
         turn.set_part(key, side, state="consented")
         turn.call(side, _FAILED[key[0]], about=("consented", key))
+
+
+def save_failed(turn: Turn, label: str) -> None:
+    """The bridge's own part of a save can't be kept: neither side has saved."""
+    _drop(turn, label)
+    for side in (0, 1):
+        key = key_of(turn, side, "save", label)
+        if key is not None:
+            _fail(turn, key, side)
 
 
 # -- where the far side can't ---------------------------------------------------------------------------------------
@@ -364,8 +375,10 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
         return
     found = bridge.kept.get(label)
     discarded = sum(len(link.data) for link in bridge.links)
-    if found is None:  # it was made before the bridge: nothing was under way that it knows of
-        turn.set(links=tuple(link._replace(data=()) for link in bridge.links))
+    if found is None:  # what was under way then is not known any more
+        turn.count("unknown_save")
+        for side in (0, 1):
+            _fail(turn, key, side)
     else:
         own: Any = {each: bridge.rounds[each] for each in bridge.rounds if each[0] != "sync"}
         turn.set(
@@ -382,7 +395,7 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
             retractions=found.retractions,
             paces=tuple(pace._replace(stale=True) for pace in found.paces),
         )
-    turn.count("discarded", discarded)
+        turn.count("discarded", discarded)
 
 
 def _under_way(bridge: Bridge) -> Bridge:
@@ -398,6 +411,13 @@ def _under_way(bridge: Bridge) -> Bridge:
     return bridge._replace(
         links=(links[0], links[1]), rounds=rounds, busy=("", ""), kept=NOTHING, order=(), counters=NOTHING
     )
+
+
+def _drop(turn: Turn, label: str) -> None:
+    """What was under way at a save that is none."""
+    bridge = turn.bridge
+    if label in bridge.kept:
+        turn.set(kept=bridge.kept.delete(label), order=tuple(each for each in bridge.order if each != label))
 
 
 def _mixed(kept: Link, now: Link) -> Link:

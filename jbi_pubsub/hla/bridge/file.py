@@ -66,6 +66,9 @@ class HlaFile(_Part, frozen=True):
     name: str = "bridge"
     poll: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
     """Seconds after which what is away is tried again."""
+    saves: str = ""
+    """Folder for what is under way in the bridge when both federations save, from this file's; "": it is kept in memory
+    alone."""
     policy: dict[str, Any] = {}
     time: Time = Time()
     flow: Flow = Flow()

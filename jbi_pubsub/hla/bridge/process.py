@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.bridge.file import settings_of
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import Callback
+from jbi_pubsub.hla.saves import Saves
 
 from . import bridge as spans
 from .limits import Limits
 from .presence import Presence
-from .state import Bridge, Call, Plan
+from .state import KEPT, Bridge, Call, Plan
 from .surrogate import Surrogate
 from .translation import Translation
 
@@ -49,6 +50,7 @@ class FederationBridge:
         file = described.file
         self._described = described
         self._names = described.sides
+        self._both = f"the bridge {file.name} of {' and '.join(side.federation for side in file.side.values())}"
         self._federations = tuple(file.side[name].federation for name in self._names)
         self._surrogates = tuple(
             Surrogate(config, federation) for config, federation in zip(configs, self._federations, strict=True)
@@ -58,6 +60,12 @@ class FederationBridge:
         self._bridge = Bridge()
         self._counters: dict[str, int] = {}
         self._state, self._trouble = "waiting", ""
+        self._saves: Saves[Bridge] | None = None
+        if file.saves:
+            self._saves = Saves(described.path.parent / file.saves, *KEPT)
+        self._kept: list[tuple[str, Bridge]] = []
+        """What was under way at saves, while the bridge is away."""
+        self._models = ""
         self._told: set[tuple[str, str]] = set()
         self._limits = Limits()
         self._something, self._stopping = threading.Event(), threading.Event()
@@ -154,6 +162,9 @@ class FederationBridge:
                 name: surrogate.model(name) for name, surrogate in zip(self._names, self._surrogates, strict=True)
             }
             translation = self._described.translated(models)
+            self._models = "+".join(surrogate.fom.digest for surrogate in self._surrogates)
+            if self._saves is not None:
+                self._kept = self._saves.of(self._both, self._models)
         except ConfigurationError:
             self._leave()
             raise
@@ -172,12 +183,16 @@ class FederationBridge:
         self._limits = Limits()
         with self._lock:
             self._plan, self._state, self._trouble = plan, "up", ""
-        self._do(*spans.begun(plan))
+        bridge, calls = spans.begun(plan, self._kept)
+        self._keep(bridge)
+        self._do(bridge, calls)
         log.info("the bridge of %s and %s is up", one, other)
 
     def _leave(self) -> None:
         """Both federations; what was under way is lost."""
         with self._lock:
+            if self._plan is not None:
+                self._kept = [(label, self._bridge.kept[label]) for label in self._bridge.order]
             bridge, self._bridge, self._plan, self._state = self._bridge, Bridge(), None, "waiting"
             for name, number in bridge.counters.items():
                 self._counters[name] = self._counters.get(name, 0) + number
@@ -257,9 +272,11 @@ class FederationBridge:
             self._do(*spans.refused(plan, self._bridge, call, error))
 
     def _do(self, bridge: Bridge, calls: tuple[Call, ...]) -> None:
-        """Calls, one after the other, and what comes of them."""
+        """Calls, one after the other, and what comes of them. What a save has is on disk before any is made."""
         plan = self._plan
         assert plan is not None
+        if bridge.kept is not self._bridge.kept:
+            bridge, calls = self._stored(plan, bridge, calls)
         self._keep(bridge)
         waiting = list(calls)
         while waiting:
@@ -274,6 +291,23 @@ class FederationBridge:
                 bridge, more = spans.answered(plan, self._bridge, call, answer)
             self._keep(bridge)
             waiting[:0] = more
+
+    def _stored(self, plan: Plan, bridge: Bridge, calls: tuple[Call, ...]) -> tuple[Bridge, tuple[Call, ...]]:
+        """On disk, or the save has failed."""
+        if self._saves is None:
+            return bridge, calls
+        before = self._bridge.kept
+        for label in bridge.order:
+            if bridge.kept[label] is not before.get(label):
+                try:
+                    self._saves.put(self._both, self._models, label, bridge.kept[label])
+                except StorageError as exc:
+                    log.error("%s", exc)
+                    bridge, calls = spans.not_kept(plan, bridge, label, calls)
+        for label in before:
+            if label not in bridge.kept:
+                self._saves.drop(self._both, label)
+        return bridge, calls
 
     def _keep(self, bridge: Bridge) -> None:
         with self._lock:

@@ -149,6 +149,10 @@ class Bridge(NamedTuple):
     """For people; what a bridge does never depends on them."""
 
 
+KEPT: Final = (Bridge, Entry, Link, Pace, Part, Round, Twin)
+"""The kinds of values that a bridge is made of."""
+
+
 class Call(NamedTuple):
     """A service that a surrogate is to call."""
 

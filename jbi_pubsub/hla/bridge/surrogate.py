@@ -63,7 +63,10 @@ class Surrogate(RTIAmbassador):
 
     def do(self, calls: Sequence[Call]) -> list[Any]:
         """The answers of calls that go together; what one is refused with in its place. Raises NotConnected."""
-        found = self._joined().ask_all([(call.service, call.arguments) for call in calls])
+        try:
+            found = self._joined().ask_all([(call.service, call.arguments) for call in calls])
+        except NotConnected as exc:
+            raise NotConnected(f"{self.federation}: {exc.message}", hint=exc.hint) from exc
         for answer in found:
             if isinstance(answer, ProtocolError | ConfigurationError):
                 raise answer

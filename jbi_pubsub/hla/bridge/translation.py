@@ -87,8 +87,9 @@ class Translation(NamedTuple):
     # -- what surrogates declare ---------------------------------------------------------------------------------
 
     def subscribed(self, side: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Object classes and attributes that the surrogate on a side subscribes to."""
-        return tuple((cls, tuple(sorted(one.members))) for cls, one in sorted(self.objects[side].items()))
+        """Object classes and attributes that the surrogate on a side subscribes to, subclasses first: an instance that
+        is there is discovered as one of the class that is subscribed to at that moment, and stays so."""
+        return tuple((cls, tuple(sorted(one.members))) for cls, one in sorted(self.objects[side].items(), reverse=True))
 
     def published(self, side: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Object classes and attributes that the surrogate on a side publishes: those of the other side come as."""
@@ -99,8 +100,8 @@ class Translation(NamedTuple):
         return tuple((cls, tuple(sorted(found[cls]))) for cls in sorted(found))
 
     def heard(self, side: int) -> tuple[int, ...]:
-        """Interaction classes that the surrogate on a side subscribes to."""
-        return tuple(sorted(self.interactions[side]))
+        """Interaction classes that the surrogate on a side subscribes to, subclasses first."""
+        return tuple(sorted(self.interactions[side], reverse=True))
 
     def sent(self, side: int) -> tuple[int, ...]:
         """Interaction classes that it publishes."""

@@ -118,6 +118,20 @@ def test_a_federate_that_can_not_save_keeps_both_sides_from_it() -> None:
     assert ends(result) == {"F save L: not saved; G save L: not saved"}
 
 
+@pytest.mark.parametrize("consensus", ["add", "smart"])
+@pytest.mark.parametrize("leaving", ["f1", "g1"])
+def test_a_federate_that_leaves_while_both_sides_save_ends_the_save_on_both(consensus: str, leaving: str) -> None:
+    names = [each for each in ("f0", "f1", "g0", "g1") if each != leaving]
+    text = "\n".join(
+        [f"{each} <- initiate_federate_save: federate_save_begun(); federate_save_complete()" for each in names]
+        + [f'{leaving} <- initiate_federate_save: resign_federation_execution("no_action")']
+        + ['f0: request_federation_save("L")']
+    )
+    result = explored(text, (2, 2), Policy(consensus=consensus))
+    assert result.verdict == "ok"
+    assert ends(result) == {"F save L: not saved; G save L: not saved"}
+
+
 def test_what_can_not_be_restored_there_is_restored_nowhere() -> None:
     # Given a save of the one federation alone: there was no bridge yet
     result = explored(

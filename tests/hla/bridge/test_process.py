@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.bridge.file import Running, described
+from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.hla.execution import Options
 from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
 from tests.hla.parties import Federate
 
@@ -40,7 +43,7 @@ class Joint:
     def bridge(self, more: str = "") -> Running:
         """Started, and up."""
         path = self.folder / "bridge.toml"
-        path.write_text(FILE + more)
+        path.write_text((FILE if more.startswith("[") else more + FILE) + (more if more.startswith("[") else ""))
         running = described(path).opened(self.federation.config)
         self.federation.stack.callback(running.close)
         running.start()
@@ -117,3 +120,183 @@ def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Call
     for one in (a, b):
         one.until("federation_restored")
     eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)
+
+
+# -- what dies, and comes again --------------------------------------------------------------------------------------
+
+
+def save(*federates: Federate, label: str = "S", ends: str = "federation_saved") -> None:
+    """A save of both sides."""
+    federates[0].rti.request_federation_save(label)
+    for one in federates:
+        one.until("initiate_federate_save")
+        one.rti.federate_save_begun()
+        one.rti.federate_save_complete()
+    for one in federates:
+        one.until(ends)
+
+
+def restore(*federates: Federate, label: str = "S", ends: str = "federation_restored") -> None:
+    """A restore of both sides."""
+    federates[0].rti.request_federation_restore(label)
+    for one in federates:
+        one.until("initiate_federate_restore")
+        one.rti.federate_restore_complete()
+    for one in federates:
+        one.until(ends)
+
+
+def flying(joint: Joint, bridge: Running, eventually: Callable[..., Any]) -> tuple[Federate, Federate, int, int]:
+    """Two federates, and an aircraft that the one has and the other sees: its handles."""
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    a, b = joint.join("a", "Air"), joint.join("b", "Sea")
+    cls, position, _ = handles(a)
+    a.rti.publish_object_class_attributes(cls, [position])
+    b.rti.subscribe_object_class_attributes(cls, [position])
+    aircraft = a.rti.register_object_instance(cls, "LH1")
+    return a, b, aircraft, b.until("discover_object_instance")[1]
+
+
+def test_what_a_save_has_of_the_bridge_outlives_it(joint: Joint, eventually: Callable[..., Any]) -> None:
+    # Given a bridge that keeps saves in a folder, and a save of both federations
+    bridge = joint.bridge('saves = "saves"\n')
+    a, b, aircraft, there = flying(joint, bridge, eventually)
+    position = handles(a)[1]
+    save(a, b)
+    # When the bridge has gone and another one has come
+    bridge.close()
+    b.until("remove_object_instance")
+    bridge = joint.bridge('saves = "saves"\n')
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    b.until("discover_object_instance")
+    # Expect both federations to go back, and the aircraft to be seen as it was then
+    restore(b, a)
+    a.rti.update_attribute_values(aircraft, {position: b"p" * 8}, b"")
+    assert b.until("reflect_attribute_values")[1:3] == (there, ((position, b"p" * 8),))
+
+
+def test_a_save_whose_part_in_the_bridge_is_not_known_any_more_is_not_restored(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a bridge that keeps saves in memory, and a save of both federations
+    bridge = joint.bridge()
+    a, b, aircraft, _ = flying(joint, bridge, eventually)
+    save(a, b)
+    # Expect another bridge to have nobody restored
+    bridge.close()
+    b.until("remove_object_instance")
+    bridge = joint.bridge()
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    there = b.until("discover_object_instance")[1]
+    restore(a, b, ends="federation_not_restored")
+    assert bridge.status()["counters"]["unknown_save"] == 1
+    # and all to go on as before
+    position = handles(a)[1]
+    a.rti.update_attribute_values(aircraft, {position: b"p" * 8}, b"")
+    assert b.until("reflect_attribute_values")[1] == there
+
+
+def test_a_bridge_that_can_not_keep_its_part_of_a_save_has_nobody_saved(
+    joint: Joint, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a bridge whose folder is full
+    bridge = joint.bridge('saves = "saves"\n')
+    a, b, _, _ = flying(joint, bridge, eventually)
+    with monkeypatch.context() as full:
+        full.setattr(Saves, "put", refuse)
+        save(a, b, ends="federation_not_saved")
+    # Expect the next save to be one, and to be restored
+    save(a, b)
+    restore(a, b)
+
+
+def refuse(*_: Any) -> None:
+    raise StorageError("no space left on device")
+
+
+def test_an_rti_that_dies_and_comes_again_is_joined_again_and_nothing_is_there_twice(
+    joint: Joint, eventually: Callable[..., Any], air: bytes
+) -> None:
+    # Given a bridge to a federation in an RTI of its own
+    other = RtiServer(joint.federation.config, lease=30.0)
+    other.start()
+    other.create("Land", [Module("air.xml", air)])
+    path = joint.folder / "land.toml"
+    path.write_text(FILE.replace("Sea", "Land"))
+    bridge = described(path).opened(joint.federation.config)
+    joint.federation.stack.callback(bridge.close)
+    bridge.start()
+    a = joint.join("a", "Air")
+    cls, position, _ = handles(a)
+    a.rti.publish_object_class_attributes(cls, [position])
+    aircraft = a.rti.register_object_instance(cls, "LH1")
+    # When that RTI dies, and another one serves the federation
+    other.stop()
+    eventually(lambda: bridge.status()["state"] == "waiting", what=bridge.status)
+    assert "Land" in bridge.status()["trouble"]
+    again = RtiServer(joint.federation.config, lease=30.0)
+    joint.federation.stack.callback(again.stop)
+    again.start()
+    again.create("Land", [Module("air.xml", air)])
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    # Expect who joins there to see the aircraft, once, and what becomes of it
+    b = joint.join("b", "Land")
+    b.rti.subscribe_object_class_attributes(cls, [position])
+    assert b.until("discover_object_instance")[3] == "LH1"
+    a.rti.update_attribute_values(aircraft, {position: b"p" * 8}, b"")
+    assert b.until("reflect_attribute_values")[2] == ((position, b"p" * 8),)
+    assert [each for each in b.told.log if each[0] == "discover_object_instance"] == []
+
+
+def test_a_federate_that_dies_while_both_sides_save_ends_the_save_on_both(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    bridge = joint.bridge()
+    a, b, _, _ = flying(joint, bridge, eventually)
+    c = joint.join("c", "Sea")
+    # Given a save that waits for one federate
+    a.rti.request_federation_save("S")
+    for one in (a, b):
+        one.until("initiate_federate_save")
+        one.rti.federate_save_begun()
+        one.rti.federate_save_complete()
+    c.until("initiate_federate_save")
+    # When its connection breaks without a word; Expect both sides to hear that they have not saved
+    c.rti._joined()._sock.shutdown(socket.SHUT_RDWR)
+    for one in (a, b):
+        one.until("federation_not_saved")
+    eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)
+
+
+def test_a_bridge_that_dies_while_both_sides_wait_leaves_nobody_waiting(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a point that waits for the other side
+    bridge = joint.bridge()
+    a, b, _, _ = flying(joint, bridge, eventually)
+    a.rti.register_federation_synchronization_point("ready", b"")
+    for one in (a, b):
+        one.until("announce_synchronization_point")
+    a.rti.synchronization_point_achieved("ready")
+    # When the bridge goes; Expect each side to be synchronized by itself
+    bridge.close()
+    a.until("federation_synchronized")
+    b.rti.synchronization_point_achieved("ready")
+    b.until("federation_synchronized")
+
+
+def test_who_sends_faster_than_the_other_side_takes_is_held_back_and_nothing_is_lost(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a bridge in which ten messages may wait
+    bridge = joint.bridge("[flow]\nqueue = 10\n")
+    a, b, aircraft, there = flying(joint, bridge, eventually)
+    position = handles(a)[1]
+    # When a thousand values go while it takes nothing
+    for number in range(1000):
+        a.rti.update_attribute_values(aircraft, {position: number.to_bytes(8, "big")}, b"")
+    # Expect all of them to come, in their order
+    came = [b.until("reflect_attribute_values") for _ in range(1000)]
+    assert [int.from_bytes(each[2][0][1], "big") for each in came] == list(range(1000))
+    assert {each[1] for each in came} == {there}
+    assert bridge.status()["directions"][0]["relayed"] >= 1000
