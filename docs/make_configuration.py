@@ -62,6 +62,8 @@ is nothing to configure; what can't be loaded is told in the log and left out.
   "NAME://address"` asks; one that has `login` as well (`core.access.Accounts`) checks passwords.
 - `platform.NAME`: `platform(name, table, bridge)` gives a `bridge.platform.Platform`, which a [bridge](bridge.md) has as
   its side `[side.X]` of `kind = "NAME"`: called with the side's name, its table and the bridge's id.
+- `bridge.NAME`: `described(path, document)` gives a `bridge.file.Described`, a bridge whose sides are both of `kind =
+  "NAME"`: called with the file's path and what stands in it.
 
 A name that a setting asks for and that is not installed ends the start, with the nearest name.
 """

@@ -13,8 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +27,17 @@ from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core import errors, info_object
 from jbi_pubsub.core.config import ArchiveSection, LookupSection, MetricsSection, PolicySection, QosSection
+from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.bridge.file import described
+from jbi_pubsub.hla.bridge.process import opened
+from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
 
+FEDERATIONS: Final = Path(__file__).parent.parent / "examples" / "data" / "hla"
 IMAGERY: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
 
 ERRORS: Final = """\
@@ -219,9 +228,10 @@ REMEDIES: Final = {
 METRICS: Final = """\
 # Metrics
 
-`jbi lookup --metrics-port 9100` and `jbi pad NAME LOCATION --metrics-port 9101` (or `[metrics] port`) serve Prometheus
-metrics at `/metrics`, on loopback unless `[metrics] host` says otherwise. Everything is read when it is asked for;
-nothing is counted twice. Counters go on counting when whom they counted for has left.
+`jbi lookup --metrics-port 9100` and `jbi pad NAME LOCATION --metrics-port 9101` (or `[metrics] port`, which is for RTIs
+and bridges between federations as well) serve Prometheus metrics at `/metrics`, on loopback unless `[metrics] host` says
+otherwise. Everything is read when it is asked for; nothing is counted twice. Counters go on counting when whom they
+counted for has left.
 
 ```toml
 [metrics]
@@ -284,8 +294,14 @@ def losses_page() -> str:
 def metrics_page() -> str:
     """What a lookup service and a delegate with a registration and a subscription show."""
     lookup, pad = shown()
+    rti, bridge = shown_of_federations()
     head = "\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
-    tables = {"Lookup services": [*lookup, FAULTS], "Delegates": [*pad, FAULTS]}
+    tables = {
+        "Lookup services": [*lookup, FAULTS],
+        "Delegates": [*pad, FAULTS],
+        "RTIs": [*rti, FAULTS],
+        "Bridges between federations": [*bridge, FAULTS],
+    }
     text = METRICS
     for title, rows in tables.items():
         text += f"\n## {title}\n" + head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -325,6 +341,39 @@ def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         pad.stop(0.5)
         server.stop()
         shutil.rmtree(policies.parent)
+
+
+def shown_of_federations() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """The metrics of an RTI, and of a bridge between two federations."""
+    alone = LookupSection(port=0, multicast=False, locators=(), groups=("metrics",))
+    lookup = LookupServer(Config(lookup=alone), Registrar(groups=alone.groups))
+    lookup.start()
+    found = msgspec.structs.replace(alone, locators=(lookup.address,))
+    config = Config(lookup=found, metrics=MetricsSection(port=0))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.callback(lookup.stop)
+        model = Module("air.xml", (FEDERATIONS / "air.xml").read_bytes())
+        rti = RtiServer(config)
+        stack.callback(rti.stop)
+        rti.start()
+        for name in ("Air", "Sea"):
+            rti.create(name, [model])
+        path = Path(folder, "bridge.toml")
+        sides = "".join(f'[side.{name.lower()}]\nkind = "hla"\nfederation = "{name}"\n' for name in ("Air", "Sea"))
+        path.write_text(sides)
+        bridge = opened(described(path, tomllib.loads(sides)), config)
+        stack.callback(bridge.close)
+        bridge.start()
+        with RTIAmbassador(config) as federate:
+            federate.connect(FederateAmbassador())
+            federate.join_federation_execution("Air", "gone")
+            federate.register_federation_synchronization_point("ready", b"")
+            while not any(sample.name == "hla_bridge_events" for sample in bridge.samples()):
+                time.sleep(0.1)
+            federate._joined().close()  # as one that dies: what is counted then
+        while not any(sample.name == "hla_resigned" for sample in rti.samples()):
+            time.sleep(0.1)
+        return list(_scraped(rti.metrics.port)), list(_scraped(bridge.metrics.port))
 
 
 def _scraped(port: int) -> Iterator[tuple[str, ...]]:

@@ -42,6 +42,7 @@ def hla() -> None:
 @click.option("--adds", is_flag=True, help="Have services for bridges that the standard does not have.")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
+@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
 @pass_settings
 def serve(
@@ -54,6 +55,7 @@ def serve(
     adds: bool,
     host: str | None,
     port: int | None,
+    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     """Run an RTI: federates find a federation execution by its name, wherever this runs. Ctrl-C ends.
@@ -74,7 +76,7 @@ def serve(
         raise ConfigurationError("--fom is the object model of a federation", hint="Give --federation NAME")
     parts = modules_of(modules)
     parsed(*parts)
-    config = settings.load(pad__host=host, pad__port=port if port is not None else 0)
+    config = settings.load(pad__host=host, pad__port=port if port is not None else 0, metrics__port=metrics_port)
     raise_file_limit()
     stop = stop_on_signal()
     server = RtiServer(config, saves=saves, lease=lease, access=access_of(config, "rti"))
@@ -82,7 +84,9 @@ def serve(
         server.start()
         if federation:
             server.create(federation, parts, Options(one_at_a_time=one_at_a_time, adds=adds))
-        facts = {"ready": "rti", "address": server.address, "federation": federation or ""}
+        facts: dict[str, Any] = {"ready": "rti", "address": server.address, "federation": federation or ""}
+        if server.metrics is not None:
+            facts["metrics"] = server.metrics.port
         text = f"RTI at {server.address}" + (f", serves {federation}" if federation else ", serves no federation yet")
         click.echo(json.dumps(facts) if as_json else text)
         sys.stdout.flush()

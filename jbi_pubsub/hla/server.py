@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
@@ -27,6 +27,7 @@ from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, All
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
 from jbi_pubsub.core.guard import faults, note
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
@@ -48,6 +49,7 @@ from .execution import Execution, Model, Options, Step
 from .federation import Saving
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti
+from .samples import of_rti
 from .saves import OF_EXECUTIONS, Saves
 from .sessions import Call, Group, Session, Sessions
 
@@ -118,6 +120,10 @@ class RtiServer:
                 advertise=config.pad.advertise,
             )
             undo.callback(self._endpoint.stop)
+            metrics = config.metrics
+            self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+            if self.metrics is not None:
+                undo.callback(self.metrics.stop)
             self._community = JoinManager(config, name="rti")
             undo.pop_all()
         self._sessions = Sessions(self)
@@ -138,6 +144,8 @@ class RtiServer:
         self._community.close()
         self._endpoint.stop()
         self._sessions.stop()
+        if self.metrics is not None:
+            self.metrics.stop()
         self._access.close()
 
     # -- federations, from any thread ---------------------------------------------------------------------------
@@ -220,6 +228,12 @@ class RtiServer:
     def status(self) -> dict[str, Any]:
         """Plain data."""
         return self._done(self._status)
+
+    def samples(self) -> Iterator[Sample]:
+        """What the metrics port shows."""
+        status = self.status()
+        yield from of_rti(status)
+        yield from expiries(status["tls"])
 
     def _status(self) -> dict[str, Any]:
         return {

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.bridge.file import settings_of
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, MetricsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import Callback
+from jbi_pubsub.hla.samples import of_bridge
 from jbi_pubsub.hla.saves import Saves
 
 from . import bridge as spans
@@ -46,15 +50,13 @@ _CARRYING: Final = frozenset(("reflect_attribute_values", "receive_interaction")
 class FederationBridge:
     """See the module."""
 
-    def __init__(self, described: Federations, configs: tuple[Config, Config]) -> None:
+    def __init__(self, described: Federations, configs: tuple[Config, Config], metrics: MetricsSection) -> None:
+        """Raises PortInUseError, ConfigurationError, StorageError."""
         file = described.file
         self._described = described
         self._names = described.sides
         self._both = f"the bridge {file.name} of {' and '.join(side.federation for side in file.side.values())}"
         self._federations = tuple(file.side[name].federation for name in self._names)
-        self._surrogates = tuple(
-            Surrogate(config, federation) for config, federation in zip(configs, self._federations, strict=True)
-        )
         self._lock = threading.Lock()  # covers what status tells
         self._plan: Plan | None = None
         self._bridge = Bridge()
@@ -71,9 +73,20 @@ class FederationBridge:
         self._something, self._stopping = threading.Event(), threading.Event()
         self._others = threading.Event()
         """Other bridges have come, or gone."""
-        self._presence = Presence(
-            file.name, configs, [each.community for each in self._surrogates], self._facts, self._others_changed
-        )
+        with ExitStack() as undo:
+            self._surrogates = tuple(
+                Surrogate(config, federation) for config, federation in zip(configs, self._federations, strict=True)
+            )
+            for each in self._surrogates:
+                undo.callback(each.disconnect)
+            communities = [each.community for each in self._surrogates]
+            self._presence = Presence(file.name, configs, communities, self._facts, self._others_changed)
+            undo.callback(self._presence.close)
+            self.metrics: MetricsServer | None = None
+            if metrics.port >= 0:
+                self.metrics = MetricsServer(metrics.host, metrics.port, self.samples)
+                undo.callback(self.metrics.stop)
+            self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._run, name="hla-bridge", daemon=True)
 
     def start(self) -> None:
@@ -89,9 +102,7 @@ class FederationBridge:
         if self._thread.is_alive():
             self._thread.join(30.0)
         self._leave()
-        self._presence.close()
-        for each in self._surrogates:
-            each.disconnect()
+        self._undo.close()
 
     def status(self) -> dict[str, Any]:
         """Plain data: whether it is up, what it counts, what is pending, and what is not going to end."""
@@ -118,6 +129,10 @@ class FederationBridge:
                 for each in pending
             ],
         }  # fmt: skip
+
+    def samples(self) -> Iterator[Sample]:
+        """What the metrics port shows."""
+        return of_bridge(self._described.file.name, self.status())
 
     def _facts(self) -> dict[str, Any]:
         """For those who ask how servers are."""
@@ -223,7 +238,7 @@ class FederationBridge:
                     taken += 1
                     self._hear(plan, side, callback)
         went = self._let_go(plan)
-        self._tell_deadlocks(plan)
+        self._tell_troubles(plan)
         if not taken and not went:
             self._something.wait(self._ask(plan))
 
@@ -324,7 +339,14 @@ class FederationBridge:
             self._do(*spans.forwarded(plan, self._bridge, item))
         return POLL_SECONDS if polls else self._described.file.poll
 
-    def _tell_deadlocks(self, plan: Plan) -> None:
+    def _tell_troubles(self, plan: Plan) -> None:
+        before = sum(self._bridge.counters.get(f"before_us.{side}", 0) for side in (0, 1))
+        if before and plan.policy.info == "restrict" and ("info", "restrict") not in self._told:
+            self._told.add(("info", "restrict"))
+            log.warning(
+                "%d instances were there before the bridge, whose values are not known to the other side until they "
+                "change (info = 'restrict': the bridge comes first)", before,
+            )  # fmt: skip
         for each in spans.pending(plan, self._bridge):
             key = (each.kind, each.label)
             if each.is_deadlocked and key not in self._told:
@@ -340,7 +362,7 @@ POLL_SECONDS: Final = 0.02
 
 
 def opened(described: Federations, base: Config) -> FederationBridge:
-    """Not started yet. Raises ConfigurationError."""
+    """Not started yet. Raises ConfigurationError, PortInUseError, StorageError."""
     file = described.file
     configs = [settings_of(described.path, name, side, base) for name, side in file.side.items()]
-    return FederationBridge(described, (configs[0], configs[1]))
+    return FederationBridge(described, (configs[0], configs[1]), base.metrics)
