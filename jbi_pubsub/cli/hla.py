@@ -95,6 +95,61 @@ def serve(
         server.stop()
 
 
+@hla.command(short_help="Have a federation of another place joined here.")
+@click.option("--federation", required=True, metavar="NAME", help="The federation execution.")
+@click.option(
+    "--at", "locators", multiple=True, required=True, metavar="HOST:PORT",
+    help="A lookup service where it is; give it again for more.",
+)  # fmt: skip
+@click.option("--in-group", "groups", multiple=True, metavar="GROUP", help="A group there; default: those of here.")
+@click.option("--as", "name", metavar="NAME", help="What it is called here; default: the same.")
+@click.option("--host", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
+@json_option
+@pass_settings
+def link(
+    settings: Settings,
+    federation: str,
+    locators: tuple[str, ...],
+    groups: tuple[str, ...],
+    name: str | None,
+    host: str | None,
+    port: int | None,
+    as_json: bool,
+) -> None:
+    """Be a door to a federation of another place: federates here join it as if its RTI were here. Ctrl-C ends.
+
+    Where both places are to have their own object models, or not to see everything: jbi bridge.
+
+    \b
+    jbi hla link --federation Air --at 10.0.0.7:4160
+    jbi --locator 127.0.0.1:4161 hla link --federation Air --at 127.0.0.1:4160 --as Sea
+    """
+    import msgspec  # here: the other commands start faster without
+
+    from jbi_pubsub.core.wire.endpoint import check_endpoint
+    from jbi_pubsub.hla.link import RtiLink
+
+    from .servers import access_of, raise_file_limit, stop_on_signal, wait_for
+
+    for each in locators:
+        check_endpoint(each)
+    config = settings.load(pad__host=host, pad__port=port if port is not None else 0)
+    beyond = {"locators": locators, "multicast": False, **({"groups": groups} if groups else {})}
+    far = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, **beyond))
+    raise_file_limit()
+    stop = stop_on_signal()
+    door = RtiLink(config, far, federation, name or "", access=access_of(config, "rti"))
+    try:
+        door.start()
+        facts = {"ready": "rti link", "address": door.address, "federation": name or federation}
+        click.echo(json.dumps(facts) if as_json else f"link to {federation} at {door.address}")
+        sys.stdout.flush()
+        wait_for(stop)
+    finally:
+        door.stop()
+
+
 @hla.command(short_help="Try every order in which federations and bridges can act.")
 @click.option(
     "--federates", "sizes", metavar="N,N,...", default="2,2", show_default=True,

@@ -114,6 +114,8 @@ _ALL: Final = (
     _SUBSCRIPTIONS, _RATES,
 )  # fmt: skip
 """Every column that there may be."""
+_OF_FEDERATIONS: Final = ("rti", "rti link", "federation bridge")
+"""Kinds of servers that know of federations."""
 _ANSWERING: Final = DISSEMINATORS | {BRIDGE_TYPE, RTI_TYPE, HLA_BRIDGE_TYPE}
 """Types of services that can be asked how they are, beside lookup services."""
 _TOLD: Final = frozenset({
@@ -285,8 +287,8 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
 def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
     """What people are shown; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
-    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", "rti", "federation bridge")]
-    others = [facts for facts in found if facts["kind"] in ("lookup", "rti", "federation bridge")]
+    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", *_OF_FEDERATIONS)]
+    others = [facts for facts in found if facts["kind"] in ("lookup", *_OF_FEDERATIONS)]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
     columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
     yield Table(columns, [_server_row(facts, more) for facts in found])
@@ -304,7 +306,7 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     bridges = [row for facts in (*known, *others) for row in _bridge_rows(facts.get("foreign") or {})]
     if bridges:
         yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
-    federations = [row for facts in others if facts["kind"] == "rti" for row in _federation_rows(facts)]
+    federations = [row for facts in others if facts["kind"] != "lookup" for row in _federation_rows(facts)]
     if federations:
         yield Table(_FEDERATIONS, federations)
     shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
@@ -378,7 +380,7 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])
-    elif facts["kind"] == "federation bridge":
+    elif facts["kind"] in ("federation bridge", "rti link"):
         name, counts = "", ("", "", "")
     elif facts["kind"] == "rti":
         name, counts = "", ("", "", sum(len(each["federates"]) for each in facts["federations"]))
@@ -410,7 +412,10 @@ def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
 
 
 def _federation_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    """The federation executions of an RTI."""
+    """The federation executions of an RTI, or the one behind a link."""
+    if (link := facts.get("link")) is not None:
+        state = link["trouble"] or f"link to {link['federation']}"
+        yield str(link["name"]), str(facts["address"]), str(link["federates"]), *("",) * 5, str(state)
     for each in facts.get("federations", ())[:MORE_MOST]:
         numbers = (f"{each[key]:,}" for key in ("objects", "calls", "callbacks", "unsent"))
         state = [f"{what} {each[what]}" for what in ("saving", "restoring") if each[what]]

@@ -15,6 +15,8 @@ RTI: Final = "rti"
 """Name of the exported object."""
 RTI_TYPE: Final = "jbi.Rti"
 """Service type of a federation execution, and of an RTI that may be asked to make one."""
+RTI_LINK_TYPE: Final = "jbi.RtiLink"
+"""Further service type of a federation execution whose RTI is elsewhere."""
 HLA_BRIDGE_TYPE: Final = "jbi.HlaBridge"
 """Service type of a bridge between two federation executions, in the lookup services of both its sides."""
 

@@ -188,8 +188,7 @@ class RtiServer:
         except LookupNotFoundError as exc:
             log.warning("whether another RTI serves %s was not found out: %s", name, exc)
             return False
-        own = {each.item for each in self._federations.values()}
-        return any(item.service_id not in own for item in found)
+        return any(item.proxy.endpoints != (self.address,) for item in found)  # ours may have been destroyed just now
 
     def wait_known(self, name: str, timeout: float) -> None:
         """Until a lookup service holds a federation of ours. Raises LookupNotFoundError."""

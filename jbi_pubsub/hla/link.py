@@ -1,0 +1,339 @@
+"""A link from RTI to RTI: federates of another place join a federation as if its RTI were there.
+
+J. Dingel, D. Garlan, C. Damon, *Bridging the HLA*, section 7: a bridge that knows all that its RTIs know is a way to
+make one RTI of two. This is that way: there is one federation execution, and here a door to it. It stands in the lookup
+services of this place under a name of its own; who joins gets a connection of its own to the RTI behind it, by which
+everything goes as it is. So all federates are told what one RTI tells them; in exchange both places have one object
+model, nothing is left out or transformed, and when the link breaks the federates here are lost to the federation, as
+any that die.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import faults, guarded
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import LOGIN, ControlClient, ControlServer, exported
+from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refuse, welcome
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.proxy import STATUS
+
+from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
+from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti
+
+log = logging.getLogger("jbi_pubsub.hla")
+
+T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 30.0
+"""For the RTI behind the link to answer."""
+STEP_SECONDS: Final = 1.0
+"""Until it is looked whether the link stops."""
+CHUNK: Final = 256 << 10
+AHEAD_MOST: Final = 1 << 20
+"""Bytes that are read from one end before the other has taken them."""
+
+
+class RtiLink:
+    """See the module."""
+
+    def __init__(
+        self, config: Config, far: Config, federation: str, name: str = "", *, access: AccessPolicy | None = None
+    ) -> None:
+        """`config`: of this place; `far`: of where the federation is. `name`: what it is called here. Binds [pad] host
+        and port. Raises PortInUseError, ConfigurationError."""
+        self._config, self._far = config, far
+        self._federation, self._name = federation, name or federation
+        self._access = access or AllowAll()
+        self._item = uuid4().hex
+        self._started = time.monotonic()
+        self._tokens = Tokens(lambda: uuid4().hex)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # covers what follows
+        self._behind: ServiceItem | None = None
+        self._through = [0, 0]
+        """Bytes to the federation, and from it."""
+        self._federates = 0
+        self._trouble = ""
+        with ExitStack() as undo:
+            undo.callback(self._access.close)
+            exports = {
+                RTI: _Calls(self), STATUS: _Status(self),
+                ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access),
+            }  # fmt: skip
+            self._endpoint = Endpoint(
+                config.pad.host,
+                config.pad.port,
+                name="rti-link",
+                security=config.security(),
+                control=ControlServer(exports).serve,
+                data=self._serve_data,
+                advertise=config.pad.advertise,
+            )
+            undo.callback(self._endpoint.stop)
+            self._community = JoinManager(config, name="rti-link")
+            undo.callback(self._community.close)
+            self._beyond = JoinManager(far, name="rti-link-far")
+            undo.callback(self._beyond.close)
+            undo.callback(self._stopping.set)
+            self._undo = undo.pop_all()
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return self._endpoint.address
+
+    def start(self) -> None:
+        """Serve; the federation is waited for, and stands in the lookup services here while it is there."""
+        self._endpoint.start()
+        template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=self._federation).rep(),))
+        self._beyond.watch(template, self)
+
+    def stop(self) -> None:
+        """Leave, and end all threads and connections."""
+        self._undo.close()
+
+    def is_there(self) -> bool:
+        """Whether the federation is, and can be joined here."""
+        with self._lock:
+            return self._behind is not None
+
+    # -- the federation behind it, as a listener ------------------------------------------------------------------
+
+    def service_added(self, item: ServiceItem) -> None:
+        """It is there, or there again."""
+        if RTI_LINK_TYPE in item.types:  # links are not behind links: nothing goes in a circle
+            if item.service_id == self._item:
+                self._tell("the federation is here already: link it from elsewhere, or give it another name here")
+            return
+        with self._lock:
+            if self._behind is not None:
+                return
+            self._behind, self._trouble = item, ""
+        entry = next(Rti.from_rep(each) for each in item.entries if each.cls.name == Rti.entry_name)
+        own = Rti(federation=self._name, model=entry.model).rep()
+        ref = ServiceRef(self._item, RTI, (self.address,), (), self._endpoint.certificate)
+        self._community.join(ServiceItem(self._item, (RTI_LINK_TYPE, RTI_TYPE), ref, (own,)))
+        log.info("%s is joined here as %s", self._federation, self._name)
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
+        """It is elsewhere."""
+        self.service_removed(old)
+        self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """It is no more, or its RTI is away."""
+        with self._lock:
+            if self._behind is None or self._behind.service_id != item.service_id:
+                return
+            self._behind = None
+        self._community.leave(self._item)
+        self._tell(f"the federation {self._federation} is away")
+
+    def _tell(self, trouble: str) -> None:
+        with self._lock:
+            self._trouble = trouble
+        log.warning("link to %s: %s", self._federation, trouble)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, result: type[T], *arguments: Any) -> T:
+        """What the RTI behind the link answers. Raises what it raises, FederationExecutionDoesNotExist."""
+        client = ControlClient(self._proxy(), self._far.security(), timeout=ANSWER_SECONDS)
+        try:
+            found: T = client.call(method, result, *arguments)
+            return found
+        finally:
+            client.close()
+
+    def _proxy(self) -> ServiceRef:
+        with self._lock:
+            behind = self._behind
+        if behind is None:
+            raise FederationExecutionDoesNotExist(
+                f"the federation {self._federation} is away", hint="It is joined again when its RTI is there"
+            )
+        return behind.proxy
+
+    def join(self, name: str) -> str:
+        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
+        self.check(name)
+        return self._tokens.issue(self.ask("join", str, self._federation))
+
+    def modules(self, name: str) -> tuple[Module, ...]:
+        """Of the object model. Raises FederationExecutionDoesNotExist."""
+        self.check(name)
+        return self.ask("modules", tuple[Module, ...], self._federation)
+
+    def check(self, name: str) -> None:
+        """Raises FederationExecutionDoesNotExist for a federation that is not here."""
+        if name != self._name:
+            raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here; there is {self._name}")
+
+    def allow(self, caller: Caller, action: Action, name: str) -> None:
+        """Raises AccessDeniedError."""
+        demand(self._access, caller, (action, Subject(name=name)))
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        with self._lock:
+            link = {
+                "federation": self._federation, "name": self._name, "federates": self._federates,
+                "there": self._behind is not None, "trouble": self._trouble,
+                "to": self._through[0], "from": self._through[1],
+            }  # fmt: skip
+        return {
+            "kind": "rti link",
+            "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
+            "address": self.address,
+            "uptime": round(time.monotonic() - self._started, 1),
+            "connections": self._endpoint.connections,
+            "tls": self._endpoint.tls(),
+            "threads": threading.active_count(),
+            "access": self._access.status(),
+            "faults": faults(),
+            "link": link,
+        }
+
+    # -- sessions, each on the thread of its connection -----------------------------------------------------------
+
+    def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
+        line = Line(sock)
+        token: str | None = self._tokens.redeem(listen(line).token)
+        if token is None:
+            refuse(line, "unknown or used token")
+            return
+        try:
+            far = dial(self._proxy(), DATA, self._far.security(), ANSWER_SECONDS)
+        except JbiError as exc:
+            refuse(line, exc.message)
+            return
+        with far:
+            try:
+                greet(Line(far), Hello.of(token))
+            except JbiError as exc:
+                refuse(line, exc.message)
+                return
+            caller.place.kept = True
+            welcome(line, 0)
+            self._count(1)
+            try:
+                with guarded("rti link"), suppress(OSError):  # an end of it is the other one's end
+                    self._carry(sock, far)
+            finally:
+                self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._federates += more
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        """Bytes both ways, until one end closes; what had come before still goes. Raises OSError."""
+        ends = (near, far)
+        waiting = {near: bytearray(), far: bytearray()}
+        for each in ends:
+            each.setblocking(False)
+        closed = False
+        while not self._stopping.is_set() and not (closed and not any(waiting.values())):
+            for source, target in (ends, ends[::-1]):
+                if not closed and len(waiting[target]) < AHEAD_MOST:
+                    data = _received(source)
+                    if data == b"":
+                        closed = True
+                    elif data:
+                        waiting[target] += data
+                        with self._lock:
+                            self._through[0 if target is far else 1] += len(data)
+                if waiting[target]:
+                    del waiting[target][: _sent(target, waiting[target])]
+            _wait(ends, waiting, closed=closed)
+
+
+def _received(sock: socket.socket) -> bytes | None:
+    """b"": it is closed; None: nothing now. Raises OSError."""
+    try:
+        return sock.recv(CHUNK)
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return None
+
+
+def _sent(sock: socket.socket, data: bytearray) -> int:
+    """How much it took. Raises OSError."""
+    try:
+        return sock.send(memoryview(data)[:CHUNK].toreadonly())
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return 0
+
+
+def _wait(ends: tuple[socket.socket, ...], waiting: dict[socket.socket, bytearray], *, closed: bool) -> None:
+    """Until something can be read or written."""
+    poller = select.poll()
+    for sock, other in (ends, ends[::-1]):
+        wanted = select.POLLIN if not closed and len(waiting[other]) < AHEAD_MOST else 0
+        if wanted and isinstance(sock, ssl.SSLSocket) and sock.pending():
+            return
+        if waiting[sock]:
+            wanted |= select.POLLOUT
+        if wanted:
+            poller.register(sock, wanted)
+    poller.poll(STEP_SECONDS * 1000)
+
+
+class _Calls:
+    """The exported object: what federates ask of an RTI before they join."""
+
+    def __init__(self, link: RtiLink) -> None:
+        self._link = link
+
+    @exported
+    def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
+        self._link.allow(caller, "administer", name)
+        raise RtiInternalError(
+            f"federations are not made over a link; {len(modules)} modules were given", hint="Ask an RTI: jbi hla serve"
+        )
+
+    @exported
+    def destroy(self, caller: Caller, name: str) -> None:
+        self._link.allow(caller, "administer", name)
+        self._link.check(name)
+        raise RtiInternalError("federations are not ended over a link", hint="Do it where its RTI is")
+
+    @exported
+    def join(self, caller: Caller, name: str) -> str:
+        self._link.allow(caller, "connect", name)
+        return self._link.join(name)
+
+    @exported
+    def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
+        self._link.allow(caller, "connect", name)
+        return self._link.modules(name)
+
+
+class _Status:
+    """What servers say of themselves."""
+
+    def __init__(self, link: RtiLink) -> None:
+        self._link = link
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._link.allow(caller, "status", "")
+        return self._link.status()
