@@ -122,6 +122,18 @@ class Running(Protocol):
         ...
 
 
+class Kind(Protocol):
+    """Sides of a kind that rooms above this one have."""
+
+    def checked(self, path: Path, name: str, table: Mapping[str, Any], base: Config) -> Any:
+        """Raises ConfigurationError, which names file and side."""
+        ...
+
+    def opened(self, path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
+        """Nobody need be there. Raises ConfigurationError."""
+        ...
+
+
 class Described(Protocol):
     """A bridge as its file describes it."""
 
@@ -178,11 +190,16 @@ def parsed(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"bridge file {path}: {reason}", hint="See docs/bridge.md for one") from exc
 
 
+NO_KINDS: Final[Mapping[str, Kind]] = {}
+
+
 class Platforms(NamedTuple):
     """A bridge between platforms (see Described)."""
 
     path: Path
     file: BridgeFile
+    kinds: Mapping[str, Kind] = NO_KINDS
+    """Of sides, beside those that are known here."""
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -191,7 +208,7 @@ class Platforms(NamedTuple):
 
     def check(self, base: Config) -> None:
         """Raises ConfigurationError."""
-        check_sides(self.path, self.file, base)
+        check_sides(self.path, self.file, base, self.kinds)
 
     def explained(self, type_name: str | None) -> Explained:
         """What becomes of types."""
@@ -215,7 +232,7 @@ class Platforms(NamedTuple):
 
     def opened(self, base: Config) -> Mirror:
         """See `opened`."""
-        return opened(self.path, self.file, base)
+        return opened(self.path, self.file, base, self.kinds)
 
 
 def _check(path: Path, file: BridgeFile) -> None:
@@ -249,14 +266,15 @@ def transformation_of(path: Path, way: Way) -> Transformation:
         ) from exc
 
 
-def opened(path: Path, file: BridgeFile, base: Config) -> Mirror:
+def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind] = NO_KINDS) -> Mirror:
     """A bridge that is not started yet; nobody need be there. `base`: the settings of this process. Raises
     ConfigurationError, PortInUseError."""
     bridge = f"{file.name}-{token_hex(4)}"
     sides: dict[str, Platform] = {}
     try:
         for name, table in file.side.items():
-            sides[name] = _side(path, name, table, base, bridge)
+            kind = kinds.get(_kind(path, name, table))
+            sides[name] = (kind.opened if kind is not None else _side)(path, name, table, base, bridge)
         ways = []
         for way in file.ways:
             types = way.types if literal(way.types) else ()
@@ -271,11 +289,13 @@ def opened(path: Path, file: BridgeFile, base: Config) -> Mirror:
     return Mirror((one, other), tuple(ways), name=file.name)
 
 
-def check_sides(path: Path, file: BridgeFile, base: Config) -> None:
+def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind] = NO_KINDS) -> None:
     """As far as that can be said without opening them. Raises ConfigurationError."""
     for name, table in file.side.items():
         kind = _kind(path, name, table)
-        if kind == "jbi":
+        if kind in kinds:
+            kinds[kind].checked(path, name, table, base)
+        elif kind == "jbi":
             settings_of(path, name, _table(path, name, table, JbiSide), base)
         elif kind == "mqtt":
             from .mqtt import MqttSide, check_side  # here: an extra, which others need not have

@@ -54,7 +54,7 @@ from jbi_pubsub.core.info_object import (
     packed,
 )
 from jbi_pubsub.core.wire.endpoint import check_endpoint
-from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xml import NO_XML, parse_metadata
 from jbi_pubsub.pad.foreign import Answers, Foreign
 from jbi_pubsub.pad.subscription import HOPS_MOST, PLATFORM_NAME, QueryRequest
 
@@ -90,8 +90,6 @@ ROOM_PAUSE: Final = 0.01
 CLOSE_SECONDS: Final = 5.0
 """For the broker to acknowledge what it has got."""
 KEEPALIVE: Final = 30
-_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that no XML document may have (XML 1.0, section 2.2)."""
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 _NO_TOPIC: Final = re.compile("[+#\x00-\x1f\x7f]")
 """Wildcards (section 4.7.1), and what a broker may refuse."""
@@ -537,7 +535,7 @@ def _described(message: MQTTMessage, topic: str, content: str, said: dict[str, s
     """Metadata for a message that has none."""
 
     def clean(text: str) -> str:
-        return escape(_NO_XML.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"})
+        return escape(NO_XML.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"})
 
     own = "".join(f'<property name="{clean(name)}">{clean(value)}</property>' for name, value in said.items())
     retained = "true" if message.retain else "false"

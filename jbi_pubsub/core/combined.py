@@ -11,7 +11,6 @@ published at og:NodeID and og:NodeAddresses, with an og:NodeAddress for each.
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -19,7 +18,7 @@ from typing import Final, NamedTuple
 from lxml import etree
 
 from .info_object import Head
-from .xml import Element, read_metadata
+from .xml import NO_XML, Element, read_metadata
 
 NAMESPACE: Final = "http://gdc4s.com/oim/gemini"
 """Of what the platform says; the prefix `og` stands for it unless another is given."""
@@ -56,8 +55,6 @@ _NSMAP: Final = {"og": NAMESPACE}
 FRAMES_MOST: Final = 256
 """Remembered by a thread."""
 _own = threading.local()
-_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 (section 2.2) has not."""
 
 
 class Provenance(NamedTuple):
@@ -123,5 +120,5 @@ def _made(head: Head, origin: Provenance) -> Element:
 def _add(parent: Element, name: str, text: str | None = None) -> Element:
     made = etree.SubElement(parent, f"{{{NAMESPACE}}}{name}")
     if text is not None:
-        made.text = text if text.isprintable() else _NO_XML.sub("\ufffd", text)
+        made.text = text if text.isprintable() else NO_XML.sub("\ufffd", text)
     return made

@@ -43,6 +43,9 @@ _PLAIN: Final = re.compile(
 )
 """Encodings in which the bytes of ASCII characters mean these and nothing else."""
 
+NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML document may have (XML 1.0, section 2.2)."""
+
 XSD: Final = "http://www.w3.org/2001/XMLSchema"
 """The namespace of XML Schema."""
 

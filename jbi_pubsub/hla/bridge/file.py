@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.bridge.file import Explained, Place, Running, Told, settings_of
+from jbi_pubsub.bridge.file import Described, Explained, Place, Platforms, Running, Told, read, settings_of
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.values import converted
@@ -81,8 +81,24 @@ class HlaFile(_Part, frozen=True):
         return next((way for way in self.direction if (way.source, way.target) == (source, target)), None)
 
 
-def described(path: Path, document: Mapping[str, Any]) -> Federations:
-    """What a file describes (the plug-in `bridge.hla`). Raises ConfigurationError, which names file and key."""
+def described(path: Path, document: Mapping[str, Any]) -> Described:
+    """What a file describes that has a side of kind hla (the plug-in `bridge.hla`): a bridge between federations, or
+    between one and a platform. Raises ConfigurationError, which names file and key."""
+    sides = document.get("side")
+    kinds = (
+        {side.get("kind", "jbi") for side in sides.values() if isinstance(side, dict)}
+        if isinstance(sides, dict)
+        else ()
+    )
+    if any(kind != "hla" for kind in kinds):
+        from jbi_pubsub.hla import gateway  # here: a bridge between federations needs no publishers
+
+        return Platforms(path, read(path), {"hla": gateway})
+    return federations(path, document)
+
+
+def federations(path: Path, document: Mapping[str, Any]) -> Federations:
+    """Of a bridge between federations. Raises ConfigurationError, which names file and key."""
     try:
         file = converted(dict(document), HlaFile)
     except (msgspec.ValidationError, RecursionError) as exc:
@@ -97,12 +113,6 @@ def described(path: Path, document: Mapping[str, Any]) -> Federations:
 def _check(path: Path, file: HlaFile) -> None:
     if len(file.side) != 2:
         raise ConfigurationError(f"bridge file {path}: {len(file.side)} sides", hint="A bridge has two: [side.NAME]")
-    kinds = {side.kind for side in file.side.values()}
-    if kinds != {"hla"}:
-        raise ConfigurationError(
-            f"bridge file {path}: sides of kind {' and '.join(sorted(kinds))}",
-            hint="Both sides of kind hla; between a federation and a platform goes the gateway, see docs/hla.md",
-        )
     names = (file.name, *file.side)
     if any(not PLATFORM_NAME.fullmatch(name) or len(name) > NAME_MOST for name in names):
         raise ConfigurationError(

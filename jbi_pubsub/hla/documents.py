@@ -1,0 +1,142 @@
+"""What a federation tells, as metadata of information objects: a document of a class's name, with an element for each
+value, in the words of the object model.
+
+    <Aircraft object="LH441" time="12.5"><altitude>32808.0</altitude><callsign>LUFTHANSA 441</callsign></Aircraft>
+
+A value that is no number, text or enumerator by its data type, or is not what that says, stands in hexadecimal, with
+`encoding="hex"`: who sends it may send anything. The payload has all values as they were sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+import msgspec
+from immutables import Map
+
+from jbi_pubsub.bridge.elements import Codec
+from jbi_pubsub.core.xml import NO_XML
+
+from .datatypes import Types
+from .fom import PRIVILEGE, Class, Fom, Member
+
+TEXT_MOST: Final = 64 << 10
+"""Characters of a value in metadata; of a longer one they are cut there, and marked."""
+
+
+class Shown(NamedTuple):
+    """A class, as documents have it."""
+
+    type: str
+    """The information object type."""
+    element: str
+    """The class's own name, without those above it."""
+    members: Map[int, tuple[str, Codec | None]]
+    """Name and encoding of each attribute or parameter; None: of no encoding that is known."""
+
+
+class Event(NamedTuple):
+    """Something that a federation tells."""
+
+    values: Sequence[tuple[int, bytes]] = ()
+    name: str = ""
+    """Of the object instance; "": it is an interaction."""
+    time: float | None = None
+    tag: bytes = b""
+    is_removed: bool = False
+
+
+def shown(fom: Fom, types: Types, prefix: str, cls: Class, *, is_object: bool) -> Shown:
+    """A class. Raises ErrorReadingFom for a data type that is made of itself."""
+    members = fom.attributes if is_object else fom.parameters
+    found = {}
+    for handle in cls.members:
+        member = members[handle - 1]
+        if member.name != PRIVILEGE:
+            found[handle] = member.name, _codec(types, member)
+    short = cls.name.partition(".")[2] or cls.name
+    return Shown(f"{prefix}.{short}", short.rpartition(".")[2], Map(found))
+
+
+def _codec(types: Types, member: Member) -> Codec | None:
+    known = types.get(member.data_type)
+    return known.codec if known is not None and known.codec.kind != "octets" else None
+
+
+def metadata(cls: Shown, event: Event) -> bytes:
+    """The document."""
+    said = [f"object={quoteattr(NO_XML.sub(chr(0xFFFD), event.name), _ATTRIBUTE)}"] if event.name else []
+    if event.time is not None:
+        said.append(f'time="{_number(event.time)}"')
+    if event.is_removed:
+        said.append('removed="true"')
+    if event.tag:
+        said.append(_tag(event.tag))
+    parts = [_element(*cls.members[handle], data) for handle, data in event.values if handle in cls.members]
+    return f"<{' '.join((cls.element, *said))}>{''.join(parts)}</{cls.element}>".encode()
+
+
+def payload(cls: Shown, event: Event) -> bytes:
+    """The values as they were sent: in msgpack, bytes by name, and the tag."""
+    values = {cls.members[handle][0]: data for handle, data in event.values if handle in cls.members}
+    return msgspec.msgpack.encode({"values": values, "tag": event.tag})
+
+
+def encoded(codec: Codec | None, text: str) -> bytes:
+    """A text as the value of a parameter; without an encoding it is UTF-8. Raises ValueError."""
+    if codec is None:
+        return text.encode()
+    try:
+        if codec.kind == "number":
+            return codec.encode(int(text) if codec.is_whole else float(text))
+        return codec.encode(text)
+    except (OverflowError, struct.error, KeyError, TypeError) as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def _element(name: str, codec: Codec | None, data: bytes) -> str:
+    text = _decoded(codec, data)
+    if text is None:
+        cut = data[: TEXT_MOST // 2]
+        mark = ' cut="true"' if len(cut) < len(data) else ""
+        return f'<{name} encoding="hex"{mark}>{cut.hex()}</{name}>'
+    if len(text) > TEXT_MOST:
+        return f'<{name} cut="true">{escape(text[:TEXT_MOST], _ESCAPES)}</{name}>'
+    return f"<{name}>{escape(text, _ESCAPES)}</{name}>"
+
+
+def _decoded(codec: Codec | None, data: bytes) -> str | None:
+    """None: it can't be said in XML."""
+    if codec is None:
+        return None
+    try:
+        value = codec.decode(data)
+    except (ValueError, OverflowError, struct.error, UnicodeError, KeyError):
+        return None
+    if isinstance(value, float):
+        return _number(value)
+    text = str(value)
+    return None if NO_XML.search(text) else text
+
+
+def _tag(tag: bytes) -> str:
+    try:
+        text = tag[:TEXT_MOST].decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if NO_XML.search(text):
+        return f'tag="{tag[:TEXT_MOST].hex()}" tag-encoding="hex"'
+    return f"tag={quoteattr(text, _ATTRIBUTE)}"
+
+
+def _number(value: float) -> str:
+    """As XML Schema writes a double."""
+    return repr(value).replace("inf", "INF").replace("nan", "NaN")
+
+
+_ESCAPES: Final = {"\r": "&#13;"}
+"""A parser would read a bare one as a line feed."""
+_ATTRIBUTE: Final = {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"}
