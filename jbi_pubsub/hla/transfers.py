@@ -45,8 +45,10 @@ class Transfer:
         self._said: dict[tuple[int, str, bytes | None], list[int]] = {}
 
     def say(self, federate: int, name: str, attribute: int, tag: bytes | None = None) -> None:
-        """A callback about an attribute; what says the same of several is one."""
-        self._said.setdefault((federate, name, tag), []).append(attribute)
+        """A callback about an attribute; what says the same of several is one, and said once."""
+        said = self._said.setdefault((federate, name, tag), [])
+        if attribute not in said:
+            said.append(attribute)
 
     def let_go(self, attributes: Iterable[int]) -> None:
         """Attributes lose their owner: they are the first claimant's, or unowned and offered."""

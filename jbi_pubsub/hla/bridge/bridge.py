@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from immutables import Map
 
 from jbi_pubsub.hla.exceptions import (
+    AttributeAlreadyBeingDivested,
     AttributeNotOwned,
     FederateHasNotBegunSave,
     NoAcquisitionPending,
@@ -167,9 +168,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "request_divestiture_confirmation": lambda turn, side, instance, attributes: transfer.wanted(
         turn, side, instance, attributes, b"", "confirm"
     ),
-    "attribute_ownership_acquisition_notification": lambda turn, side, instance, attributes, _tag: transfer.acquired(
-        turn, side, instance, attributes
-    ),
+    "attribute_ownership_acquisition_notification": transfer.acquired,
     "attribute_ownership_unavailable": transfer.unavailable,
     "time_regulation_enabled": pace.enabled,
     "time_advance_grant": pace.granted,
@@ -320,6 +319,8 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
         transfer.not_confirmed(turn, call.side, *call.about[1:])
     elif entry is not None and entry.kind == "acquire":
         transfer.could_not_acquire(turn, near, entry)
+    elif isinstance(error, AttributeAlreadyBeingDivested) and entry is not None and entry.kind == "offer":
+        turn.count("suppressed")  # it is offered there already
     elif call.about and call.about[0] == "pace":
         turn.count("refused")
     elif isinstance(error, SynchronizationPointLabelNotAnnounced) and plan.policy.failure == "add":

@@ -87,10 +87,7 @@ def retracted(turn: Turn, side: int, retraction: int) -> None:
 
 def asked_for_values(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
     """A federate of a side wants values of an instance that the surrogate there owns."""
-    if turn.plan.policy.unowned == "ignore":
-        turn.count(f"unanswered.{side}", len(attributes))
-    else:
-        turn.put(side, Entry("provide", (instance, attributes, tag), stream=(side, instance)))
+    turn.put(side, Entry("provide", (instance, attributes, tag), stream=(side, instance)))
 
 
 def informed(turn: Turn, side: int, instance: int, attribute: int, *, is_owned: bool) -> None:

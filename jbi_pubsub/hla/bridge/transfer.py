@@ -45,11 +45,11 @@ def wanted(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], ta
         turn.put(side, Entry("acquire", (instance, new, tag, why), stream=(side, instance)))
 
 
-def acquired(turn: Turn, side: int, instance: int, attributes: tuple[int, ...]) -> None:
-    """The surrogate on a side owns these now: the other side can have them."""
+def acquired(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
+    """The surrogate on a side owns these now: the other side can have them. `tag`: of who gave them."""
     twin = turn.twin(side, instance)
     turn.set_twin(side, instance, held=tuple(sorted({*twin.held, *attributes})))
-    turn.put(side, Entry("granted", (instance, attributes), stream=(side, instance)))
+    turn.put(side, Entry("granted", (instance, attributes, tag), stream=(side, instance)))
 
 
 def unavailable(turn: Turn, side: int, instance: int, attributes: tuple[int, ...]) -> None:
@@ -98,7 +98,7 @@ def _granted(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, .
     for why in sorted(by_why):
         some: tuple[Any, ...] = (twin, tuple(by_why[why]))
         if why == "confirm":
-            turn.call(far, "confirm_divestiture", *some, b"", entry=entry, about=("confirmed", *some))
+            turn.call(far, "confirm_divestiture", *some, entry.arguments[2], entry=entry, about=("confirmed", *some))
         else:
             held = turn.twin(far, twin).held
             if not set(some[1]) & set(held):  # given away already
@@ -150,7 +150,7 @@ def _offer(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, ...
     held = turn.twin(1 - side, twin).held
     mine = tuple(each for each in there if each in held)
     if mine:
-        turn.call(1 - side, "negotiated_attribute_ownership_divestiture", twin, mine, entry.arguments[2])
+        turn.call(1 - side, "negotiated_attribute_ownership_divestiture", twin, mine, entry.arguments[2], entry=entry)
 
 
 def could_not_acquire(turn: Turn, side: int, entry: Entry) -> None:
