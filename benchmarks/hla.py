@@ -1,9 +1,10 @@
-"""What an RTI carries: `python benchmarks/hla.py [--seconds 5]`.
+"""What an RTI carries, and a bridge between two: `python benchmarks/hla.py [--seconds 5]`.
 
-The RTI is a process, each federate another one, over loopback. Told are: attribute updates received a second (one
-sender, one receiver, 100 bytes and 4 KB, one by one and a hundred a flush) beside the same bytes through a plain socket
-between two processes, from a request to the grant of a time (2 federates), and steps a second in lockstep (2, 20, 100
-federates).
+RTIs, bridges and federates are processes of their own, over loopback. Told are: attribute updates received a second
+(one sender, one receiver, 100 bytes and 4 KB, one by one and a hundred a flush) at one RTI, over a bridge to another
+one, and over a bridge that renames, changes units and coarsens, with ten thousand other instances on its sides; beside
+them the same bytes through a plain socket between two processes; how long a single update takes at one RTI and over the
+bridges; from a request to the grant of a time (2 federates), and steps a second in lockstep (2, 20, 100 federates).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from struct import Struct
 from tempfile import TemporaryDirectory
+from time import monotonic_ns
 
 from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.hla.ambassador import RTIAmbassador
@@ -26,9 +29,35 @@ from jbi_pubsub.hla.federate import FederateAmbassador
 
 GROUP = "bench-hla"
 MODULE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Aircraft</name>
-<attribute><name>state</name></attribute></objectClass></objectClass></objects></objectModel>"""
+<attribute><name>state</name></attribute>
+<attribute><name>altitude</name><dataType>HLAfloat64BE</dataType></attribute></objectClass></objectClass></objects>
+</objectModel>"""
+FAR = MODULE.replace("Aircraft", "Track").replace("altitude", "height").replace("float64BE", "float32LE")
+BRIDGE = """poll = 0.2
+[side.bench]
+kind = "hla"
+federation = "bench"
+[side.other]
+kind = "hla"
+federation = "{far}"
+"""
+UGLY = """[[direction]]
+from = "bench"
+to = "other"
+[[direction.class]]
+name = "Aircraft"
+to = "Track"
+rate = 1e6
+attribute.altitude = { name = "height", unit = ["ft", "m"], step = 100.0 }
+"""
+CLASSES = {"bench": ("Aircraft", "altitude"), "same": ("Aircraft", "altitude"), "ugly": ("Track", "height")}
+"""What is simulated in a federation."""
+INSTANCES = 10_000
+"""That are there besides, behind the ugly bridge."""
 
 
+STAMP = Struct(">Q")
+"""Nanoseconds of a clock that all processes of a host share."""
 READER = """import socket, sys
 sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 while sock.recv(262144):
@@ -43,12 +72,16 @@ class Federate(FederateAmbassador):
         self.now = -1.0
         self.count = 0
         self.last = b""
+        self.took: list[float] | None = None
+        """Milliseconds that updates were under way, where these are stamped."""
         self.is_synchronized = False
         self.announced = ""
 
     def reflect_attribute_values(self, instance, values, tag, time, retraction) -> None:  # noqa: ARG002  # the standard's
         self.count += 1
         self.last = tag
+        if self.took is not None and len(tag) == STAMP.size:
+            self.took.append((monotonic_ns() - STAMP.unpack(tag)[0]) / 1e6)
 
     def time_advance_grant(self, time) -> None:
         self.now = time
@@ -61,13 +94,13 @@ class Federate(FederateAmbassador):
 
 
 @contextmanager
-def joined(locator: str, name: str) -> Iterator[tuple[RTIAmbassador, Federate]]:
+def joined(locator: str, name: str, federation: str = "bench") -> Iterator[tuple[RTIAmbassador, Federate]]:
     """A federate."""
     told = Federate()
     config = Config(lookup=LookupSection(groups=(GROUP,), locators=(locator,), multicast=False, port=0))
     with RTIAmbassador(config) as rti:
         rti.connect(told)
-        rti.join_federation_execution("bench", name, timeout=60.0)
+        rti.join_federation_execution(federation, name, timeout=60.0)
         yield rti, told
 
 
@@ -80,19 +113,26 @@ def start_together(rti: RTIAmbassador, told: Federate) -> None:
         rti.evoke_callback(1.0)
 
 
-def receive(locator: str) -> None:
-    """A process: takes updates until one says that it is the last; tells how many, and how long."""
-    with joined(locator, "receiver") as (rti, told):
-        cls = rti.get_object_class_handle("Aircraft")
-        rti.subscribe_object_class_attributes(cls, [rti.get_attribute_handle(cls, "state")])
+def receive(locator: str, federation: str) -> None:
+    """A process: takes updates until one says that it is the last; tells how many, how long, and how long each took
+    that was stamped, the median and 95 of 100."""
+    with joined(locator, "receiver", federation) as (rti, told):
+        name, attribute = CLASSES[federation]
+        cls = rti.get_object_class_handle(name)
+        handles = [rti.get_attribute_handle(cls, each) for each in ("state", attribute)]
+        rti.subscribe_object_class_attributes(cls, handles)
+        told.took = []
         print("ready", flush=True)
         while not told.count:
             rti.evoke_callback(1.0)
+        print("seen", flush=True)
         began = time.perf_counter()
         while told.last != b"last":
             if not rti.evoke_multiple_callbacks(0.0, 0.1):
                 rti.evoke_callback(0.1)
-        print(json.dumps([told.count, time.perf_counter() - began]), flush=True)
+        took = time.perf_counter() - began
+        late = sorted(told.took) or [0.0]
+        print(json.dumps([told.count, took, late[len(late) // 2], late[len(late) * 95 // 100]]), flush=True)
 
 
 def step(locator: str, name: str, steps: int) -> None:
@@ -124,16 +164,30 @@ def told_by(process: subprocess.Popen[str]) -> object:
     return json.loads(process.stdout.readline())
 
 
-def updates(locator: str, size: int, batch: int, seconds: float) -> float:
-    """Updates received a second."""
+@contextmanager
+def flying(locator: str, there: str) -> Iterator[tuple[RTIAmbassador, int, dict[int, bytes], subprocess.Popen[str]]]:
+    """A sender, its aircraft with attributes that are there, and a receiver in a federation."""
     with ExitStack() as stack:
-        receiver = child(stack, "receive", locator)
+        receiver = child(stack, "receive", locator, there)
         rti, _ = stack.enter_context(joined(locator, "sender"))
         cls = rti.get_object_class_handle("Aircraft")
-        state = rti.get_attribute_handle(cls, "state")
-        rti.publish_object_class_attributes(cls, [state])
+        state, altitude = (rti.get_attribute_handle(cls, each) for each in ("state", "altitude"))
+        rti.publish_object_class_attributes(cls, [state, altitude])
+        others = INSTANCES if there == "ugly" else 0
+        for _ in range(others):
+            rti.register_object_instance(cls)
         aircraft = rti.register_object_instance(cls)
-        values = {state: bytes(size)}
+        values = {state: b"", altitude: bytes(8)} if others else {state: b""}
+        rti.update_attribute_values(aircraft, values)
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "seen\n"  # all that was before has gone everywhere
+        yield rti, aircraft, values, receiver
+
+
+def updates(locator: str, size: int, batch: int, seconds: float, there: str = "bench") -> float:
+    """Updates received a second."""
+    with flying(locator, there) as (rti, aircraft, values, receiver):
+        values[next(iter(values))] = bytes(size)
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             if batch == 1:
@@ -144,8 +198,19 @@ def updates(locator: str, size: int, batch: int, seconds: float) -> float:
                 for _ in range(batch):
                     rti.update_attribute_values(aircraft, values)
         rti.update_attribute_values(aircraft, values, b"last")
-        count, took = told_by(receiver)  # type: ignore[misc]
+        count, took, *_ = told_by(receiver)  # type: ignore[misc]
         return count / took
+
+
+def latency(locator: str, there: str, count: int) -> tuple[float, float]:
+    """Milliseconds until a single update is received: the median, and 95 of 100."""
+    with flying(locator, there) as (rti, aircraft, values, receiver):
+        for _ in range(count):
+            time.sleep(0.002)
+            rti.update_attribute_values(aircraft, values, STAMP.pack(monotonic_ns()))
+        rti.update_attribute_values(aircraft, values, b"last")
+        _, _, median, late = told_by(receiver)  # type: ignore[misc]
+        return median, late
 
 
 def plain(size: int, batch: int, seconds: float) -> float:
@@ -189,6 +254,9 @@ def round_trip(locator: str, count: int) -> tuple[float, float]:
     return statistics.median(took), statistics.quantiles(took, n=100)[98]
 
 
+WHAT = {"bench": "at one RTI", "same": "over a bridge", "ugly": "over an ugly bridge"}
+
+
 def started(stack: ExitStack, *arguments: str) -> dict[str, str]:
     """A `jbi` command, and the facts that it tells when it is ready."""
     command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", GROUP, *arguments, "--json"]
@@ -208,14 +276,29 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         (folder / "bench.xml").write_text(MODULE)
+        (folder / "far.xml").write_text(FAR)
         locator = started(stack, "lookup", "--port", "0", "--ephemeral")["address"]
-        serve = ("hla", "serve", "--federation", "bench", "--fom", str(folder / "bench.xml"))
-        started(stack, "--locator", locator, *serve)
+        for federation, module in (("bench", "bench.xml"), ("same", "bench.xml"), ("ugly", "far.xml")):
+            started(
+                stack, "--locator", locator, "hla", "serve", "--federation", federation, "--fom", str(folder / module)
+            )
         print("what\tsize\ta flush\tper second\tplain socket\tratio")
-        for size in (100, 4096):
-            for batch in (1, 100):
-                rate, limit = updates(locator, size, batch, options.seconds), plain(size, batch, options.seconds / 2)
-                print(f"updates\t{size}\t{batch}\t{rate:,.0f}\t{limit:,.0f}\t{rate / limit:.3f}", flush=True)
+        limits = {}
+        for there, what in WHAT.items():
+            with ExitStack() as bridged:
+                if there != "bench":
+                    path = folder / f"{there}.toml"
+                    path.write_text(BRIDGE.format(far=there) + (UGLY if there == "ugly" else ""))
+                    started(bridged, "--locator", locator, "bridge", str(path))
+                for size in (100, 4096):
+                    for batch in (1, 100):
+                        key = size, batch
+                        if key not in limits:
+                            limits[key] = plain(size, batch, options.seconds / 2)
+                        rate, limit = updates(locator, size, batch, options.seconds, there), limits[key]
+                        print(f"{what}\t{size}\t{batch}\t{rate:,.0f}\t{limit:,.0f}\t{rate / limit:.3f}", flush=True)
+                median, late = latency(locator, there, int(200 * options.seconds))
+                print(f"{what}: {median:.2f} ms, 95 of 100 within {late:.2f} ms", flush=True)
         median, late = round_trip(locator, int(400 * options.seconds))
         print(f"request to grant: {median:.2f} ms, 99 of 100 within {late:.2f} ms")
         for count in options.federates:
@@ -227,7 +310,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--as"]:
         what, *rest = sys.argv[2:]
         if what == "receive":
-            receive(*rest)
+            receive(rest[0], rest[1])
         else:
             step(rest[0], rest[1], int(rest[2]))
     else:
