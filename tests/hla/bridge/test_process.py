@@ -15,6 +15,7 @@ from jbi_pubsub.hla.execution import Options
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.network.emulation import Link
 from tests.hla.parties import Federate
 
 FILE = """
@@ -300,3 +301,43 @@ def test_who_sends_faster_than_the_other_side_takes_is_held_back_and_nothing_is_
     assert [int.from_bytes(each[2][0][1], "big") for each in came] == list(range(1000))
     assert {each[1] for each in came} == {there}
     assert bridge.status()["directions"][0]["relayed"] >= 1000
+
+
+def test_a_save_completes_over_a_bad_link_and_what_is_cut_ends_alike_on_both_sides(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a bridge whose far side is behind a slow and uneven link
+    with Link("127.0.0.4", seed=1) as link:
+        config = joint.federation.config
+        [locator] = link.behind(config, joint.server.address).lookup.locators
+        path = joint.folder / "bad.toml"
+        path.write_text(f'{FILE}locators = ["{locator}"]\n')
+        bridge = described(path).opened(config)
+        joint.federation.stack.callback(bridge.close)
+        link.shape(bits_per_second=200_000, delay=0.02, jitter=0.05)
+        bridge.start()
+        a, b, _, _ = flying(joint, bridge, eventually)
+        # Expect saves to complete
+        save(a, b)
+        assert link.passed["up"] > 0
+        # When the link breaks while both save; Expect both to end alike, by themselves
+        a.rti.request_federation_save("T")
+        for one in (a, b):
+            one.until("initiate_federate_save")
+            one.rti.federate_save_begun()
+        link.cut()
+        ends = []
+        for one in (a, b):
+            one.rti.federate_save_complete()
+            ended = eventually(lambda one=one: ending(one))
+            ends.append(ended)
+        assert ends == ["federation_not_saved"] * 2
+        # and the bridge to come again, and the next save to be one
+        eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+        save(a, b, label="U")
+
+
+def ending(one: Federate) -> str:
+    """How a save has ended for a federate; "": it has not."""
+    one.rti.evoke_callback(0.01)
+    return next((each[0] for each in one.told.log if each[0] in ("federation_saved", "federation_not_saved")), "")
