@@ -122,7 +122,7 @@ _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
     "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
-    "qos", "archive", "foreign", "federations",
+    "qos", "archive", "foreign", "federations", "link", "bridge",
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({

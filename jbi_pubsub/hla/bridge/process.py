@@ -137,11 +137,10 @@ class FederationBridge:
     def _facts(self) -> dict[str, Any]:
         """For those who ask how servers are."""
         status = self.status()
-        sides = dict.fromkeys(self._names, status["state"] == "up")
         more = {"listening": status["state"] == "up", "troubles": 0, "registrations": len(self._bridge.objects)}
         ways = [{**way, **more} for way in status["directions"]]
         name, trouble = self._described.file.name, status["trouble"]
-        foreign = {"kind": "bridge", "name": name, "sides": sides, "directions": ways, "trouble": trouble}
+        foreign = {"kind": "bridge", "name": name, "sides": {}, "directions": ways, "trouble": trouble}
         return {"name": name, "foreign": foreign, "bridge": status}
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ class FederationBridge:
         plan, taken = self._plan, 0
         assert plan is not None
         for side, surrogate in enumerate(self._surrogates):
-            if len(self._bridge.links[side].data) < self._described.file.flow.queue:
+            if self._may_take(plan, side):
                 for callback in surrogate.take(TAKEN_MOST):
                     taken += 1
                     self._hear(plan, side, callback)
@@ -241,6 +240,14 @@ class FederationBridge:
         self._tell_troubles(plan)
         if not taken and not went:
             self._something.wait(self._ask(plan))
+
+    def _may_take(self, plan: Plan, side: int) -> bool:
+        """Whether there is room in the link from a side. When the other one saves or restores, and waits for this one to
+        do so as well, that is taken at any rate: word of it stands behind what there is no room for, and what comes then
+        is as much as has been sent before."""
+        if len(self._bridge.links[side].data) < self._described.file.flow.queue:
+            return True
+        return bool(self._bridge.busy[1 - side]) and plan.policy.consensus in ("naive", "add", "smart")
 
     def _hear(self, plan: Plan, side: int, callback: Callback) -> None:
         if callback.name in _CARRYING and not self._limits.allows(plan, self._bridge, side, callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import Options
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
@@ -301,6 +303,41 @@ def test_who_sends_faster_than_the_other_side_takes_is_held_back_and_nothing_is_
     assert [int.from_bytes(each[2][0][1], "big") for each in came] == list(range(1000))
     assert {each[1] for each in came} == {there}
     assert bridge.status()["directions"][0]["relayed"] >= 1000
+
+
+def test_a_save_begins_behind_more_messages_than_may_wait(joint: Joint, eventually: Callable[..., Any]) -> None:
+    # Given a bridge in which ten messages may wait, and a federate that sends without end
+    bridge = joint.bridge("[flow]\nqueue = 10\n")
+    a, b, aircraft, _ = flying(joint, bridge, eventually)
+    position = handles(a)[1]
+    sent = 0
+    for number in range(3):
+        # When the other side begins to save, and takes no more of them
+        b.rti.request_federation_save(f"S{number}")
+        with contextlib.suppress(SaveInProgress):
+            while True:
+                with a.rti.batched():
+                    for _ in range(200):
+                        a.rti.update_attribute_values(aircraft, {position: sent.to_bytes(8, "big")}, b"")
+                        sent += 1
+                a.rti.query_attribute_ownership(aircraft, position)  # waits for an answer, and hears of refusals
+        # Expect this side to begin as well, though many are before that
+        for one in (a, b):
+            one.until("initiate_federate_save")
+            insistently(one.rti.federate_save_begun)
+            one.rti.federate_save_complete()
+        for one in (a, b):
+            one.until("federation_saved")
+    # and all messages to come
+    a.rti.update_attribute_values(aircraft, {position: b"the last"}, b"")
+    eventually(lambda: b.until("reflect_attribute_values")[2][0][1] == b"the last")
+
+
+def insistently(call: Callable[[], None]) -> None:
+    """Until all refusals of what was sent before have been heard."""
+    while True:
+        with contextlib.suppress(SaveInProgress):
+            return call()
 
 
 def test_a_save_completes_over_a_bad_link_and_what_is_cut_ends_alike_on_both_sides(
