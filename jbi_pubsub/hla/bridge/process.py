@@ -242,9 +242,9 @@ class FederationBridge:
             self._something.wait(self._ask(plan))
 
     def _may_take(self, plan: Plan, side: int) -> bool:
-        """Whether there is room in the link from a side. When the other one saves or restores, and waits for this one to
-        do so as well, that is taken at any rate: word of it stands behind what there is no room for, and what comes then
-        is as much as has been sent before."""
+        """Whether there is room in the link from a side. When the other one saves or restores, and waits for this one
+        to do so as well, all is taken: word of it stands behind what there is no room for, and that is no more than was
+        sent before."""
         if len(self._bridge.links[side].data) < self._described.file.flow.queue:
             return True
         return bool(self._bridge.busy[1 - side]) and plan.policy.consensus in ("naive", "add", "smart")
