@@ -62,6 +62,16 @@ def test_told_or_asked_all_end_together(name: str, outcome: str, consensus: str,
     assert all(f"{each} {outcome}" in end.outcome for each in "FGH"[: len(sizes)])
 
 
+@pytest.mark.parametrize("name", ["save", "sync"])
+def test_who_is_the_last_may_be_told_to_all_who_are_or_to_surrogates_alone(name: str) -> None:
+    for discloses in (True, False):
+        result = explored(
+            SCENARIOS[name].text, (2, 2), Policy(consensus="add"), options=Options(adds=True, discloses=discloses)
+        )
+        assert result.verdict == "ok"
+        assert "DEADLOCK" not in "".join(ends(result))
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_chains_of_federations_save(count: int) -> None:
     result = explored("save", (1,) * count)

@@ -125,6 +125,34 @@ def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Call
     eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)
 
 
+def test_time_advances_on_both_sides_together(joint: Joint, eventually: Callable[..., Any]) -> None:
+    # Given a bridge that couples time, and federates that regulate and are constrained on both sides
+    bridge = joint.bridge("[time]\ncouple = true\nlookahead = 0.001\n")
+    a, b, aircraft, there = flying(joint, bridge, eventually)
+    position = handles(a)[1]
+    for one in (a, b):
+        one.rti.enable_time_regulation(1.0)
+        one.until("time_regulation_enabled")
+        one.rti.enable_time_constrained()
+        one.until("time_constrained_enabled")
+    # When values are sent out of order, and who has to get them asks for a time
+    for time in (5.0, 3.0, 9.0):
+        a.rti.update_attribute_values(aircraft, {position: int(time).to_bytes(8, "big")}, b"", time)
+    b.rti.time_advance_request(6.0)
+    # Expect it not to be granted before the other side has asked for as much
+    assert b.rti.evoke_callback(0.2) is False
+    a.rti.time_advance_request(6.0)
+    a.until("time_advance_grant")
+    # and what is earlier to come before the grant, in order, and nothing later
+    came = [b.until("reflect_attribute_values") for _ in range(2)]
+    assert [(each[1], each[2][0][1][-1], each[4]) for each in came] == [(there, 3, 3.0), (there, 5, 5.0)]
+    assert b.until("time_advance_grant") == ("time_advance_grant", 6.0)
+    for one in (a, b):
+        one.rti.time_advance_request(10.0)
+    assert b.until("reflect_attribute_values")[4] == 9.0
+    b.until("time_advance_grant")
+
+
 # -- what dies, and comes again --------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from jbi_pubsub.hla.bridge.rings import HOPS_MOST, TOLD_MOST, Span, SpanEntry, e
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.lookup.opening import open_lookup
+from tests.hla.parties import Federate
 
 
 def span(bridge: str, ends: str, since: int = 0, hops: int = 0) -> Span:
@@ -195,6 +196,40 @@ def test_a_ring_over_platforms_that_know_nothing_of_each_other_is_refused(
     # When the middle one has gone, expect it to come
     two.close()
     eventually(lambda: is_up(three), what=three.status)
+
+
+def test_what_is_told_at_one_end_of_a_row_is_told_at_the_other_and_a_save_takes_all(
+    places: Places, eventually: Callable[..., Any]
+) -> None:
+    # Given four federations in a row, on two platforms
+    places.place("here", "Air", "Sea")
+    places.place("there", "Land", "Space")
+    ends = (("here", "Air"), ("here", "Sea"), ("there", "Land"), ("there", "Space"))
+    bridges = [places.bridge(f"b{at}", ends[at], ends[at + 1]) for at in range(3)]
+    eventually(lambda: all(map(is_up, bridges)))
+    federates = [Federate(places.configs[place], f"f{at}", name) for at, (place, name) in enumerate(ends)]
+    for one in federates:
+        places.stack.callback(one.rti.disconnect)
+    first, last = federates[0], federates[-1]
+    cls = first.rti.get_object_class_handle("Vehicle.Aircraft")
+    position = first.rti.get_attribute_handle(cls, "position")
+    first.rti.publish_object_class_attributes(cls, [position])
+    last.rti.subscribe_object_class_attributes(cls, [position])
+    # When there is an aircraft at one end; Expect the other end to see it, and what becomes of it
+    aircraft = first.rti.register_object_instance(cls, "LH1")
+    there = last.until("discover_object_instance")[1]
+    for number in range(100):
+        first.rti.update_attribute_values(aircraft, {position: number.to_bytes(8, "big")}, b"")
+    came = [last.until("reflect_attribute_values") for _ in range(100)]
+    assert [(each[1], int.from_bytes(each[2][0][1], "big")) for each in came] == [(there, at) for at in range(100)]
+    # When one of them asks for a save; Expect nobody to have saved before all have
+    last.rti.request_federation_save("S")
+    for one in federates:
+        one.until("initiate_federate_save")
+        one.rti.federate_save_begun()
+        one.rti.federate_save_complete()
+    for one in federates:
+        one.until("federation_saved")
 
 
 @pytest.mark.processes
