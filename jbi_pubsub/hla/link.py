@@ -11,12 +11,12 @@ any that die.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -24,16 +24,16 @@ from uuid import uuid4
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.guard import faults, guarded
-from jbi_pubsub.core.process import version
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import LOGIN, ControlClient, ControlServer, exported
+from jbi_pubsub.core.wire.control import LOGIN, ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 
+from .calls import Calls, StatusCalls, of_process
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
 from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti
 
@@ -74,7 +74,7 @@ class RtiLink:
         with ExitStack() as undo:
             undo.callback(self._access.close)
             exports = {
-                RTI: _Calls(self), STATUS: _Status(self),
+                RTI: Calls(self), STATUS: StatusCalls(self),
                 ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access),
             }  # fmt: skip
             self._endpoint = Endpoint(
@@ -171,7 +171,17 @@ class RtiLink:
             )
         return behind.proxy
 
-    def join(self, name: str) -> str:
+    def create(self, name: str, modules: Sequence[Module]) -> str:
+        """Raises RtiInternalError."""
+        raise RtiInternalError(
+            f"{name[:200]!r} can't be made over a link, with {len(modules)} modules", hint="Ask an RTI: jbi hla serve"
+        )
+
+    def destroy(self, name: str) -> None:
+        """Raises RtiInternalError."""
+        raise RtiInternalError(f"{name[:200]!r} can't be ended over a link", hint="Do it where its RTI is")
+
+    def open(self, name: str) -> str:
         """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
         self.check(name)
         return self._tokens.issue(self.ask("join", str, self._federation))
@@ -200,16 +210,8 @@ class RtiLink:
             }  # fmt: skip
         return {
             "kind": "rti link",
-            "pid": os.getpid(),
-            "version": version(),
-            "time": round(time.time(), 3),
-            "address": self.address,
-            "uptime": round(time.monotonic() - self._started, 1),
-            "connections": self._endpoint.connections,
-            "tls": self._endpoint.tls(),
-            "threads": threading.active_count(),
+            **of_process(self._endpoint, self._started),
             "access": self._access.status(),
-            "faults": faults(),
             "link": link,
         }
 
@@ -295,45 +297,3 @@ def _wait(ends: tuple[socket.socket, ...], waiting: dict[socket.socket, bytearra
         if wanted:
             poller.register(sock, wanted)
     poller.poll(STEP_SECONDS * 1000)
-
-
-class _Calls:
-    """The exported object: what federates ask of an RTI before they join."""
-
-    def __init__(self, link: RtiLink) -> None:
-        self._link = link
-
-    @exported
-    def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
-        self._link.allow(caller, "administer", name)
-        raise RtiInternalError(
-            f"federations are not made over a link; {len(modules)} modules were given", hint="Ask an RTI: jbi hla serve"
-        )
-
-    @exported
-    def destroy(self, caller: Caller, name: str) -> None:
-        self._link.allow(caller, "administer", name)
-        self._link.check(name)
-        raise RtiInternalError("federations are not ended over a link", hint="Do it where its RTI is")
-
-    @exported
-    def join(self, caller: Caller, name: str) -> str:
-        self._link.allow(caller, "connect", name)
-        return self._link.join(name)
-
-    @exported
-    def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
-        self._link.allow(caller, "connect", name)
-        return self._link.modules(name)
-
-
-class _Status:
-    """What servers say of themselves."""
-
-    def __init__(self, link: RtiLink) -> None:
-        self._link = link
-
-    @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
-        self._link.allow(caller, "status", "")
-        return self._link.status()

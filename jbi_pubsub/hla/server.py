@@ -11,9 +11,7 @@ saves, and federates that join under the names that were saved can restore one.
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,11 +24,10 @@ from uuid import uuid4
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
-from jbi_pubsub.core.guard import faults, note
+from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
-from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -38,6 +35,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 
 from . import rti
+from .calls import Calls, StatusCalls, of_process
 from .exceptions import (
     FederatesCurrentlyJoined,
     FederationExecutionAlreadyExists,
@@ -58,8 +56,6 @@ log = logging.getLogger("jbi_pubsub.hla")
 T = TypeVar("T")
 
 FEDERATIONS_MOST: Final = 1_000
-MODULES_BYTES: Final = 24 << 20
-"""Of all modules of a federation."""
 CALL_SECONDS: Final = 10.0
 """For something that is done on the sessions' thread."""
 ASK_SECONDS: Final = 1.0
@@ -104,8 +100,8 @@ class RtiServer:
             undo.callback(self._access.close)
             control = ControlServer(
                 {
-                    RTI: _Calls(self),
-                    STATUS: _Status(self),
+                    RTI: Calls(self),
+                    STATUS: StatusCalls(self),
                     ADMIN: AccessAdmin(self._access),
                     LOGIN: LoginCalls(self._access),
                 }
@@ -238,16 +234,8 @@ class RtiServer:
         return {
             "kind": "rti",
             "id": self._id,
-            "pid": os.getpid(),
-            "version": version(),
-            "time": round(time.time(), 3),
-            "address": self.address,
-            "uptime": round(time.monotonic() - self._started, 1),
-            "connections": self._endpoint.connections,
-            "tls": self._endpoint.tls(),
-            "threads": threading.active_count(),
+            **of_process(self._endpoint, self._started),
             "access": self._access.status(),
-            "faults": faults(),
             "federations": [_facts(each) for _, each in sorted(self._federations.items())],
         }
 
@@ -433,44 +421,3 @@ def _facts(federation: Federation) -> dict[str, Any]:
             if handle in execution.members.joined
         },
     }
-
-
-class _Calls:
-    """The exported object."""
-
-    def __init__(self, server: RtiServer) -> None:
-        self._server = server
-
-    @exported
-    def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
-        self._server.allow(caller, "administer", name)
-        if sum(len(each.data) for each in modules) > MODULES_BYTES:
-            raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
-        return self._server.create(name, modules)
-
-    @exported
-    def destroy(self, caller: Caller, name: str) -> None:
-        self._server.allow(caller, "administer", name)
-        self._server.destroy(name)
-
-    @exported
-    def join(self, caller: Caller, name: str) -> str:
-        self._server.allow(caller, "connect", name)
-        return self._server.open(name)
-
-    @exported
-    def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
-        self._server.allow(caller, "connect", name)
-        return self._server.modules(name)
-
-
-class _Status:
-    """What servers say of themselves."""
-
-    def __init__(self, server: RtiServer) -> None:
-        self._server = server
-
-    @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
-        self._server.allow(caller, "status", "")
-        return self._server.status()

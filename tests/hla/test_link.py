@@ -179,7 +179,7 @@ def test_a_federation_that_goes_and_comes_is_joined_again(two: Two, eventually: 
 def test_what_only_an_rti_does_is_refused(two: Two, eventually: Callable[..., Any]) -> None:
     eventually(two.link.is_there)
     with pytest.raises(FederationExecutionDoesNotExist):
-        two.link.join("Land")
+        two.link.open("Land")
     with RTIAmbassador(two.there) as one:
         one.connect(FederateAmbassador())
         with pytest.raises(RtiInternalError, match="where its RTI is"):

@@ -16,17 +16,9 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
+from tests.hla.bridge.test_process import FILE
 from tests.hla.parties import Federate
 
-BRIDGE = """
-poll = 0.1
-[side.air]
-kind = "hla"
-federation = "Air"
-[side.sea]
-kind = "hla"
-federation = "Sea"
-"""
 GATE = """
 poll = 0.1
 name = "gate"
@@ -56,7 +48,7 @@ def test_all_that_joins_federations_speaks_tls_where_it_is_set(
         for name in ("Air", "Sea"):
             rti.create(name, [Module("air.xml", air)])
         running = []
-        for name, text in (("bridge", BRIDGE), ("gate", GATE)):
+        for name, text in (("bridge", FILE), ("gate", GATE)):
             path = tmp_path / f"{name}.toml"
             path.write_text(text)
             running.append(described(path).opened(config))

@@ -3,9 +3,7 @@ between which federation executions it stands (rings.py), and what it does (`jbi
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,12 +13,11 @@ from uuid import uuid4
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, AllowAll, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import WireError
-from jbi_pubsub.core.guard import faults
-from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import CONTROL, Caller, Endpoint, dial
 from jbi_pubsub.core.wire.stream import Line, listen, refuse
+from jbi_pubsub.hla.calls import of_process
 from jbi_pubsub.hla.exceptions import RingOfBridges
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -242,16 +239,8 @@ class _Status:
         demand(self._access, caller, ("status", Subject()))
         return {
             "kind": "federation bridge",
-            "pid": os.getpid(),
-            "version": version(),
-            "time": round(time.time(), 3),
-            "address": self.endpoint.address,
-            "uptime": round(time.monotonic() - self._started, 1),
-            "connections": self.endpoint.connections,
-            "tls": self.endpoint.tls(),
-            "threads": threading.active_count(),
+            **of_process(self.endpoint, self._started),
             "access": self._access.status(),
-            "faults": faults(),
             **self._facts(),
         }
 
