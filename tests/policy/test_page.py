@@ -102,7 +102,7 @@ def test_the_first_commands_of_the_page_do_what_it_says(
     assert background[2].wait() == 0, background[2].stderr()
     assert "Intel_Imagery" in background[2].stdout.read()
     # Expect the other one to be refused, and told
-    assert "may not subscribe" in background[3].stderr()
+    eventually(lambda: "may not subscribe" in background[3].stderr(), what=background[3].stderr)
     # Expect the audit log to say so, as on the page
     ((_, shown),) = blocks("json")
     said = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]

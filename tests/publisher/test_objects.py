@@ -335,7 +335,7 @@ def test_mail_waits_no_longer_either(federation: Federation, monkeypatch: pytest
     # Expect its mail to have that time, and no other
     (none, until) = eventually(lambda: offered if len(offered) == 2 else None) or ()
     assert none == ()
-    assert until[0] == pytest.approx(60.0)
+    assert until[0] == pytest.approx(60.0, abs=5.0)  # two clocks, read one after the other
 
 
 def test_a_default_of_the_configuration_holds_where_nobody_says_otherwise(federation: Federation) -> None:
