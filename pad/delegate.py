@@ -55,7 +55,7 @@ from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement
+from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
@@ -95,6 +95,7 @@ from jbi_pubsub.pad.subscription import (
     SigningKeyEntry,
     Subscription,
     SubscriptionRequest,
+    amended,
     check_owner,
     check_publisher,
     compile_subscription,
@@ -782,9 +783,11 @@ class Delegate:
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
         clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same request again is the
-        same subscription, and mail that was suspended is sent again. One with recipients has to prove that its id is
-        its own. Raises UnknownUidError, AccessDeniedError, QosDeniedError, PredicateError, AddressError,
-        ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
+        same subscription, and mail that was suspended is sent again; with another template, predicate, payload filter
+        or wish it is amended: each object is judged by the old terms or by the new ones, and comes once at most. One
+        with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError, QosDeniedError,
+        PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError,
+        StorageError; no state is left then, and what stood stands as it was.
         """
         rights = self._rights(caller)
         if rights is not None:
@@ -801,7 +804,11 @@ class Delegate:
             known = self._subscriptions.get(key)
             if known is None:
                 granted = self._open_contract(key, subscription, duration, age, elapsed)
-            elif known.request == request:
+            elif (changed := amended(known.request, request)) is not None:
+                is_amended = changed != known.request
+                if is_amended:
+                    subscription.request = changed
+                    self._amend(key, known, subscription)
                 self._mail.resume(known)
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
                 given = self._quality_of(known)
@@ -812,6 +819,8 @@ class Delegate:
                 )
         if known is not None:
             self._hand_over(known, caller, rights)
+            if is_amended and known.lease_id and self._store is not None:
+                self._store.amend(known.request)
         elif granted.lease is not None and self._store is not None:
             wall, term = self._wall(), granted.lease.duration
             told = _told_at(wall, self._schedule.moment(0.0, term))
@@ -833,11 +842,62 @@ class Delegate:
         prefetch = PREFETCH_LEAST if self._quality is not None else 0
         return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed)
 
-    def _contract_of(self, subscription: Subscription, wish: Wish) -> tuple[Contract | None, GrantedQos]:
+    def _amend(self, key: tuple[str, str], known: Subscription, other: Subscription) -> None:
+        """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. Raises
+        as `subscribe`; it has the old ones then."""
+        before, request = known.request, other.request
+        let_in = self._let_in(other, self._topics.find(request.entries))
+        other.contract = known.contract
+        if request.qos != before.qos:
+            other.contract, _ = self._contract_of(known, request.qos, request)
+        standing = [topic for topic in self._topics.find(before.entries) if known in topic.table]
+        tables = dict.fromkeys(topic.table for topic in (*standing, *let_in))
+        catching_up = self._newcomers.table_of(known)
+        if catching_up is not None:
+            tables[catching_up] = None
+        try:
+            with amending(tables):
+                former = {topic: topic.table.predicate_of(known) for topic in standing}
+                levels = {table: table.lift(known) for table in tables}
+                self._refund(known)
+                try:
+                    self._check_cost(other, let_in)
+                    ended, now = known.contract, let_in
+                    known.amend(other)
+                except JbiError:
+                    now = former
+                    raise
+                finally:
+                    if request.direct:
+                        self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(known.charges)
+                    for topic, predicate in now.items():
+                        topic.table.add(known, predicate, levels[topic.table])
+                    if catching_up is not None:
+                        catching_up.add(known)
+        except JbiError:
+            if other.contract is not known.contract:
+                self._end_contract(other.contract)
+            raise
+        if ended is not known.contract:
+            self._end_contract(ended)
+        self._waiting.add(key, request.entries)
+        self._newcomers.narrow(known, let_in)
+        self._offers.forget(known)
+        self._offers.required_by(known)
+        if self.history is not None and known.is_replayed:
+            self.history.amend(key[0], known)
+        if known.durable is not None and self._archive is not None:
+            self._begin_to_keep(self._unkept())
+        self._tell_subscription("updated", known)
+
+    def _contract_of(
+        self, subscription: Subscription, wish: Wish, request: SubscriptionRequest | None = None
+    ) -> tuple[Contract | None, GrantedQos]:
+        """`request`: where it is not the subscription's own yet."""
         return self._contract(
             subscription.caller,
             "subscribe",
-            type_wanted(subscription.request),
+            type_wanted(request or subscription.request),
             wish,
             by_mail=not subscription.request.direct,
             changed=lambda _given: self._tell_quality([subscription]),
@@ -923,11 +983,11 @@ class Delegate:
         for key, other in list(self._subscriptions.items()):
             if other.durable is subscription.durable:  # its process is gone, or has it by another id as well
                 self._forget_subscription(key)
-        self._begin_to_keep(
-            registration
-            for registration in self._registrations.values()
-            if not registration.persist and registration.marked is None
-        )
+        self._begin_to_keep(self._unkept())
+
+    def _unkept(self) -> list[Registration]:
+        """The registrations that are not archived, and may be."""
+        return [each for each in self._registrations.values() if not each.persist and each.marked is None]
 
     def _begin_to_keep(self, registrations: Iterable[Registration]) -> None:
         """Those that a durable subscription waits for."""

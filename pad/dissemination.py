@@ -12,12 +12,16 @@ Rules:
 - With QoS, what the filter has left is shaped as the contract says, once for each filter and shape. Lengths as
   published stay in the head: a receiver sees that something was taken away.
 - With QoS, predicates that cost much are partitioned by importance (see partition.py).
+- A subscription whose terms change is amended in all its tables at once (`amending`): an object is judged by the old
+  terms or by the new ones, predicate and filter alike.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
@@ -106,6 +110,10 @@ class MatchTable:
         """What all that is evaluated for an object costs."""
         self.version = 0
         """Changes with every subscription that comes or goes."""
+        self.revision = 0
+        """Grows when a subscription is amended here; odd while it is. What was decided over a change is decided again,
+        with `amendment` held."""
+        self.amendment = threading.Lock()
         self.settled = 0
         """Position on the shelf (see shelf.py) up to which some of the subscriptions get objects from there, although
         they are here; FAR while one is on its way in."""
@@ -124,14 +132,19 @@ class MatchTable:
         """What it is matched by."""
         return self._narrowed.get(subscription, subscription.predicate)
 
-    def add(self, subscription: Subscription, predicate: Predicate | None = None) -> None:
+    def add(
+        self, subscription: Subscription, predicate: Predicate | None = None, levels: Sequence[int] | None = None
+    ) -> None:
         """Add a subscription that matched at the first level; twice counts once. `predicate`: what it is matched by
-        instead of its own."""
-        if subscription in self._index:
+        instead of its own. `levels`: where it was `lifted` from, if that is a partition."""
+        if subscription in self._index and levels is None:
             return
         if predicate is not None and predicate is not subscription.predicate:
             self._narrowed[subscription] = predicate
-        self._index.add(subscription, self.predicate_of(subscription))
+        if levels is not None and self.parts is not None:
+            self.parts.lay(subscription, self.predicate_of(subscription), levels)
+        else:
+            self._index.add(subscription, self.predicate_of(subscription))
         self.predicates += self.predicate_of(subscription) is not None
         self.filters += subscription.payload_filter is not None
         if subscription.is_selective:
@@ -139,10 +152,17 @@ class MatchTable:
         self.budget.add(subscription.charges_by(self.predicate_of(subscription)))
         self.version += 1
 
-    def remove(self, subscription: Subscription) -> None:
-        """Take it out; unknown ones are ignored."""
+    def lift(self, subscription: Subscription) -> Sequence[int] | None:
+        """Take it out for as long as it is amended; the `levels` to `add` it with again."""
+        levels = self.parts.lift(subscription) if self.parts is not None else None
+        self.remove(subscription, is_lifted=levels is not None)
+        return levels
+
+    def remove(self, subscription: Subscription, *, is_lifted: bool = False) -> None:
+        """Take it out; unknown ones are ignored. `is_lifted`: its place in the partition stays."""
         if subscription in self._index:
-            self._index.remove(subscription)
+            if not is_lifted:
+                self._index.remove(subscription)
             self.predicates -= self.predicate_of(subscription) is not None
             self.filters -= subscription.payload_filter is not None
             if subscription.is_selective:
@@ -270,6 +290,22 @@ class MatchTable:
         self.version += 1
 
 
+@contextmanager
+def amending(tables: Iterable[MatchTable]) -> Iterator[None]:
+    """Within, terms of subscriptions in these tables change: what is decided meanwhile is decided again afterwards."""
+    tables = list(tables)
+    with ExitStack() as held:
+        for table in tables:
+            held.enter_context(table.amendment)
+            table.revision += 1
+        try:
+            yield
+        finally:
+            for table in tables:
+                table.version += 1
+                table.revision += 1
+
+
 def _index_of(predicates: Mapping[Subscription, Predicate | None]) -> PredicateIndex[Subscription]:
     index: PredicateIndex[Subscription] = PredicateIndex()
     for each, predicate in predicates.items():
@@ -284,11 +320,13 @@ def takes(subscription: Subscription, origin: Provenance) -> bool:
 
 
 class Selected(NamedTuple):
-    """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML."""
+    """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML; `wanted`: the
+    filter that has cut it."""
 
     subscription: Subscription
     parcel: Parcel
     filtered: bool = True
+    wanted: PayloadFilter | None = None
 
 
 class Disseminated(NamedTuple):
@@ -541,11 +579,11 @@ def disseminate(
     """Filter the object for those it matched, and shape what is left as their contracts say."""
     if parcel.size >= COST_LEAST and parcel.spooled is not None:
         return _disseminate_large(parcel, matched, seal, shaper, is_later)
-    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
+    filters = [s.payload_filter for s in matched]  # looked at once: they may be amended meanwhile
+    cuts = _cuts(parcel, {each for each in filters if each is not None}, seal)
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
-    for subscription in matched:
-        wanted = subscription.payload_filter
+    for subscription, wanted in zip(matched, filters, strict=True):
         if wanted is None or cuts is None:
             selected.append(Selected(subscription, parcel, filtered=wanted is None))
             continue
@@ -553,7 +591,7 @@ def disseminate(
         if count == 0 and subscription.request.suppress_empty:
             suppressed.append(subscription)
         else:
-            selected.append(Selected(subscription, rest))
+            selected.append(Selected(subscription, rest, wanted=wanted))
     if shaper is None:
         return Disseminated(selected, suppressed)
     return shaped(parcel, selected, seal, shaper, is_later)._replace(suppressed=suppressed)
@@ -643,8 +681,7 @@ def _shape(
     published: Parcel, each: Selected, shapes: tuple[Shape, ...], seal: Seal | None, shaper: Shaping
 ) -> Parcel | None:
     """What is delivered instead of what the filter has left; None: that stays."""
-    wanted = each.subscription.payload_filter if each.filtered else None
-    payload = each.parcel.payload
+    wanted, payload = each.wanted, each.parcel.payload
     shaped = shaper.shape(published.head, wanted, payload, shapes)
     if shaped is None:
         return None

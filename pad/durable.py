@@ -65,6 +65,10 @@ class Durable:
         self.session: SubscriberSession | None = None
         """Who has it."""
 
+    def amend(self, request: SubscriptionRequest) -> None:
+        """It has these terms from now on."""
+        self.request, self.entries, self.is_changed = _kept(request), request.entries, True
+
     def attach(self, session: SubscriberSession) -> None:
         """That one has it from now on; what was not acknowledged is to be sent again."""
         with self.lock:
@@ -159,6 +163,11 @@ class Durable:
         self._above = folded
 
 
+def _kept(request: SubscriptionRequest) -> bytes:
+    """As it is put down: whose it is stands beside it, and where it began counts once."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(request, secret="", start=NEW))
+
+
 def _in(positions: list[int], position: int) -> bool:
     at = bisect_left(positions, position)
     return at < len(positions) and positions[at] == position
@@ -224,13 +233,13 @@ class Durables:
                     hint="Close it there first, or take another name",
                 )
             if found is None:
-                kept = msgspec.structs.replace(request, secret="", start=NEW)
-                consumer = Consumer(name, owner, msgspec.msgpack.encode(kept), begin(), (), self._wall() + self._lease)
+                kept = _kept(request)
+                consumer = Consumer(name, owner, kept, begin(), (), self._wall() + self._lease)
                 self._keeping.note([consumer])
                 found = self._known[name, owner] = Durable(consumer, request.entries, self._under_way)
             else:
-                found.request = msgspec.msgpack.encode(msgspec.structs.replace(request, secret="", start=NEW))
-                found.entries, found.is_changed, found.is_new = request.entries, True, False
+                found.amend(request)
+                found.is_new = False
             found.attach(session)
         return found
 

@@ -199,7 +199,9 @@ class ReplayFeed:
     is_through: bool = False
     """The round is over, and nothing is decided yet."""
     is_changed: bool = False
-    """The access rules are others."""
+    """The access rules are others, or its terms."""
+    revision: int = 0
+    """Of the terms by which the round is asked."""
     failures: int = 0
     """One after the other."""
     is_ready: bool = False
@@ -498,6 +500,15 @@ class History:
         if feed is not None:
             feed.wake()
 
+    def amend(self, session_id: str, subscription: Subscription) -> None:
+        """One that begins in the past has other terms: what it has not caught up with yet is looked for by these."""
+        if subscription.durable is not None:
+            subscription.durable.amend(subscription.request)
+        feed = self._replays.get((session_id, subscription.number))
+        if feed is not None:
+            feed.is_changed = True
+            feed.wake()
+
     def ask_again(self) -> None:
         """The access rules have changed: queries that would be others now end, who catches up goes on by those."""
         with self._changed:
@@ -760,11 +771,12 @@ class History:
                 self.wake(feed)
                 return
 
-    def _move(self, feed: AnyFeed, found: Sequence[Found]) -> int:
-        """Results to the outlet, as its filter and shapes leave them; how many."""
+    def _move(self, feed: AnyFeed, found: list[Found]) -> int:
+        """Results to the outlet, as its filter and shapes leave them; how many. What is behind an amendment is taken
+        out of `found`: it is looked for again."""
         subscription = feed.subscription
         parcels: list[Parcel] = []
-        for each in found:
+        for at, each in enumerate(found):
             try:
                 parcel = self._archive.whole(each)
             except (ProtocolError, StorageError, BackPressureError) as exc:
@@ -773,6 +785,9 @@ class History:
                 continue
             parcel.position = each.position
             result = disseminate(parcel, [subscription], self._seal, self._shaper)
+            if isinstance(feed, ReplayFeed) and subscription.revision != feed.revision:
+                del found[at:]
+                break
             if isinstance(feed, ReplayFeed) and not self._is_wanted(feed, each.position):
                 continue
             if isinstance(feed, ReplayFeed):
@@ -797,7 +812,8 @@ class History:
             if count < 0:
                 self._leave_replay(feed)
                 return
-            if feed.is_changed and feed.results is not None and self._is_another(feed):
+            changes = feed.is_changed or feed.subscription.revision != feed.revision
+            if changes and feed.results is not None and self._is_another(feed):
                 feed.results.cancel()
                 feed.results = None
             feed.is_changed = False
@@ -815,7 +831,8 @@ class History:
             found = feed.results.take(min(count, TAKEN_MOST), min(size, TAKEN_BYTES))
             if found:
                 feed.subscription.replayed += self._move(feed, found)
-                self._is_at(feed, max(feed.after, *(each.position for each in found)))
+                if found:
+                    self._is_at(feed, max(feed.after, *(each.position for each in found)))
                 feed.failures = 0
             elif progress.state == "finished":
                 if progress.error:
@@ -852,6 +869,7 @@ class History:
             if feed.target <= feed.after:
                 feed.target = self._archive.here(lambda position: feed.session.rearm(feed.subscription, position))
             self._archive.wait_synced(feed.target)
+            feed.revision = feed.subscription.revision & ~1  # one that is being amended is asked for again
             query = self._round(feed)
             if not feed.is_asked and (feed.subscription.durable is not None or feed.goes_on):
                 feed.is_asked = True
@@ -904,8 +922,8 @@ class History:
         return tuple(found)
 
     def _is_another(self, feed: ReplayFeed) -> bool:
-        """Whether it may see something else now than in its round."""
-        return _conditions(self._round(feed)) != feed.conditions
+        """Whether it asks for something else now than in its round, or may see something else."""
+        return feed.subscription.revision != feed.revision or _conditions(self._round(feed)) != feed.conditions
 
     def _goes_on(self, feed: ReplayFeed) -> bool:
         """A round is over: whether there is another one now."""

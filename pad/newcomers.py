@@ -24,7 +24,7 @@ from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate, takes
+from jbi_pubsub.pad.dissemination import Disseminated, MatchTable, Seal, disseminate, takes
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting, arrears_of
 from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.registration import Topic
@@ -39,6 +39,8 @@ STARTED_MOST: Final = 16
 """Groups that are under way at once: each holds what it has found so far."""
 PAID_OFF: Final = 4
 """Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
+NOBODY: Final = Disseminated(())
+"""Of an object that no newcomer gets."""
 NOT_NARROWED: Final[Mapping[Topic, Predicate]] = {}
 REFERENCE_BYTES: Final = 64
 """What it takes to put an object down for one more subscription."""
@@ -181,6 +183,12 @@ class Newcomers:
                 newcomer.narrowed = narrowing(subscription, let_in)
                 newcomer.refused = frozenset(topic for topic in newcomer.topics if topic not in let_in)
 
+    def table_of(self, subscription: Subscription) -> MatchTable | None:
+        """Where it is matched as long as it catches up."""
+        with self._changed:
+            group = self._of.get(id(subscription))
+            return group.table if group is not None else None
+
     def forget(self, subscription: Subscription) -> None:
         """It has ended: nothing is looked for any more."""
         with self._changed:
@@ -310,19 +318,13 @@ class Newcomers:
         newcomers, metadata = group.newcomers, bytes(kept.parcel.head.metadata)
         if kept.time < min((n.since for n in list(newcomers.values())), default=math.inf):
             return
-        is_read = group.table.predicates or any(topic in n.narrowed for n in list(newcomers.values()))
-        document = kept.reader.read(metadata) if is_read else None
-        matched = [
-            s
-            for s in group.table.match(document, len(metadata))
-            if (n := newcomers.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
-        ]
-        if matched and group.table.selective:
-            matched = _selected(group.table, matched, kept)
-        if not matched:
+        result = self._decide(kept, topic, group, metadata)
+        if result is None:  # one of them was amended meanwhile
+            with group.table.amendment:
+                result = self._decide(kept, topic, group, metadata)
+        if result is None or result == NOBODY:
             return
         self._shelves.found(kept)
-        result = disseminate(kept.parcel, matched, self._seal, self._shaper)
         for subscription in result.oversize:
             subscription.meter_lost(kept.parcel.head.type_name)
             self._refuse(subscription, Cause.OVERSIZE)
@@ -330,12 +332,28 @@ class Newcomers:
             subscription.matched += 1
             subscription.suppressed += 1
         together: dict[int, Waiting] = {}
-        for subscription, parcel, is_filtered in result.selected:
+        for subscription, parcel, is_filtered, _ in result.selected:
             subscription.unfiltered += not is_filtered
             if group.session is not None:
                 self._put_down(group, newcomers.get(id(subscription)), parcel, kept.parcel, together, kept.time)
             if subscription.request.recipients:
                 self._mail_out(subscription, parcel, kept.parcel)
+
+    def _decide(self, kept: Kept, topic: Topic, group: _Group, metadata: bytes) -> Disseminated | None:
+        """What becomes of an object for newcomers; None: one was amended meanwhile (see `dissemination.amending`)."""
+        newcomers, table = group.newcomers, group.table
+        revision = table.revision
+        is_read = table.predicates or any(topic in n.narrowed for n in list(newcomers.values()))
+        document = kept.reader.read(metadata) if is_read else None
+        matched = [
+            s
+            for s in table.match(document, len(metadata))
+            if (n := newcomers.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
+        ]
+        if matched and table.selective:
+            matched = _selected(table, matched, kept)
+        result = disseminate(kept.parcel, matched, self._seal, self._shaper) if matched else NOBODY
+        return result if revision % 2 == 0 and table.revision == revision else None
 
     def _put_down(
         self,

@@ -13,7 +13,7 @@ order that loses nobody; who finds that `moves` were changed meanwhile asks agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.documents import Traced
@@ -87,6 +87,18 @@ class Partition:
                 index.remove(subscription)
         if subscription in self.moves:
             self._move({each: move for each, move in self.moves.items() if each is not subscription})
+
+    def lift(self, subscription: Subscription) -> list[int]:
+        """Take it out of the levels at which it is, and say which; its importance and its moves stay."""
+        levels = [level for level, index in enumerate(self._indexes) if subscription in index]
+        for level in levels:
+            self._indexes[level].remove(subscription)
+        return levels
+
+    def lay(self, subscription: Subscription, predicate: Predicate | None, levels: Sequence[int]) -> None:
+        """Undo `lift`, with another predicate."""
+        for level in levels:
+            self._indexes[level].add(subscription, predicate)
 
     def rebuild(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
         """They are matched by these from now on, each at the level that it has."""

@@ -34,7 +34,15 @@ from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import Disseminated, Selected, ShapedLater, disseminate, is_shaped, shaped
+from jbi_pubsub.pad.dissemination import (
+    Disseminated,
+    Judgement,
+    Selected,
+    ShapedLater,
+    disseminate,
+    is_shaped,
+    shaped,
+)
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.partition import Partition
@@ -249,24 +257,63 @@ class Pipeline:
         later: Later | None,
     ) -> int:
         judgement = registration.judgement
-        table = judgement.table
         matches = 0
         for (parcel, metadata, document), each in zip(good, kept, strict=True):
             try:
-                matched = judgement.match(metadata, document)
-                if table.selective:
-                    matched = judgement.select(matched, parcel.head)
-                if each.position <= table.settled:  # somebody has just come: this he gets from the shelf
-                    matched = [s for s in matched if s.place < each.position]
+                matched, result = self._decide(judgement, each, later, metadata, document)
                 if not matched:
                     registration.unmatched += 1
                     self._shelves.unmatched(each)
                 else:
                     matches += len(matched)
-                    self.hand_out(parcel, matched, deliveries, filters=table.filters > 0, later=later)
+                    self.hand_out(parcel, matched, deliveries, result, later)
             except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
                 refused.append((parcel, fault_of(exc)))
         return matches
+
+    def _decide(
+        self,
+        judgement: Judgement,
+        kept: Kept,
+        later: Later | None,
+        metadata: bytes,
+        document: Element | Traced | None,
+        at: tuple[Partition, int] | None = None,
+    ) -> tuple[list[Subscription], Disseminated | None]:
+        """Whom an object matches that was kept, `at` one level of a partition if it goes through levels; and what it
+        comes to, if somebody has it filtered or shaped. Once more if a subscription was amended meanwhile."""
+        table = judgement.table
+        revision = table.revision
+        decided = self._decide_once(judgement, kept, later, metadata, document, at)
+        if table.revision != revision or revision % 2:
+            with table.amendment:
+                decided = self._decide_once(judgement, kept, later, metadata, document, at)
+        return decided
+
+    def _decide_once(
+        self,
+        judgement: Judgement,
+        kept: Kept,
+        later: Later | None,
+        metadata: bytes,
+        document: Element | Traced | None,
+        at: tuple[Partition, int] | None,
+    ) -> tuple[list[Subscription], Disseminated | None]:
+        table, parcel = judgement.table, kept.parcel
+        if at is None:
+            matched = judgement.match(metadata, document)
+        else:
+            matched = judgement.match_at(*at, kept.position, metadata, document)
+        if table.selective:
+            matched = judgement.select(matched, parcel.head)
+        if kept.position <= table.settled:  # somebody has just come: this he gets from the shelf
+            matched = [s for s in matched if s.place < kept.position]
+        if (table.filters and any(s.payload_filter is not None for s in matched)) or (
+            self._shaper is not None and ((later is not None and later.behind) or any(map(is_shaped, matched)))
+        ):
+            wait = None if later is None else self._shaped_later(parcel, later.behind)
+            return matched, disseminate(parcel, matched, self._seal, self._shaper, wait)
+        return matched, None
 
     def _judge_by_level(
         self,
@@ -311,16 +358,12 @@ class Pipeline:
         """What becomes of an object for the subscriptions of its level; how many it matches. What is below is for
         `later`."""
         judgement, kept, level = registration.judgement, staged.kept, staged.level
-        parcel, position = kept.parcel, kept.position
+        metadata, at = bytes(kept.parcel.head.metadata), (staged.parts, level)
         staged.level = -1  # unless all goes well
-        matched = judgement.match_at(staged.parts, level, position, bytes(parcel.head.metadata), document)
-        if judgement.table.selective:
-            matched = judgement.select(matched, parcel.head)
-        if position <= judgement.table.settled:
-            matched = [s for s in matched if s.place < position]
+        matched, result = self._decide(judgement, kept, later, metadata, document, at)
         if matched:
             staged.is_matched = True
-            self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0, later=later)
+            self.hand_out(kept.parcel, matched, deliveries, result, later)
         staged.level = later.below(staged.parts, level)
         if staged.level >= 0:
             later.match(staged)
@@ -392,22 +435,18 @@ class Pipeline:
         parcel: Parcel,
         matched: list[Subscription],
         deliveries: Deliveries,
-        *,
-        filters: bool,
+        result: Disseminated | None = None,
         later: Later | None = None,
     ) -> None:
-        """An object for those whom it matched, through their filters and into their shapes, if any has one."""
-        if (filters and any(s.payload_filter is not None for s in matched)) or (
-            self._shaper is not None and ((later is not None and later.behind) or any(map(is_shaped, matched)))
-        ):
-            wait = None if later is None else self._shaped_later(parcel, later.behind)
-            result = disseminate(parcel, matched, self._seal, self._shaper, wait)
-            self._deliver_filtered(result, parcel, deliveries)
-            if later is not None and result.later:
-                later.shape(parcel, result.later)
-        else:
+        """An object for those whom it matched; `result`: what their filters and shapes have made of it, if any has
+        one."""
+        if result is None:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)
+            return
+        self._deliver_filtered(result, parcel, deliveries)
+        if later is not None and result.later:
+            later.shape(parcel, result.later)
 
     def _shaped_later(self, published: Parcel, behind: Container[Subscription]) -> ShapedLater:
         """Who has an object shaped later: it takes long, or he waits for one before it."""
@@ -416,9 +455,8 @@ class Pipeline:
             if each.subscription in behind:
                 return True
             assert self._shaper is not None
-            wanted = each.subscription.payload_filter if each.filtered else None
             return bool(shapes) and (
-                self._shaper.seconds(published.head, wanted, each.parcel.payload, shapes) > SHAPED_AT_ONCE
+                self._shaper.seconds(published.head, each.wanted, each.parcel.payload, shapes) > SHAPED_AT_ONCE
             )
 
         return is_later

@@ -100,6 +100,12 @@ class SubscriptionStore:
                 "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)", row
             )
 
+    def amend(self, request: SubscriptionRequest) -> None:
+        """A subscription has other terms. Raises StorageError."""
+        with self._lock, self._translated():
+            encoded = msgspec.msgpack.encode(request)
+            self._base.execute("UPDATE mail SET request = ? WHERE uid = ?", (encoded, request.uid))
+
     def renew(self, uid: str, ends: float, remind: float | None = None) -> None:
         """The lease ends later (or earlier). Raises StorageError."""
         with self._lock, self._translated():

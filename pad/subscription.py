@@ -331,6 +331,20 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     """Only what was published at this delegate: nothing that a bridge or network has brought."""
 
 
+def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> SubscriptionRequest | None:
+    """What stands, with the terms of `request` that may be amended: template, predicate, payload filter and wish. None:
+    it differs in others. Where it begins counts the first time alone."""
+    changed = msgspec.structs.replace(
+        standing,
+        entries=request.entries,
+        predicate=request.predicate,
+        payload_filter=request.payload_filter,
+        namespaces=request.namespaces,
+        qos=request.qos,
+    )
+    return changed if changed == msgspec.structs.replace(request, start=standing.start) else None
+
+
 class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is asked of one delegate's archive (see core/history.py); all conditions hold together."""
 
@@ -527,6 +541,8 @@ class Subscription:
     """It does not want all that it matches by the metadata: it has a predicate on the combined view, or does not want
     what some publish."""
     lost: Counter[str] = field(default_factory=Counter)
+    revision: int = field(default=0, repr=False)
+    """Of its terms; odd while they change."""
     ended: Cause = Cause.CANCELLED
     """Why what still comes for it after its end is lost."""
 
@@ -539,6 +555,14 @@ class Subscription:
         """An object is lost that was in no queue."""
         if self.contract is not None and self.contract.meter is not None:
             self.contract.meter.lost(type_name)
+
+    def amend(self, other: Subscription) -> None:
+        """It has the terms of `other` from now on: what it asks for, not what came of it."""
+        self.revision += 1
+        self.request = other.request
+        self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
+        self.is_selective, self.narrowed_by, self.contract = other.is_selective, other.narrowed_by, other.contract
+        self.revision += 1
 
     @property
     def charges(self) -> tuple[Charge, ...]:

@@ -129,6 +129,8 @@ class SubscriberAdapter:
         self._signatures: SignatureCheck | None = None
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
+        self._amending = threading.Lock()
+        """One amendment at a time."""
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
         self._by_uid: dict[str, _Watch] = {}
@@ -264,12 +266,11 @@ class SubscriberAdapter:
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
         if type_name:
             self._await_lookup_service(seconds)
-        entries, type_of_template = self._entries(
-            template, schema=schema, marks=marks, name=type_name or "", version=version or "",
-            predicate=predicate if predicate and language == "xpath" and view != "combined" else "",
-            namespaces=namespaces,
-            locations=locations or {},
+        entries_for = partial(
+            self._entries, template, schema=schema, marks=marks, name=type_name or "", version=version or "",
+            is_derived=language == "xpath" and view != "combined", locations=locations or {},
         )  # fmt: skip
+        entries, type_of_template = entries_for(predicate or "", namespaces)
         request = msgspec.structs.replace(request, entries=entries)
         fitness = self._fitness(
             schema, marks, type_name or "", version or "", locations or {}, well_formed=well_formed, validate=validate
@@ -277,7 +278,7 @@ class SubscriberAdapter:
         told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
         kind = PlacedSubscription if durable or begin != NEW else LocalSubscription
         subscription = kind(request, told, self._listeners)
-        subscription.fitness = fitness
+        subscription.fitness, subscription.entries_for = fitness, entries_for
         watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
@@ -288,6 +289,78 @@ class SubscriberAdapter:
         if not self._look_again(subscription.uid):
             self._waiting.add(subscription.uid)
         return subscription.uid
+
+    @checked
+    def amend_subscription(
+        self,
+        subscription: SubscriptionUid,
+        *,
+        predicate: str | None = None,
+        payload_filter: str | None = None,
+        namespaces: Mapping[str, str] | None = None,
+        qos: Wish | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Change what a standing subscription asks for: its predicate, payload filter or wish. What is left out stays;
+        "" takes a predicate or filter away, an empty Wish the wish. `namespaces` are the prefixes in both, beside those
+        that the subscription has.
+
+        Each delegate and peer publisher makes the change between two objects: an object is judged by the old terms or
+        by the new ones, none is lost for it, and none comes twice. What is published once this has returned is judged
+        by the new ones; what waits already, or is on its way, comes as it is. A subscription that is catching up with
+        the past looks by the new terms for what it has not caught up with.
+
+        Returns at how many delegates and peer publishers it stands by the new terms, once all where it stands have
+        answered, or after `timeout` seconds: those that are away get them when they are back. If one refuses, all have
+        the old terms again. Raises UnknownUidError, ArgumentError, PredicateError, SchemaError, LookupNotFoundError,
+        and what a delegate refuses with (AccessDeniedError, QosDeniedError, OversizeError, ConfigurationError)."""
+        local = self._find(subscription)
+        seconds = self._config.lookup.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._amending:
+            before = local.request
+            predicate = before.predicate if predicate is None else predicate
+            wanted = before.payload_filter if payload_filter is None else payload_filter
+            prefixes = {**dict(before.namespaces), **(namespaces or {})}
+            prefixes = bindings(self._config.client, prefixes, predicate, wanted, before.start.latest_by)
+            request = msgspec.structs.replace(
+                before, predicate=predicate, payload_filter=wanted, namespaces=tuple(prefixes.items()),
+                qos=before.qos if qos is None else qos,
+            )  # fmt: skip
+            compile_subscription(request, owner="", number=0)
+            opened = None
+            if local.entries_for is not None:
+                entries, opened = local.entries_for(predicate, prefixes)
+                request = msgspec.structs.replace(request, entries=entries)
+            former = self._rewatch(local, request.entries, opened, deadline)
+            try:
+                return self._amend(local, request, deadline)
+            except JbiError:
+                self._rewatch(local, before.entries, former, deadline)
+                self._amend(local, before, deadline, is_awaited=False)
+                raise
+            finally:
+                local.end_amendment()
+
+    def _amend(
+        self, local: LocalSubscription, request: SubscriptionRequest, deadline: float, *, is_awaited: bool = True
+    ) -> int:
+        """Have all sessions change its terms; at how many these are in force. Raises what one refuses with."""
+        local.amend(request, is_awaited=is_awaited)
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.amend(local.uid)
+        while (why := local.refusal()) is None:
+            stands = [session.has_amended(local.uid) for session in sessions]
+            if False not in stands or time.monotonic() >= deadline:
+                if False in stands:
+                    log.warning(
+                        "subscription %s has its new terms at %d of %d", local.uid, stands.count(True), len(stands)
+                    )
+                return stands.count(True)
+            time.sleep(0.005)  # sessions make progress on their own threads
+        raise why
 
     @checked
     def matching(self, subscription: SubscriptionUid) -> Matching:
@@ -494,8 +567,8 @@ class SubscriberAdapter:
         request_of(called, (), given, client=client, now=time.time(), timeout=timeout)  # bad input: nobody is asked
         if template is not None:
             entries, opened = self._entries(
-                template, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
-                predicate="", namespaces={}, locations=given.get("locations") or {},
+                template, "", {}, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
+                is_derived=False, locations=given.get("locations") or {},
             )  # fmt: skip
             self._forget_if_idle(opened)
             typed, entries = split_type(entries)
@@ -645,17 +718,20 @@ class SubscriberAdapter:
     def _entries(
         self,
         template: Document | None,
+        predicate: str,
+        namespaces: Mapping[str, str],
         *,
         schema: Source | None,
         marks: Source | None,
         name: str,
         version: str,
-        predicate: str,
-        namespaces: Mapping[str, str],
+        is_derived: bool,
         locations: Mapping[str, Path],
     ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
-        """The templates of the first level, and the type whose schema was opened for them."""
+        """The templates of the first level, and the type whose schema was opened for them. `is_derived`: also what
+        follows from the predicate."""
         root = None
+        predicate = predicate if is_derived else ""
         if template is not None:
             root = parse_metadata(content(template, what="template"), what="template")
             schema = schema or _hinted_schema(root, template)
@@ -763,6 +839,34 @@ class SubscriberAdapter:
         watch.begin(subscription, self._community)
         return watch
 
+    def _rewatch(
+        self, subscription: LocalSubscription, entries: tuple[EntryRep, ...], opened: TypeName | None, deadline: float
+    ) -> TypeName | None:
+        """Have it stand wherever that template matches, instead of its own; the type whose schema was opened for the
+        former one. Raises LookupNotFoundError: the former one stays."""
+        with self._lock:
+            former = self._by_uid[subscription.uid]
+            if former.entries == entries:
+                return former.type
+            watch = self._watches.get(entries)
+            if watch is None:
+                watch = self._watches[entries] = _Watch(self, entries, opened)
+            watch.hold(subscription)
+        try:
+            watch.begin(subscription, self._community)
+            self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
+        except JbiError:
+            with self._lock:
+                self._let_go(watch, subscription)
+            raise
+        with self._lock:
+            if self._by_uid.get(subscription.uid) is not former:  # it was cancelled meanwhile
+                self._let_go(watch, subscription)
+            else:
+                self._by_uid[subscription.uid] = watch
+                self._let_go(former, subscription)
+        return former.type
+
     def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
         """Have the subscription registered with the delegate or peer publisher of a matching item."""
         with self._lock:
@@ -824,7 +928,12 @@ class SubscriberAdapter:
     def _unwatch(self, subscription: LocalSubscription) -> None:
         """Under the lock."""
         watch = self._by_uid.pop(subscription.uid, None)
-        if watch is not None and watch.remove(subscription):
+        if watch is not None:
+            self._let_go(watch, subscription)
+
+    def _let_go(self, watch: _Watch, subscription: LocalSubscription) -> None:
+        """Under the lock: a watch ends with the last subscription that it holds."""
+        if watch.remove(subscription):
             del self._watches[watch.entries]
             for cache in watch.caches():
                 self._community.unwatch(cache)

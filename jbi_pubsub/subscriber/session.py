@@ -128,6 +128,8 @@ class _Standing:
         self.number = number
         self.lease = lease
         self.reported = 0
+        self.revision = subscription.revision
+        """Of the terms that it has there."""
         self.quality = GrantedQos()
         """What it has got there of what it wishes."""
         self._news = news
@@ -324,6 +326,8 @@ class DelegateSession:
         """When the refused ones are asked for again (monotonic seconds)."""
         self._cancelled: dict[str, str] = {}
         """What the delegate has not confirmed the end of, with the right to it."""
+        self._asked: frozenset[str] = frozenset()
+        """Those that the delegate is asked for at this moment."""
         self._unsure: dict[str, LocalSubscription] = {}
         """What the delegate has not answered to: it may stand there or not."""
         self._parts: dict[str, QueryPart] = {}
@@ -370,6 +374,11 @@ class DelegateSession:
             self._wanted.pop(uid, None)
             self._refused.pop(uid, None)
             self._denied.pop(uid, None)
+        self._end_standing(uid, cancel_mail=cancel_mail)
+
+    def _end_standing(self, uid: str, *, cancel_mail: bool = True) -> None:
+        """Cancel what stands there."""
+        with self._changed:
             standing = self._standing.pop(uid, None)
             if standing is not None:
                 self._by_number.pop(standing.number, None)
@@ -434,6 +443,22 @@ class DelegateSession:
         """Whether the delegate has the subscription now."""
         with self._changed:
             return uid in self._standing
+
+    def amend(self, uid: str) -> None:
+        """A subscription has other terms: have it stand by these, if it stands."""
+        with self._changed:
+            self._refused.pop(uid, None)
+            self._denied.pop(uid, None)
+            self._dirty = True
+            self._changed.notify_all()
+
+    def has_amended(self, uid: str) -> bool | None:
+        """Whether a subscription stands there by its last terms; None: it does not stand there."""
+        with self._changed:
+            standing = self._standing.get(uid)
+            if uid in self._asked:
+                return False
+            return standing.revision == standing.subscription.revision if standing is not None else None
 
     def quality(self, uid: str) -> GrantedQos | None:
         """What the subscription has got there by now; None where it does not stand."""
@@ -573,6 +598,7 @@ class DelegateSession:
                 self._refused.clear()
             missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
             missing += [s for uid, s in self._unsure.items() if uid not in self._wanted]  # so that it can be cancelled
+            missing += [s.subscription for s in self._standing.values() if s.revision != s.subscription.revision]
             session_id = self._opened.uid if self._opened else ""
             cancelled = dict(self._cancelled)
         for uid, right in cancelled.items():
@@ -639,6 +665,16 @@ class DelegateSession:
             self._changed.notify_all()
 
     def _subscribe(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
+        with self._changed:
+            self._asked = frozenset(s.uid for s in subscriptions)
+        try:
+            self._ask_for(session_id, subscriptions)
+        finally:
+            with self._changed:
+                self._asked = frozenset()
+
+    def _ask_for(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
+        revisions = [s.revision for s in subscriptions]
         requests = [s.request_at(self.ref.service_id) for s in subscriptions]
         ages = [self._age(s, session_id) for s in subscriptions]
         try:
@@ -646,8 +682,8 @@ class DelegateSession:
         except (ProtocolError, OversizeError) as exc:
             if len(subscriptions) > 1:  # one of them, or all together: the others are not to suffer for it
                 half = len(subscriptions) // 2
-                self._subscribe(session_id, subscriptions[:half])
-                self._subscribe(session_id, subscriptions[half:])
+                self._ask_for(session_id, subscriptions[:half])
+                self._ask_for(session_id, subscriptions[half:])
                 return
             answers = (Subscribed(error=report(exc)),)
         except WireError:
@@ -656,13 +692,29 @@ class DelegateSession:
             raise
         if len(answers) != len(subscriptions):
             answers = tuple(Subscribed(error=report(ProtocolError("not an answer for each"))) for _ in requests)
-        for subscription, answer in zip(subscriptions, answers, strict=True):
+        for subscription, revision, answer in zip(subscriptions, revisions, answers, strict=True):
             with self._changed:
                 self._unsure.pop(subscription.uid, None)
-            if answer.granted is not None:
-                self._stand(session_id, subscription, answer.granted)
+                standing = self._standing.get(subscription.uid)
+            if answer.granted is None:
+                why = rebuild(answer.error) if answer.error else ProtocolError("no answer")
+                if standing is None or not self._is_told(standing, revision, why):
+                    self._refuse(subscription.uid, why)
+            elif standing is not None and standing.number == answer.granted.number:
+                standing.take_quality(answer.granted.qos)
+                standing.revision = revision
             else:
-                self._refuse(subscription.uid, rebuild(answer.error) if answer.error else ProtocolError("no answer"))
+                self._stand(session_id, subscription, answer.granted, revision)
+
+    def _is_told(self, standing: _Standing, revision: int, why: JbiError) -> bool:
+        """An amendment is refused: whoever has made it is told, and takes it back; if he waits no more the subscription
+        ends here."""
+        subscription = standing.subscription
+        if subscription.refuse(revision, why):
+            return True
+        if revision == subscription.revision:
+            self._end_standing(subscription.uid)
+        return revision != subscription.revision
 
     def _age(self, subscription: LocalSubscription, session_id: str) -> float:
         """How long it had stood when the session was opened; see Delegate.subscribe.
@@ -704,7 +756,7 @@ class DelegateSession:
             self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
         self._renewals.remove((self, uid))
 
-    def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
+    def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted, revision: int) -> None:
         uid = subscription.uid
         due = self._report_credits
         kind: Callable[..., _Standing] = _Timed if granted.prefetch else _Standing
@@ -714,9 +766,10 @@ class DelegateSession:
             where = ", ".join(self.ref.endpoints)
             log.warning("subscription %s begins now at %s: there is no archive, nothing is kept", uid, where)
         standing = kind(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
-        standing.is_placed = granted.placed
+        standing.is_placed, standing.revision = granted.placed, revision
         standing.take_quality(granted.qos)
         with self._changed:
+            self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
             subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
@@ -1038,7 +1091,7 @@ class DelegateSession:
     def _hand_on_looked_at(self, standing: _Standing, objects: Sequence[InfoObject]) -> None:
         of, good = standing.subscription, objects
         if self._signatures is not None:
-            looked = self._signatures.look(objects, of.filter_digest, takes_shapes=of.takes_shapes)
+            looked = self._signatures.look(objects, of.filter_digests, takes_shapes=of.takes_shapes)
             good = looked.objects
             if looked.dropped:
                 of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)

@@ -94,9 +94,9 @@ class SessionSignatures:
         """Other objects than before."""
         self._seen.clear()
 
-    def look(self, objects: Sequence[InfoObject], wanted: bytes, *, takes_shapes: bool = False) -> Looked:
-        """Objects for one subscription, each with the name of who signed it. `wanted`: digest of its payload filter,
-        b"" if it has none; `takes_shapes`: it has asked for payloads to be shaped."""
+    def look(self, objects: Sequence[InfoObject], wanted: Sequence[bytes], *, takes_shapes: bool = False) -> Looked:
+        """Objects for one subscription, each with the name of who signed it. `wanted`: digests of the payload filters
+        that it has, or had moments ago; `takes_shapes`: it has asked for payloads to be shaped."""
         good: list[InfoObject] = []
         bad, why = 0, ""
         for obj in objects:
@@ -134,14 +134,14 @@ class SessionSignatures:
         message = object_bytes(obj, payload)
         return self._verifier.check(platform.registration, message, platform.signature, self._keys)
 
-    def _check_cut(self, obj: InfoObject, wanted: bytes, *, takes_shapes: bool) -> None:
+    def _check_cut(self, obj: InfoObject, wanted: Sequence[bytes], *, takes_shapes: bool) -> None:
         """Raises SignatureError unless the delegate that we are connected with says that it has cut the payload by the
         filter of the subscription, or shaped it for one that has asked for that."""
         original, signature = obj.platform.seal[:ORIGINAL], obj.platform.seal[ORIGINAL:]
         left = payload_digest_of(obj)
-        said = [cut_bytes(obj.object_id, wanted, original, left)] if wanted else []
+        said = [cut_bytes(obj.object_id, by, original, left) for by in wanted]
         if takes_shapes:  # a filter leaves a payload as it is that is no XML
-            said += [shaped_bytes(obj.object_id, by, original, left) for by in dict.fromkeys((wanted, b""))]
+            said += [shaped_bytes(obj.object_id, by, original, left) for by in (*wanted, b"")]
         why = SignatureError("its payload was cut or shaped, and nobody has asked for that")
         for message in said:
             try:

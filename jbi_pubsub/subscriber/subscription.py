@@ -6,17 +6,19 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
+from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import TOLD_WHOLE
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.signing import filter_digest
+from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
 
 from .fitness import Fitness
@@ -83,6 +85,17 @@ class Told:
         """Nothing to be done: it is in the log and in the account already."""
 
 
+FILTERS_MOST: Final = 4
+"""Payload filters of a subscription, the last ones, by which what comes may be cut."""
+
+EntriesFor = Callable[[str, Mapping[str, str]], "tuple[tuple[EntryRep, ...], TypeName | None]"]
+"""Of a predicate and its prefixes: the template with what follows from them, and the type whose schema says that."""
+
+
+def _digests(request: SubscriptionRequest) -> tuple[bytes, ...]:
+    return (filter_digest(request.payload_filter, request.namespaces),) if request.payload_filter else ()
+
+
 Consumer = Callable[[int], None]
 """Called with the number of objects that the application has taken: returns credits to where they came from."""
 
@@ -126,9 +139,16 @@ class LocalSubscription:
         """What metadata have to be; None: whatever was published."""
         self.uid = SubscriptionUid(request.uid)
         self.request = request
-        self.filter_digest = (
-            filter_digest(request.payload_filter, request.namespaces) if request.payload_filter else b""
-        )
+        self.filter_digests = _digests(request)
+        """Of the payload filters that it has, and had before it was amended: what comes may be cut by one of these."""
+        self.entries_for: EntriesFor | None = None
+        """Makes its template anew; None for who has no predicate to amend."""
+        self.revision = 0
+        """How often it was amended."""
+        self._refused: tuple[int, JbiError] | None = None
+        """The amendment that a delegate refuses, and why."""
+        self._awaited = 0
+        """The amendment whose caller waits for answers."""
         self.takes_shapes = bool(request.qos.shape)
         """Whether a delegate's word is taken for payloads that it has shaped (docs/signatures.md)."""
         self._listener = listener
@@ -161,6 +181,35 @@ class LocalSubscription:
     def request_at(self, server: str) -> SubscriptionRequest:  # noqa: ARG002  # others go on where they were there
         """What a delegate or peer publisher (service id) is asked."""
         return self.request
+
+    def amend(self, request: SubscriptionRequest, *, is_awaited: bool) -> int:
+        """It asks for something else from now on; the number of the amendment. `is_awaited`: a delegate's refusal is
+        for the caller."""
+        with self._changed:
+            self.request = request
+            self.filter_digests = tuple(dict.fromkeys((*_digests(request), *self.filter_digests)))[:FILTERS_MOST]
+            self.takes_shapes = self.takes_shapes or bool(request.qos.shape)
+            self.revision += 1
+            self._refused, self._awaited = None, self.revision if is_awaited else 0
+            return self.revision
+
+    def refuse(self, revision: int, why: JbiError) -> bool:
+        """A delegate refuses an amendment; whether its caller is told."""
+        with self._changed:
+            if self._awaited != revision:
+                return False
+            self._refused = self._refused or (revision, why)
+            return True
+
+    def refusal(self) -> JbiError | None:
+        """Why the amendment that is waited for is refused."""
+        refused = self._refused
+        return refused[1] if refused is not None else None
+
+    def end_amendment(self) -> None:
+        """Nobody waits for answers any more."""
+        with self._changed:
+            self._awaited = 0
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""

@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.dissemination import MatchTable
-from jbi_pubsub.pad.store import Kept, Whose
+from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
 
 SECRET = "0123456789abcdef" * 2
@@ -167,6 +167,25 @@ def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(
     world.later(2.0)
     # Expect nothing to be left
     assert world.held() == {}
+
+
+def test_an_amended_email_subscription_is_kept_as_it_is_by_then(world: World, tmp_path: Path) -> None:
+    # Given a delegate that keeps its e-mail subscriptions
+    store = SubscriptionStore(tmp_path / "subscriptions")
+    world.delegate._store = store
+    world.delegate.subscribe("", MAIL, 10.0)
+    lease = world.delegate.mail_subscriptions()[0]["lease"]
+    # When one is amended
+    amended = msgspec.structs.replace(MAIL, predicate="/m/@n = 2", payload_filter="//a")
+    granted = world.delegate.subscribe("", amended, 10.0)
+    # Expect its lease to be the one that it had, and what is on disk to be the new terms
+    assert granted.lease is not None
+    assert [s["lease"] for s in world.delegate.mail_subscriptions()] == [lease]
+    (kept,) = store.load(0.0)
+    assert kept.request == amended
+    assert kept.lease_id == granted.lease.lease_id
+    store.close()
+    world.delegate._store = None
 
 
 def test_nobody_turns_an_email_subscription_to_other_recipients(world: World) -> None:

@@ -1,0 +1,160 @@
+"""What is decided about an object while a subscription is amended is decided again: predicate and filter go
+together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.core.errors import ConfigurationError, OversizeError
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.delegate import NOT_BEFORE
+from jbi_pubsub.pad.delivery import ITEM
+from jbi_pubsub.pad.subscription import SubscriptionRequest
+from tests.pad.test_first_object import UNIT, World
+
+PAYLOAD = b"<p><a>1</a><b>2</b></p>"
+
+
+class Amended(World):
+    """A delegate with one subscription, of which payloads are looked at."""
+
+    def __init__(self, **pad: Any) -> None:
+        super().__init__(**pad)
+        self.payloads: list[bytes] = []
+        self.session = self.delegate.open_session("subscriber", 1e6)[0]
+        self.delegate.attached(self.session)
+        self.request = SubscriptionRequest("s", predicate="/m/@n = 1", payload_filter="/p/a")
+
+    def amend(self, **changed: Any) -> None:
+        self.request = msgspec.structs.replace(self.request, **changed)
+        self.delegate.subscribe(self.session, self.request, 60.0)
+
+    def _read_one(self, session_id: str, data: bytes) -> None:  # noqa: ARG002  # there is one
+        self.payloads.append(bytes(Parcel.received(data[ITEM.size :]).payload))
+
+    def taken(self) -> list[bytes]:
+        self.sessions["s"], self.numbers["s"], self.got["s"] = self.session, 1, []
+        self.read()
+        found, self.payloads = self.payloads, []
+        return [
+            b"a" if b"<a>" in each and b"<b>" not in each else b"b" if b"<a>" not in each else b"ab" for each in found
+        ]
+
+
+@pytest.fixture
+def world() -> Any:
+    made = Amended()
+    yield made
+    made.delegate._newcomers._thread = None
+    made.delegate.close()
+
+
+@pytest.mark.parametrize("step", ["match", "select"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_object_gets_the_filter_of_the_predicate_that_matched_it(world: Amended, step: str, number: int) -> None:
+    # Given a subscription that is amended just when an object was matched by its old predicate
+    registration = world.register()
+    world.amend()
+    real = registration.judgement.table.match
+    times = []
+
+    def match(*arguments: Any) -> Any:
+        before = real(*arguments)
+        if not times:
+            times.append(step)
+            world.amend(predicate="/m/@n = 2", payload_filter="/p/b")
+            return before if step == "match" else real(*arguments)
+        return before
+
+    registration.judgement.table.match = match  # type: ignore[method-assign]
+    # When it is published; Expect it to be judged by the new terms alone
+    world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
+    assert world.taken() == ([b"b"] if number == 2 else [])
+    # and later ones, too; with both terms in one run each comes once
+    for each in (1, 2, 1):
+        world.publish(registration, b'<m n="%d"/>' % each, PAYLOAD)
+    assert world.taken() == [b"b"]
+    world.amend(predicate="", payload_filter="")
+    for each in (1, 2, 1):
+        world.publish(registration, b'<m n="%d"/>' % each, PAYLOAD)
+    assert world.taken() == [b"ab"] * 3
+
+
+def test_who_catches_up_does_so_by_the_new_terms(world: Amended) -> None:
+    # Given objects on the shelf, and a subscription that is amended before it has caught up with them
+    registration = world.register()
+    for number in (1, 2, 1):
+        world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
+    world.delegate.subscribe(world.session, world.request, 60.0, 1e3)
+    world.amend(predicate="/m/@n = 2", payload_filter="/p/b")
+    # When it catches up; Expect what the new terms give
+    world.serve_all()
+    assert world.taken() == [b"b"]
+
+
+def test_amended_to_another_template_it_leaves_some_tables_and_comes_into_others(world: Amended) -> None:
+    # Given two registrations, and a subscription to the first one
+    def named(name: str) -> EntryRep:
+        return EntryRep(UNIT, (name,))
+
+    first, second = world.register(named("a")), world.register(named("b"))
+    world.amend(entries=(named("a"),), predicate="", payload_filter="")
+    # When it asks for the second one
+    world.amend(entries=(named("b"),))
+    for registration in (first, second):
+        world.publish(registration, payload=PAYLOAD)
+    # Expect that one's objects alone, also of a registration of the kind that comes later
+    assert world.taken() == [b"ab"]
+    assert [len(each.judgement.table) for each in (first, second)] == [0, 1]
+    for name in "ab":
+        world.publish(world.register(named(name)), payload=PAYLOAD)
+    assert world.taken() == [b"ab"]
+
+
+def test_terms_that_cost_too_much_leave_the_old_ones_in_force(world: Amended, monkeypatch: pytest.MonkeyPatch) -> None:
+    registration = world.register()
+    world.amend()
+    table = registration.judgement.table
+    costs = len(table.budget), len(world.delegate._costs[world.session])
+    real = world.delegate._check_cost
+
+    def check(subscription: Any, let_in: Any) -> None:
+        assert len(table.budget) == 0, "its own old terms do not count against the new ones"
+        real(subscription, let_in)
+        raise OversizeError("too much")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.delegate, "_check_cost", check)
+        with pytest.raises(OversizeError):
+            world.amend(predicate="/m/@n = 2 and string-length(/m) < 3", payload_filter="/p/b")
+    assert (len(table.budget), len(world.delegate._costs[world.session])) == costs
+    for number in (1, 2):
+        world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
+    assert world.taken() == [b"a"]
+
+
+@pytest.mark.parametrize("changed", [{"bound": 7}, {"policy": "block"}, {"suppress_empty": True}, {"local": True}])
+def test_other_terms_than_these_stand_as_they_are(world: Amended, changed: dict[str, Any]) -> None:
+    world.register()
+    world.amend()
+    with pytest.raises(ConfigurationError):
+        world.delegate.subscribe(world.session, msgspec.structs.replace(world.request, **changed), 60.0, NOT_BEFORE)
+    world.amend()
+
+
+def test_at_a_partitioned_table_it_keeps_its_level(world: Amended) -> None:
+    # Given predicates that are partitioned by importance
+    registration = world.register()
+    world.amend()
+    registration.judgement.table.partition()
+    # When it is amended; Expect each object to come once, by the new terms
+    world.amend(predicate="/m/@n = 2", payload_filter="/p/b")
+    for number in (1, 2):
+        world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
+    assert world.taken() == [b"b"]
+    world.delegate.unsubscribe(world.session, "s")
+    assert len(registration.judgement.table) == 0

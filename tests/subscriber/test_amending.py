@@ -1,0 +1,303 @@
+"""A standing subscription is amended between two objects: each is judged by the old terms or by the new ones."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from keeping import MemoryKeeping
+
+from jbi_pubsub import InfoObject, Wish
+from jbi_pubsub.core.config import ArchiveSection
+from jbi_pubsub.core.errors import AccessDeniedError, PredicateError, UnknownUidError, WireError
+from tests.conftest import Federation, Figures, Publishing
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+class Terms(NamedTuple):
+    """What is asked for, and what that gives, told without the product: `payload` of the number of an object."""
+
+    predicate: str
+    payload_filter: str
+    matches: Callable[[float], bool]
+    payload: Callable[[int], bytes]
+
+
+ALL_OF = b"<p><a>%d</a><b>%d</b></p>"
+CUT = b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1">%s</jbi:selection>'
+TERMS = (
+    Terms("//lat > 0", "//a", lambda lat: lat > 0, lambda n: CUT % b"<a>%d</a>" % n),
+    Terms("//lat < 0", "//b", lambda lat: lat < 0, lambda n: CUT % b"<b>%d</b>" % n),
+    Terms("//lat > 40 or //lat < -40", "", lambda lat: abs(lat) > 40, lambda n: ALL_OF % (n, n)),
+    Terms("", "//a", lambda _lat: True, lambda n: CUT % b"<a>%d</a>" % n),
+)
+
+
+class Period(NamedTuple):
+    """When terms may have been in force: from the call that asked for them to the return of the next one."""
+
+    terms: Terms
+    since: float
+    until: float
+
+
+def _number(obj: InfoObject) -> int:
+    return int(obj.metadata.split(b"<long>")[1].split(b"</long>")[0])
+
+
+def _latitude(number: int) -> float:
+    return random.Random(number).choice([-50.0, -10.0, 10.0, 50.0])
+
+
+def test_objects_are_judged_by_the_old_terms_or_the_new_ones_while_they_change(
+    publishing: Publishing, federation: Federation, figures: Figures
+) -> None:
+    # Given two sources that publish all the while, and a subscription beside another one
+    registrations = [publishing.register(figures.figure_1, figures.schema, validate=False) for _ in range(2)]
+    app = federation.subscriber()
+    uid = app.register_subscriber(type_name=TYPE, predicate=TERMS[0].predicate, payload_filter=TERMS[0].payload_filter)
+    other = app.register_subscriber(type_name=TYPE, predicate="//lat > 0")
+    for each in (uid, other):
+        assert app.wait_matched(each) == 1
+    windows: dict[int, tuple[float, float]] = {}
+    stop = threading.Event()
+
+    def source(at: int) -> None:
+        number = at
+        while not stop.is_set():
+            lat = str(_latitude(number))
+            began = time.monotonic()
+            metadata = figures.metadata(lat=lat, long=str(number))
+            publishing.publish(registrations[at], metadata, ALL_OF % (number, number))
+            windows[number] = began, time.monotonic()
+            number += 2
+
+    threads = [threading.Thread(target=source, args=(at,)) for at in range(2)]
+    periods = [Period(TERMS[0], 0.0, 0.0)]
+    for thread in threads:
+        thread.start()
+    # When it is amended again and again, and a third comes and goes
+    chance = random.Random(7)
+    for _ in range(40):
+        terms = chance.choice([each for each in TERMS if each is not periods[-1].terms])
+        began = time.monotonic()
+        stood = app.amend_subscription(uid, predicate=terms.predicate, payload_filter=terms.payload_filter)
+        assert stood == 1
+        periods[-1] = periods[-1]._replace(until=time.monotonic())
+        periods.append(Period(terms, began, 0.0))
+        third = app.register_subscriber(type_name=TYPE, predicate="//lat = 10")
+        time.sleep(chance.uniform(0.0, 0.01))  # so that some objects come by these terms
+        app.cancel_subscription(third)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    periods[-1] = periods[-1]._replace(until=time.monotonic())
+    publishing.publish(registrations[0], figures.metadata(lat="60", long="-1"), ALL_OF % (-1, -1))
+    # Expect each object as one of the terms gives it that were in force while it was published, or not at all if one
+    # does not match it; nothing twice, each source in order; the other subscription to have missed nothing
+    came: dict[int, bytes] = {}
+    while (obj := app.receive(uid, 60.0)) is not None and _number(obj) != -1:
+        assert _number(obj) not in came
+        came[_number(obj)] = bytes(obj.payload)
+        if len(windows) == len(came):
+            break
+    for number, (began, ended) in windows.items():
+        allowed = [each.terms for each in periods if each.since <= ended and each.until >= began]
+        results = [each.payload(number) if each.matches(_latitude(number)) else None for each in allowed]
+        assert came.get(number) in results, (number, [each.predicate for each in allowed])
+    for at in range(2):
+        assert [n for n in came if n % 2 == at] == sorted(n for n in came if n % 2 == at)
+    wanted = sorted(number for number in windows if _latitude(number) > 0)
+    got = []
+    while len(got) < len(wanted) and (obj := app.receive(other, 60.0)) is not None:
+        got.append(_number(obj))
+    assert sorted(got) == wanted
+    assert app.losses(uid) == {}
+
+
+def test_what_a_predicate_says_of_invariants_is_matched_anew(
+    publishing: Publishing, federation: Federation, figures: Figures
+) -> None:
+    # Given a subscription to another publisher's objects than the one there is: it stands nowhere
+    registration = publishing.register(figures.figure_1, figures.schema)
+    app = federation.subscriber()
+    uid = app.register_subscriber(schema=figures.schema, predicate="/metadata/RequiredMetadata/publisher = '999th'")
+    assert app.matching(uid).registrations == 0
+    # When it asks for this one
+    app.amend_subscription(uid, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+    # Expect it to stand there, and to get its objects
+    assert app.wait_matched(uid, timeout=60.0) == 1
+    publishing.publish(registration, figures.figure_1, b"it")
+    obj = app.receive(uid, 60.0)
+    assert obj is not None
+    assert obj.payload == b"it"
+    # When it asks for the other one again
+    app.amend_subscription(uid, predicate="/metadata/RequiredMetadata/publisher = '999th'")
+    # Expect none of this one
+    publishing.publish(registration, figures.figure_1, b"not it")
+    assert app.matching(uid).registrations == 0
+    assert app.receive(uid, 0.3) is None
+
+
+def test_bad_terms_are_refused_at_the_call_and_the_old_ones_stay(
+    publishing: Publishing, federation: Federation, figures: Figures
+) -> None:
+    registration = publishing.register(figures.figure_1, figures.schema)
+    app = federation.subscriber()
+    uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40")
+    assert app.wait_matched(uid) == 1
+    with pytest.raises(PredicateError, match="payload_filter"):
+        app.amend_subscription(uid, payload_filter="//a[")
+    with pytest.raises(PredicateError):
+        app.amend_subscription(uid, predicate="//lat >")
+    with pytest.raises(UnknownUidError):
+        app.amend_subscription(type(uid)("subscription-of-nobody"), predicate="")
+    publishing.publish(registration, figures.metadata(lat="10"))
+    publishing.publish(registration, figures.metadata(lat="50"), b"north")
+    obj = app.receive(uid, 60.0)
+    assert obj is not None
+    assert obj.payload == b"north"
+
+
+def test_what_a_delegate_refuses_reaches_the_caller_and_the_old_terms_stay(
+    federation: Federation, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription at two delegates, one of which refuses the new terms
+    pads = [federation.pad(name, "rome") for name in ("alpha", "beta")]
+    light = federation.light()
+    registrations = [
+        light.register_publisher(light.connect_to_delegate(name, "rome"), figures.schema, figures.figure_1)
+        for name in ("alpha", "beta")
+    ]
+    app = federation.subscriber()
+    uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40")
+    assert app.wait_matched(uid, 2) == 2
+
+    def refuse(*_arguments: Any) -> None:
+        raise AccessDeniedError("not south of there")
+
+    monkeypatch.setattr(pads[1].delegate, "_amend", refuse)
+    # When it is amended
+    with pytest.raises(AccessDeniedError, match="not south of there"):
+        app.amend_subscription(uid, predicate="//lat < 40")
+    # Expect both to judge by the old terms
+    for registration in registrations:
+        light.publish(registration, figures.metadata(lat="10"), b"south")
+        light.publish(registration, figures.metadata(lat="50"), b"north")
+    light.flush()
+    found = [app.receive(uid, 60.0) for _ in range(2)]
+    assert [obj.payload for obj in found if obj is not None] == [b"north", b"north"]
+    assert app.queue_size(uid) == 0
+    assert app.losses(uid) == {}
+
+
+def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
+    federation: Federation, figures: Figures, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    # Given a subscription at a delegate that does not answer for a while
+    federation.pad()
+    light = federation.light()
+    registration = light.register_publisher(
+        light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    app = federation.subscriber()
+    uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40")
+    assert app.wait_matched(uid) == 1
+    (session,) = app._sessions.values()
+    ask = session._proxy.subscribe
+    away = threading.Event()
+    away.set()
+
+    def subscribe(*arguments: Any) -> Any:
+        if away.is_set():
+            raise WireError("away")
+        return ask(*arguments)
+
+    monkeypatch.setattr(session._proxy, "subscribe", subscribe)
+    # When it is amended; Expect the call to say that it stands nowhere by the new terms
+    assert app.amend_subscription(uid, predicate="//lat < 40", timeout=0.2) == 0
+    light.publish(registration, figures.metadata(lat="50"), b"north")
+    light.flush()
+    obj = app.receive(uid, 60.0)
+    assert obj is not None
+    assert obj.payload == b"north"
+    # When it answers again; Expect it to judge by these
+    away.clear()
+    eventually(lambda: session.has_amended(uid))
+    light.publish(registration, figures.metadata(lat="50"), b"north")
+    light.publish(registration, figures.metadata(lat="10"), b"south")
+    light.flush()
+    obj = app.receive(uid, 60.0)
+    assert obj is not None
+    assert obj.payload == b"south"
+
+
+@pytest.fixture
+def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """Each delegate of the federation has an archive of its own."""
+    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
+    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
+    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
+    return federation
+
+
+def test_a_durable_subscription_goes_on_by_the_new_terms(archived: Federation, figures: Figures) -> None:
+    # Given a durable subscription whose application has taken nothing yet
+    archived.pad()
+    light = archived.light()
+    registration = light.register_publisher(
+        light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1, persist=True
+    )
+    app = archived.subscriber()
+    uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40", durable="d", bound=5)
+    assert app.wait_matched(uid) == 1
+    for number in range(20):
+        light.publish(registration, figures.metadata(lat=str(50 - 20 * (number % 2)), long=str(number)))
+    light.flush()
+    # When it is amended while most of what it has missed is not caught up with, and goes away and comes back
+    first = app.receive(uid, 60.0)
+    assert first is not None
+    assert app.amend_subscription(uid, predicate="//lat < 40") == 1
+    for number in range(20, 30):
+        light.publish(registration, figures.metadata(lat=str(50 - 20 * (number % 2)), long=str(number)))
+    light.flush()
+    numbers = [_number(first)]
+    while not numbers or numbers[-1] != 29:
+        obj = app.receive(uid, 60.0)
+        assert obj is not None
+        numbers.append(_number(obj))
+    # Expect what matched the old terms first, then all that matches the new ones; nothing twice, in order
+    assert numbers == sorted(set(numbers))
+    old, new = [n for n in numbers if n % 2 == 0], [n for n in numbers if n % 2]
+    assert new == list(range(new[0], 30, 2))
+    assert old == list(range(0, 2 * len(old), 2))
+    assert max(old) < 20
+    app.close()
+    again = archived.subscriber()
+    light.publish(registration, figures.metadata(lat="10", long="30"))
+    light.flush()
+    uid = again.register_subscriber(type_name=TYPE, predicate="//lat < 40", durable="d")
+    obj = again.receive(uid, 60.0)
+    assert obj is not None
+    assert _number(obj) == 30
+
+
+def test_a_wish_is_amended(federation: Federation, figures: Figures) -> None:
+    # Given a subscription without a wish at a delegate that manages no quality of service
+    federation.pad()
+    light = federation.light()
+    light.register_publisher(light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    app = federation.subscriber()
+    uid = app.register_subscriber(type_name=TYPE)
+    assert app.wait_matched(uid) == 1
+    # When it wishes something; Expect it to be told what it got: nothing
+    assert app.amend_subscription(uid, qos=Wish(importance=4)) == 1
+    (granted,) = app.qos(uid).values()
+    assert [each.field for each in granted.reduced] == ["importance"]
