@@ -49,6 +49,8 @@ MAX_TEXT: Final = 4_096
 """Characters of an id, a name, a type: the longest path of a file (Linux)."""
 MAX_SIZE: Final = 1 << 32
 """Bytes of a payload: what a head can say on the wire. Sums of sizes stay far below 64 bits."""
+NOT_SAID: Final = -1
+"""Of the bytes of a payload."""
 MAX_TIME: Final = 253_402_300_800.0
 """The year 10000, in seconds since 1970."""
 
@@ -96,12 +98,13 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class Publication(msgspec.Struct, frozen=True, gc=False):
-    """A row of `publications`. `publisher` is the id of the registration; `payload` None where it was not kept."""
+    """A row of `publications`. `publisher` is the id of the registration; `payload` None where it was not kept; `time`
+    None where nobody says it; `payload_bytes` NOT_SAID, which is a fault, where a row leaves out what others say."""
 
     object_id: str
     type: str
     version: str
-    time: float
+    time: float | None
     publisher: str
     metadata: bytes
     payload_bytes: int
@@ -192,8 +195,9 @@ def _fits(found: Any, wanted: Any, pa: Any) -> bool:
 
 
 def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
-    """The rows of a batch of publications, sound or not (fault). What is not there: an id made of the metadata, version
-    1.0, time 0, the type's name as the publisher, the payload's length."""
+    """The rows of a batch of publications, sound or not (fault). What is not there: an id made of all that the row
+    says, version 1.0, the type's name as the publisher, the payload's length; of a table without payloads and their
+    sizes no object has one. A time that is not there is none."""
     import pyarrow as pa
 
     count = batch.num_rows
@@ -208,20 +212,29 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
         return [default if v is None else v for v in values_of(found)]
 
     ids, types, versions = column("object_id", ""), column("type", ""), column("version", "1.0")
-    times, publishers = column("time", 0.0), column("publisher", "")
+    times, publishers = column("time", None), column("publisher", "")
     metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", None), column("payload", None)
+    none = NOT_SAID if "payload_bytes" in batch.schema.names else 0
     for n in range(count):
         payload, document = _bytes(payloads[n]), _bytes(metadata[n]) or b""
+        time, size = times[n], sizes[n]
+        if size is None:
+            size = none if payload is None else len(payload)
         yield Publication(
-            ids[n] or f"of-{hashed(document):015x}",
+            ids[n] or id_of(types[n], versions[n], time, document, payload),
             types[n],
             versions[n],
-            float(times[n]),
+            None if time is None else float(time),
             publishers[n] or types[n],
             document,
-            sizes[n] if sizes[n] is not None else len(payload or b""),
+            size,
             payload,
         )
+
+
+def id_of(type_: str, version: str, time: float | None, metadata: bytes, payload: bytes | None) -> str:
+    """Of an object whose row says none: the same for equal rows, wherever they are read."""
+    return f"of-{hashed(repr((type_, version, time, metadata, payload)).encode()):015x}"
 
 
 _UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -246,8 +259,10 @@ def fault(given: Publication) -> str:
     for name in ("object_id", "type", "version", "publisher"):
         if wrong := text_fault(getattr(given, name)):
             return f"{name} {wrong}"
-    if not 0 <= given.time < MAX_TIME:
+    if given.time is not None and not 0 <= given.time < MAX_TIME:
         return f"time {given.time:g} is not between 1970 and the year 10000, in seconds"
+    if given.payload_bytes == NOT_SAID:
+        return "says neither a payload nor payload_bytes, as other rows do: 0 if there is no payload"
     if not 0 <= given.payload_bytes <= MAX_SIZE:
         return f"payload_bytes {given.payload_bytes} is not between 0 and {MAX_SIZE:,}"
     if given.payload is not None and len(given.payload) != given.payload_bytes:

@@ -49,15 +49,16 @@ Describe = Callable[[Element], Described]
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of JSON that is a publication."""
+    """A line of JSON that is a publication. null is what is not there, as in a column of Parquet; but a line that names
+    `payload_bytes` says it, or has a payload."""
 
     metadata: str
-    object_id: str = ""
-    type: str = ""
-    version: str = "1.0"
-    time: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    publisher: str = ""
-    payload_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    object_id: str | None = None
+    type: str | None = None
+    version: str | None = None
+    time: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    publisher: str | None = None
+    payload_bytes: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType | None = msgspec.UNSET
     payload: str | None = None
     payload_base64: bytes | None = None
 
@@ -207,8 +208,16 @@ class Intake:
             raise StudyError(f"{path} can't be read: {error.strerror}") from error
 
     def _parquet(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:  # noqa: ARG002  # as the others
-        for path, _ in passes.parquet_files(source):
-            yield from passes.publications_in(path)
+        paths = [source] if source.is_file() else [p for p in self._below(source) if p.suffix == ".parquet"]
+        if not paths:
+            passes.parquet_files(source)  # says so
+        for path in paths:
+            try:
+                yield from passes.publications_in(path)
+            except StudyError as error:  # of a hundred files one that is cut short is no reason to leave the others
+                if len(paths) == 1:
+                    raise
+                self.reject("publications", path.name, error.message)
 
 
 def form_of(source: Path, leave: Collection[Path] = ()) -> Form:
@@ -257,10 +266,18 @@ def _document(path: Path, name: str) -> Publication:
 
 def _of_line(line: Line, where: str) -> Publication:
     payload = line.payload_base64 if line.payload is None else line.payload.encode()
-    size = line.payload_bytes if line.payload_bytes is not None else len(payload or b"")
-    document = line.metadata.encode()
+    size = line.payload_bytes
+    if size is msgspec.UNSET or (size is None and payload is not None):
+        size = len(payload or b"")
     return Publication(
-        line.object_id or where, line.type, line.version, line.time, line.publisher, document, size, payload
+        line.object_id or where,
+        line.type or "",
+        line.version or "1.0",
+        line.time,
+        line.publisher or "",
+        line.metadata.encode(),
+        dataset.NOT_SAID if size is None else size,
+        payload,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,18 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
     predicate: Predicate | None
     filter: PayloadFilter | None
 
+    @property
+    def process(self) -> str:
+        """Whose it is: what several subscriptions of a process want goes there once."""
+        return self.subscription.subscriber or self.subscription.subscription
+
+
+class Delivery(NamedTuple):
+    """What one subscription gets of a publication: `payload` is what its filter has left, None for the whole."""
+
+    wanted: Wanted
+    payload: bytes | None
+
 
 class Topic(msgspec.Struct, eq=False):
     """Registrations with equal entries: the subscriptions that their objects are judged for, and their predicates.
@@ -63,7 +75,11 @@ class Seen(msgspec.Struct, eq=False, gc=False):
     @property
     def size(self) -> int:
         """Bytes of metadata and payload."""
-        return len(self.publication.metadata) + self.publication.payload_bytes
+        return self.size_with(None)
+
+    def size_with(self, payload: bytes | None) -> int:
+        """The same with what a filter has left; None: the whole."""
+        return len(self.publication.metadata) + (self.publication.payload_bytes if payload is None else len(payload))
 
 
 class Judge:
@@ -152,26 +168,37 @@ class Judge:
         matched.sort()
         return Seen(publication, topic, root, matched)
 
-    def cut(self, seen: Seen) -> dict[int, bytes | None]:
-        """The payload that each matched subscription gets, by its number, None for the whole; without those whose
-        filter selects nothing and who want nothing then. As a delegate cuts: a payload that is no XML goes as it is,
-        and so does here one that was not kept."""
-        cuts: dict[int, bytes | None] = dict.fromkeys(seen.matched)
-        filters: dict[PayloadFilter, list[Wanted]] = {}
-        for number in seen.matched:
-            wanted = self.wanted[number]
-            if wanted is not None and wanted.filter is not None:
-                filters.setdefault(wanted.filter, []).append(wanted)
+    def deliveries(self, seen: Seen) -> list[Delivery]:
+        """Who gets it, and what of its payload, ascending: without those whose filter selects nothing and who want
+        nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
+        kept (`has_unknown`)."""
+        matched = [wanted for number in seen.matched if (wanted := self.wanted[number]) is not None]
+        filters = {wanted.filter for wanted in matched if wanted.filter is not None}
         payload = seen.publication.payload
         document = parse_payload(payload) if filters and payload else None
-        if document is not None:
-            for each, selection in select(filters, document, len(payload or b"")).items():
-                for wanted in filters[each]:
-                    if selection.count or not wanted.subscription.suppress_empty:
-                        cuts[wanted.number] = selection.payload
-                    else:
-                        del cuts[wanted.number]
-        return cuts
+        if document is None:
+            return [Delivery(wanted, None) for wanted in matched]
+        cuts = select(filters, document, len(payload or b""))
+        found: list[Delivery] = []
+        for wanted in matched:
+            cut = cuts[wanted.filter] if wanted.filter is not None else None
+            if cut is None or cut.count or not wanted.subscription.suppress_empty:
+                found.append(Delivery(wanted, cut.payload if cut is not None else None))
+        return found
+
+
+def has_unknown(seen: Seen, delivery: Delivery) -> bool:
+    """Whether its filter could not be applied, as the payload was not kept."""
+    publication = seen.publication
+    return delivery.wanted.filter is not None and publication.payload is None and publication.payload_bytes > 0
+
+
+def contents(deliveries: Iterable[Delivery]) -> dict[str, set[bytes | None]]:
+    """What goes to each process: equal payloads once."""
+    found: dict[str, set[bytes | None]] = {}
+    for wanted, payload in deliveries:
+        found.setdefault(wanted.process, set()).add(payload)
+    return found
 
 
 def _matched(topic: Topic, root: Element, size: int) -> list[int]:

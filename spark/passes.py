@@ -152,7 +152,8 @@ def _batches(path: Path, table: str = "publications") -> Iterator[pa.RecordBatch
                 with pq.ParquetFile(path, read_dictionary=repeated) as again:
                     yield from again.iter_batches(rows, row_groups=[group], columns=names)
     except (pa.ArrowException, OSError) as error:
-        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+        why = str(error)[:400].rstrip(".")
+        raise StudyError(f"{path} can't be read: {why}", hint="Look for a file cut short") from error
 
 
 def _plan(group: Any, names: Collection[str]) -> tuple[int, list[str]]:

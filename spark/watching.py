@@ -106,21 +106,24 @@ class State(msgspec.Struct):
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of an object its deliveries, by subscription."""
-    for number in seen.matched:
-        wanted = judge.wanted[number]
-        if wanted is not None:
-            tally.add("match", wanted.subscription.subscription, 1, seen.size)
-    tally.add("fanout", f"{len(seen.matched):09d}")
+    deliveries = judge.deliveries(seen)
+    for wanted, payload in deliveries:
+        tally.add("match", wanted.subscription.subscription, 1, seen.size_with(payload))
+    tally.add("fanout", f"{len(deliveries):09d}")
 
 
 def judged_by_window(
     packed: bytes, settings: Settings, publications: Iterable[Publication]
 ) -> Iterator[tuple[int, float, Sums]]:
-    """(start of the window, latest time in it, sums) of publications. A time that is none is 0."""
+    """(start of the window, latest time in it, sums) of publications. Those without a time, or with one that is none,
+    are rejected, in the window of 1970."""
     windows: dict[int, list[Publication]] = {}
     latest: dict[int, float] = {}
     for each in publications:
-        at = each.time if math.isfinite(each.time) and abs(each.time) < 1e11 else 0.0
+        if each.time is None:
+            each = msgspec.structs.replace(each, time=math.nan)  # which is a fault
+        said = each.time
+        at = said if said is not None and math.isfinite(said) and abs(said) < 1e11 else 0.0
         start = int(at // settings.window) * settings.window
         windows.setdefault(start, []).append(each)
         latest[start] = max(latest.get(start, at), at)

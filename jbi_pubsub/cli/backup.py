@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     object_id: _Name = ""
     type: _Name = ""
     version: _Name = "1.0"
-    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] | None = None
     publisher: _Name = ""
     sequence: _Number = 0
     metadata: str | None = None
@@ -66,6 +67,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 _decode: Final = msgspec.json.Decoder(Row).decode
+_decode_any: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_entries: Final = msgspec.json.Decoder(Entries).decode
 
 
@@ -226,6 +228,8 @@ class Reading:
         """Raises ConfigurationError for a file of neither form."""
         self._path = path
         self._form = form_of(path)
+        self._now = time.time()
+        """When objects count as published whose rows say no time."""
         self.rejects = 0
         self.reasons: list[str] = []
         self.bytes_read = 0
@@ -270,7 +274,7 @@ class Reading:
         length = row.payload_bytes if row.payload_bytes is not None else len(payload or b"")
         if payload is not None and len(payload) != length:
             raise StudyError(f"payload_bytes is {length}, but its payload has {len(payload)}")
-        uid = row.object_id or f"of-{dataset.hashed(b'%f ' % row.time + metadata + (payload or b'')):015x}"
+        uid = row.object_id or dataset.id_of(row.type, row.version, row.time, metadata, payload)
         if not _ID.fullmatch(uid):
             raise StudyError(f"object_id {uid[:80]!r}: letters, digits and . _ - alone, 64 at most")
         type_ = row.type if root is None else row.type or str(root.tag)
@@ -280,8 +284,9 @@ class Reading:
         if row.entries:
             self.entries.setdefault(registration, row.entries)
         own = "" if uid == object_id_of(registration, sequence) else uid
+        published = self._now if row.time is None else row.time
         head = Head(
-            own, registration, sequence, row.time, type_, row.version, metadata, length, row.hops, row.via,
+            own, registration, sequence, published, type_, row.version, metadata, length, row.hops, row.via,
             row.signature,
         )  # fmt: skip
         return Parcel.received(b"".join(map(bytes, pack(head, payload or b"").parts)))
@@ -338,7 +343,12 @@ def _decoded(line: bytes) -> tuple[Row | None, str]:
     try:
         return _decode(line), ""
     except dataset.UNREADABLE as exc:
-        return None, str(exc)
+        why = str(exc)
+    try:  # null is what is not there, as in a column of Parquet
+        said = _decode_any(line)
+        return msgspec.convert({name: value for name, value in said.items() if value is not None}, Row), ""
+    except dataset.UNREADABLE:
+        return None, why
 
 
 def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[Row | None, str]:
@@ -346,6 +356,8 @@ def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[Row | N
     given = {name: getattr(of, name) for name in ("object_id", "type", "version", "time", "publisher", "payload_bytes")}
     own = {name: value for name, value in beside.items() if value is not None}
     try:
+        if of.payload_bytes == dataset.NOT_SAID:
+            return None, dataset.fault(of)
         if "entries" in own:
             own["entries"] = _decode_entries(own["entries"])
         return converted({**given, "metadata_base64": of.metadata, "payload_base64": of.payload, **own}, Row), ""

@@ -236,7 +236,7 @@ def _parcel(registration: Registration, number: int, each: Publication) -> Parce
     payload = each.payload if each.payload is not None else bytes(each.payload_bytes)
     uid, kind, sequence = registration.uid, registration.gate.type, registration.sequence + number
     head = Head(
-        object_id_of(uid, sequence), uid, sequence, max(0.0, each.time), kind.name, kind.version, each.metadata,
+        object_id_of(uid, sequence), uid, sequence, max(0.0, each.time or 0.0), kind.name, kind.version, each.metadata,
         len(payload),
     )  # fmt: skip
     return Parcel.received(b"".join(pack(head, payload).parts))

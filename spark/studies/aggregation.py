@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -22,18 +22,21 @@ def domain_of(subscriber: str, domains: int) -> int:
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Copies to subscribers, and to domains of them."""
-    if not seen.matched:
+    """Copies to subscribers, and to domains of them: of an object as many as payloads that filters leave of it."""
+    to = contents(judge.deliveries(seen))
+    if not to:
         return
-    subscribers = set()
-    for number in seen.matched:
-        wanted = judge.wanted[number]
-        assert wanted is not None
-        subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
-    tally.add("copies", "", len(subscribers), len(subscribers) * seen.size)
+    _count(tally, "copies", "", seen, to.values())
     for domains in DOMAINS:
-        number = len({domain_of(subscriber, domains) for subscriber in subscribers})
-        tally.add("domains", f"{domains:04d}", number, number * seen.size)
+        of: dict[int, set[bytes | None]] = {}
+        for subscriber, payloads in to.items():
+            of.setdefault(domain_of(subscriber, domains), set()).update(payloads)
+        _count(tally, "domains", f"{domains:04d}", seen, of.values())
+
+
+def _count(tally: Tally, what: str, key: str, seen: Seen, copies: Iterable[set[bytes | None]]) -> None:
+    sizes = [seen.size_with(payload) for payloads in copies for payload in payloads]
+    tally.add(what, key, len(sizes), sum(sizes))
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
@@ -106,7 +109,7 @@ def _profile(judge: Judge, domains: int) -> tuple[int, int]:
             count += 1
             said = each.subscription
             meaning = each.predicate.meaning if each.predicate is not None else None
-            all_of.add((domain_of(said.subscriber or said.subscription, domains), said.template, meaning))
+            all_of.add((domain_of(each.process, domains), said.template, meaning))
     return count, len(all_of)
 
 

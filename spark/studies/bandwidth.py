@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents, has_unknown
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -26,27 +26,25 @@ _LAST: Final = 1 << 62
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
-    at = int(publication.time * _NOW)
-    tally.keep("first", "", at, "", 1)
-    tally.keep("last", "", _LAST - at, "", 1)
+    if publication.time is None:
+        tally.add("untimed", "")
+    else:
+        at = int(publication.time * _NOW)
+        tally.keep("first", "", at, "", 1)
+        tally.keep("last", "", _LAST - at, "", 1)
     if not seen.matched:
         return
-    head, whole = len(publication.metadata), publication.payload_bytes
-    contents: dict[str, set[bytes | None]] = {}
-    for number, cut in judge.cut(seen).items():
-        wanted = judge.wanted[number]
-        assert wanted is not None
-        said = wanted.subscription
-        contents.setdefault(said.subscriber or said.subscription, set()).add(cut)
-        if said.filter and publication.payload is None and whole:
-            tally.add("unknown", "")
+    deliveries = judge.deliveries(seen)
+    if unknown := sum(has_unknown(seen, each) for each in deliveries):
+        tally.add("unknown", "", unknown)
     packed: dict[bytes | None, int] = {}
-    for subscriber, cuts in contents.items():
-        tally.add("predicates", subscriber, 1, head + whole)
+    for subscriber, cuts in contents(deliveries).items():
+        tally.add("predicates", subscriber, 1, seen.size)
         for cut in cuts:
             if cut not in packed:
-                packed[cut] = _packed(publication.metadata, publication.payload if cut is None else cut, whole)
-            tally.add("filters", subscriber, 1, head + (whole if cut is None else len(cut)))
+                payload = publication.payload if cut is None else cut
+                packed[cut] = _packed(publication.metadata, payload, publication.payload_bytes)
+            tally.add("filters", subscriber, 1, seen.size_with(cut))
             tally.add("compressed", subscriber, 1, packed[cut])
 
 
@@ -61,8 +59,11 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     """The answer."""
     rates = _rates(str(parameters.get("rates", RATES)))
     first, last = (passed.kept(name, 1).get("", [(none, "")])[0][0] for name, none in (("first", 0), ("last", _LAST)))
-    seconds = max(0, _LAST - last - first) / _NOW
-    rates = rates if seconds >= SHORTEST else []
+    seconds, untimed = max(0, _LAST - last - first) / _NOW, passed.total("untimed")[0]
+    no_rates = f"less than {SHORTEST:g} s of publications tell nothing of rates" if seconds < SHORTEST else ""
+    if untimed:
+        no_rates = f"{untimed:,} publications say no time: nothing is told of rates"
+    rates = [] if no_rates else rates
     per = {"offered": _offered(passed, judge)}
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}
@@ -84,7 +85,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "compressed",
                 f"{totals['compressed']:,} bytes, {share(totals['compressed'], totals['offered'])}; each object alone",
             ),
-            *([] if rates else [("links", f"less than {SHORTEST:g} s of publications tell nothing of rates")]),
+            *([("links", no_rates)] if no_rates else []),
             *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
             *(
                 (("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"),)
@@ -177,11 +178,13 @@ def _sorted_plot(per: Mapping[str, Mapping[str, int]], seconds: float, rates: Se
     """Subscribers from the most to the least, by the rate that each needs."""
     curves = []
     for stage in STAGES:
-        needed = sorted((8 * per[stage].get(who, 0) / max(seconds, 1e-9) for who in per["offered"]), reverse=True)
+        needed = sorted((8 * size / max(seconds, 1e-9) for size in per[stage].values() if size), reverse=True)
         step = max(1, len(needed) // 400)
-        curves.append(Series(stage, tuple(range(1, len(needed) + 1, step)), tuple(max(1.0, n) for n in needed[::step])))
+        none = len(per["offered"]) - len(needed)
+        name = f"{stage}, {none:,} need nothing" if none else stage  # a logarithmic axis has no place for them
+        curves.append(Series(name, tuple(range(1, len(needed) + 1, step)), tuple(needed[::step])))
     most = len(per["offered"])
-    lines = [Series(f"{rate:,} bit/s", (1, most), (float(rate), float(rate))) for rate in rates[:2] if most]
+    lines = [Series(f"{rate:,} bit/s", (1, most), (float(rate), float(rate))) for rate in rates if most]
     return Plot(
         name="rates",
         title="The rate that each subscriber needs",

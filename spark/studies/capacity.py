@@ -64,9 +64,10 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the form of all
+def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each object its deliveries, and their bytes."""
-    tally.add("deliveries", "", len(seen.matched), len(seen.matched) * seen.size)
+    deliveries = judge.deliveries(seen)
+    tally.add("deliveries", "", len(deliveries), sum(seen.size_with(each.payload) for each in deliveries))
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.spark.dataset import Registration, hashed
-from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally
+from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally, contents, has_unknown
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -21,18 +21,20 @@ DELEGATES: Final = 4
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each object the number of deliveries; of subscriptions, subscribers and registrations their deliveries."""
-    number, size, publication = len(seen.matched), seen.size, seen.publication
-    tally.add("fanout", f"{number:07d}")
-    tally.add("registration", publication.publisher, number, number * size)
-    subscribers = set()
-    for each in seen.matched:
-        tally.add("subscription", f"{each:07d}", 1, size)
-        wanted = judge.wanted[each]
-        assert wanted is not None
-        subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
-    for subscriber in subscribers:
-        tally.add("subscriber", subscriber, 1, size)
-    tally.keep("hot", "", _RANKS - number, f"{publication.object_id}{MANY}{publication.type}", HOTTEST)
+    publication, deliveries = seen.publication, judge.deliveries(seen)
+    sizes = [seen.size_with(each.payload) for each in deliveries]
+    tally.add("fanout", f"{len(deliveries):07d}")
+    tally.add("registration", publication.publisher, len(deliveries), sum(sizes))
+    for each, size in zip(deliveries, sizes, strict=True):
+        tally.add("subscription", f"{each.wanted.number:07d}", 1, size)
+    if unknown := sum(has_unknown(seen, each) for each in deliveries):
+        tally.add("unknown", "", unknown)
+    if suppressed := len(seen.matched) - len(deliveries):
+        tally.add("suppressed", "", suppressed)
+    for subscriber, payloads in contents(deliveries).items():
+        tally.add("subscriber", subscriber, len(payloads), sum(map(seen.size_with, payloads)))
+    rank = _RANKS - len(deliveries)
+    tally.keep("hot", "", rank, f"{publication.object_id}{MANY}{publication.type}", HOTTEST)
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:
@@ -55,7 +57,8 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "deliveries",
                 f"{deliveries:,}, {deliveries / max(1, objects):.2f} an object, {max(spread, default=0):,} at most",
             ),
-            ("copies over links", f"{copies:,}: an object goes to a process once, for all its subscriptions"),
+            *_said(passed),
+            ("copies over links", f"{copies:,}: an object goes to a process once, for all that get the same of it"),
             ("delegates now", f"{len(now[1])}, the busiest has {now[0]:.2f} times the mean"),
             *(
                 (f"{count} delegates {name}", f"the busiest would have {n:.2f} times the mean")
@@ -66,6 +69,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             "objects": objects,
             "unmatched": spread.get(0, 0),
             "deliveries": deliveries,
+            "suppressed": passed.total("suppressed")[0],
             "copies": copies,
             "most": max(spread, default=0),
             "balance_now": round(now[0], 4),
@@ -81,6 +85,17 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
         ),
         plots=(_spread_plot(spread), _balance_plot(loads, count, assignments)),
     )
+
+
+def _said(passed: Passed) -> list[tuple[str, str]]:
+    """What filters have kept back, and what they could not be asked."""
+    suppressed, unknown = passed.total("suppressed")[0], passed.total("unknown")[0]
+    facts = []
+    if suppressed:
+        facts.append(("suppressed", f"{suppressed:,}: matched, and a payload filter selected nothing"))
+    if unknown:
+        facts.append(("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"))
+    return facts
 
 
 class _Load(Registration, frozen=True, kw_only=True):
@@ -185,7 +200,8 @@ def _subscribers(passed: Passed) -> Table:
         title="Subscribers by what goes over their link",
         columns=(("subscriber", "text"), ("objects", "integer"), ("bytes", "integer")),
         rows=tuple(found),
-        note="An object for several subscriptions of a subscriber is counted once.",
+        note="An object for several subscriptions of a subscriber is counted once, or once for each payload that their "
+        "filters leave of it.",
     )
 
 

@@ -284,7 +284,7 @@ def test_lines_of_others_get_what_they_lack_and_bad_ones_are_told(jbi: Jbi, tmp_
     lines = [
         '{"metadata": "<a><n>1</n></a>", "type": "other.A", "time": 5}',
         '{"metadata": "<a><n>2</n></a>", "type": "other.A", "payload": "p"}',
-        '{"metadata": "<a><n>3</n></a>", "type": "other.A", "object_id": "own-3"}',
+        '{"metadata": "<a><n>3</n></a>", "type": "other.A", "object_id": "own-3", "time": null, "payload": null}',
         '{"metadata": "<a>", "type": "other.A"}',
         "no json \x1b[2J",
         '{"metadata": "<a/>", "object_id": "../../etc"}',
@@ -301,6 +301,8 @@ def test_lines_of_others_get_what_they_lack_and_bad_ones_are_told(jbi: Jbi, tmp_
     assert "\x1b" not in shown.err
     assert jbi("archive", "import", "others.jsonl").out == "0 objects kept, 3 here already, 7 not readable\n"
     assert "own-3" in ids(jbi, "--type", "other.A")
+    # and what says no time to be published now, not in 1970
+    assert len(ids(jbi, "--type", "other.A", "--since", "2026-01-01T00:00Z")) == 2
     replayed = jbi("subscribe", "--type", "other.A", "--from", "all", "--count", "3", "--timeout", "20")
     assert len(replayed.out.splitlines()) == 3
 

@@ -271,6 +271,68 @@ def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of
     assert found.numbers["fits_8000"] == 1
 
 
+@pytest.mark.parametrize("study", [fanout.STUDY, aggregation.STUDY], ids=["fanout", "aggregation"])
+def test_what_filters_leave_out_or_suppress_is_no_delivery(study: Any, tmp_path: Path) -> None:
+    # Given an object with an item and one without, and subscriptions with and without filters
+    def said(name: str, process: str, **more: Any) -> Subscription:
+        return Subscription(subscription=name, subscriber=process, **more)
+
+    contracts = Contracts((), (
+        said("silent", "one", filter="//item", suppress_empty=True), said("empty", "two", filter="//item"),
+        said("whole", "three"), said("again", "three"),
+    ))  # fmt: skip
+    published = [
+        Publication(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<m/>", len(payload), payload)
+        for n, payload in enumerate([b"<p><item/><rest/></p>", b"<p/>"])
+    ]
+    item = b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1"><item/></jbi:selection>'
+    nothing = b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1"></jbi:selection>'
+
+    found, out = asked(study, written(tmp_path / "data", contracts, published), tmp_path)
+
+    # Expect what live subscribers would have got
+    silent, empty, whole = 4 + len(item), 8 + len(item) + len(nothing), 8 + len(published[0].payload or b"") + 4
+    if study is fanout.STUDY:
+        assert (found.numbers["deliveries"], found.numbers["suppressed"]) == (7, 1)
+        rows = {row["subscription"]: (int(row["objects"]), int(row["bytes"])) for row in table(out, "subscriptions")}
+        assert rows == {"silent": (1, silent), "empty": (2, empty), "whole": (2, whole), "again": (2, whole)}
+        processes = {row["subscriber"]: (int(row["objects"]), int(row["bytes"])) for row in table(out, "subscribers")}
+        assert processes == {"one": (1, silent), "two": (2, empty), "three": (2, whole)}
+    else:
+        assert (found.numbers["copies"], found.numbers["bytes"]) == (5, silent + empty + whole)
+
+
+def test_nothing_is_told_of_rates_where_a_time_is_missing(tmp_path: Path) -> None:
+    contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
+    published = [Publication(f"o{n}", "t", "1.0", time, "r", b"<t/>", 0) for n, time in enumerate([10.0, None, 30.0])]
+
+    found, _ = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert found.numbers["seconds"] == 20
+    assert dict(found.facts)["links"] == "1 publications say no time: nothing is told of rates"
+    assert [name for name in found.numbers if name.startswith("fits")] == []
+
+
+def test_who_needs_nothing_is_no_point_of_the_curve_and_each_link_has_its_line(tmp_path: Path) -> None:
+    contracts = Contracts((), (
+        Subscription(subscription="all", subscriber="one"),
+        Subscription(subscription="none", subscriber="two", predicate="/no"),
+    ))  # fmt: skip
+    published = [Publication(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<t/>", 0) for n in range(2)]
+
+    found, _ = asked(
+        bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path, rates="7200,23000,1000000"
+    )
+
+    plot = next(each for each in found.plots if each.name == "rates")
+    assert {each.label: each.y for each in plot.series if each.label.startswith("compressed")} == {
+        "compressed, 1 need nothing": (6.4,)
+    }
+    assert [each.label for each in plot.series if each.label.endswith("bit/s")] == [
+        "7,200 bit/s", "23,000 bit/s", "1,000,000 bit/s",
+    ]  # fmt: skip
+
+
 def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path) -> None:
     contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
     published = [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 1000)]

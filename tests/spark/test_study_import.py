@@ -98,7 +98,7 @@ def test_json_lines_are_publications_and_each_bad_one_is_named(tmp_path: Path) -
     data, published, _ = imported(tmp_path, source)
 
     assert [(p.object_id, p.type, p.time, p.payload) for p in published] == [
-        ("o1", "t", 5.5, b"x"), ("given.jsonl line 2", "t2", 0.0, b"\xff"),
+        ("o1", "t", 5.5, b"x"), ("given.jsonl line 2", "t2", None, b"\xff"),
     ]  # fmt: skip
     assert [reject.row for reject in data.rejects] == [f"given.jsonl line {n}" for n in (3, 4, 5, 7)]
 
@@ -145,7 +145,7 @@ def test_rejects_name_the_row_from_one_and_what_stands_for_a_missing_publisher(t
         ({"a.txt": b"x"}, [], "holds a.txt"),
         ({"a.xml": b"<a/>", "b.jsonl": b"{}"}, [], "holds lines and xml"),
         ({"a.jsonl": b"\n"}, [], "is empty"),
-        ({"a.parquet": b"PAR1 cut short"}, [], "no Parquet table"),
+        ({"a.parquet": b"PAR1 cut short"}, [], "can't be read: Parquet"),
         ({"a.xml": b"<a>"}, ["--max-rejects", "0"], "more than 0 rows could not be read"),
         ({"a.xml": b"<a/>"}, ["--marks", CAP / "marks.json"], "for --schema"),
         ({"a.xml": b"<a/>"}, ["--schema", CAP / "cap12.xsd", "--marks", CAP / "canada.xml"], "marks"),
@@ -209,3 +209,56 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_work(tmp_path: P
     told = command("import", tmp_path / "in.jsonl", "--out", "/proc/nothing")
     assert told.exception is not None
     assert "--out /proc/nothing" in str(told.exception)
+
+
+def test_one_file_that_is_cut_short_does_not_end_an_import(tmp_path: Path) -> None:
+    # Given three files, one of which is cut short, one empty of columns that are asked for
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        pq.write_table(pa.table({"metadata": [f"<{name}/>"]}), tmp_path / "in" / f"{name}.parquet")
+    whole = (tmp_path / "in" / "a.parquet").read_bytes()
+    (tmp_path / "in" / "c.parquet").write_bytes(whole[: len(whole) // 2])
+    pq.write_table(pa.table({"other": ["<d/>"]}), tmp_path / "in" / "d.parquet")
+
+    data, published, _ = imported(tmp_path, tmp_path / "in")
+
+    # Expect the sound ones, and the others among the rejects, each with its reason
+    assert [p.metadata for p in published] == [b"<a/>", b"<b/>"]
+    reasons = {each.row: each.reason for each in data.rejects}
+    assert set(reasons) == {"c.parquet", "d.parquet"}
+    assert "can't be read" in reasons["c.parquet"]
+    assert "no column 'metadata'" in reasons["d.parquet"]
+
+
+def test_lines_and_parquet_take_what_is_not_there_alike(tmp_path: Path) -> None:
+    # Given the same rows as lines and as Parquet: equal documents without ids, with null for what is not said
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"object_id": None, "metadata": "<t/>", "time": 5.0, "payload": "x", "payload_bytes": None},
+        {"object_id": None, "metadata": "<t/>", "time": 6.0, "payload": "x", "payload_bytes": 1},
+        {"object_id": None, "metadata": "<t/>", "time": None, "payload": None, "payload_bytes": 0},
+        {"object_id": None, "metadata": "<t/>", "time": 7.0, "payload": None, "payload_bytes": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "given.parquet")
+    source = lines(tmp_path / "given.jsonl", *rows)
+
+    found = {}
+    for each in (tmp_path / "given.parquet", source):
+        (tmp_path / each.suffix).mkdir()
+        found[each.suffix] = imported(tmp_path / each.suffix, each)
+
+    # Expect the same objects of both, each with an id of its own, and the row that says no size rejected
+    for data, published, _ in found.values():
+        assert [(p.time, p.payload, p.payload_bytes) for p in published] == [
+            (5.0, b"x", 1),
+            (6.0, b"x", 1),
+            (None, None, 0),
+        ]
+        assert len({p.object_id for p in published}) == 3
+        (reject,) = data.rejects
+        assert "says neither a payload nor payload_bytes" in reject.reason

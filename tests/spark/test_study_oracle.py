@@ -10,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
+from jbi_pubsub.pad.delegate import NOT_BEFORE
+from jbi_pubsub.pad.delivery import ITEM, SHARED
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.judging import Judge, judged, pack
 from jbi_pubsub.spark.result import Result, Value
-from jbi_pubsub.spark.studies import aggregation, bandwidth, fanout, invariants, predicates
+from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Data, Study
+from tests.pad.test_first_object import World
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
@@ -47,12 +52,22 @@ WORLDS = st.tuples(
     st.lists(st.tuples(st.lists(TEMPLATES, max_size=2), PREDICATES, st.sampled_from(["p", "q", "r", ""])), max_size=7),
     st.lists(st.tuples(st.integers(0, 3), DOCUMENTS, st.integers(0, 40)), min_size=1, max_size=12),
 )
+FILTERS = st.sampled_from(["", "", "//item", "//item[. > 2]", "//none"])
+PAYLOADS = st.sampled_from([b"", b"no XML", b"<p/>", b"<p><item>1</item></p>", b"<p><item>1</item><item>5</item></p>"])
+LIVE = st.tuples(
+    st.lists(st.lists(ENTRIES, max_size=2), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.lists(TEMPLATES, max_size=2), PREDICATES, st.sampled_from("pqr"), FILTERS, st.booleans()),
+        max_size=6,
+    ),
+    st.lists(st.tuples(st.integers(0, 2), DOCUMENTS, PAYLOADS), min_size=1, max_size=10),
+)
 Pairs = list[tuple[Publication, list[int], list[int]]]
 
 
-def told(study: Study, contracts: Contracts, publications: Sequence[Publication]) -> Result:
+def told(study: Study, contracts: Contracts, publications: Sequence[Publication], **given: Value) -> Result:
     sums = judged(pack(contracts), study.see, publications, [])
-    parameters: dict[str, Value] = {"delegates": 2, "rates": "800"}
+    parameters: dict[str, Value] = {"delegates": 2, "rates": "800", **given}
     return study.tell(passes.Passed(sums, []), Judge(contracts), Data("", contracts), parameters)
 
 
@@ -171,3 +186,86 @@ def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ig
     )  # fmt: skip
     assert found.numbers["avoidable"] == spared
     assert ("/t/c" in {row[1] for row in rows(found, "constant")}) == all(len(each) == 1 for each in values.values())
+
+
+class Delivering(World):
+    """A delegate that is read by hand: how many objects come for each subscription, and their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: dict[int, list[int]] = {}
+        self.copies: dict[str, list[int]] = {}
+
+    def _read_one(self, session_id: str, data: bytes) -> None:
+        kind, number = ITEM.unpack_from(data)
+        count = number if kind == SHARED else 0
+        numbers = [int.from_bytes(data[at : at + 4], "big") for at in range(5, 5 + 4 * count, 4)] or [number]
+        parcel = Parcel.received(data[5 + 4 * count :])
+        size = len(parcel.head.metadata) + len(parcel.payload)
+        for one in numbers:
+            self.came.setdefault(one, []).append(size)
+        self.copies.setdefault(session_id, []).append(size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LIVE)
+def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ignore[type-arg]  # as drawn
+    # Given registrations, subscriptions with filters of three processes, and objects with all kinds of payloads
+    published_by, wanted, documents = world
+    live = Delivering()
+    try:
+        registrations = [live.register(*entries) for entries in published_by]
+        sessions = {process: live.delegate.open_session(process, 1e6)[0] for process in "pqr"}
+        for session in sessions.values():
+            live.delegate.attached(session)
+        names = [
+            live.subscribe(
+                NOT_BEFORE, session=sessions[process], entries=tuple(template), predicate=predicate,
+                payload_filter=wanted_part, suppress_empty=suppresses,
+            )
+            for template, (predicate, _), process, wanted_part, suppresses in wanted
+        ]  # fmt: skip
+        contracts = Contracts(
+            tuple(
+                Registration(registration=made.uid, type="t", entries=tuple(entries))
+                for made, entries in zip(registrations, published_by, strict=True)
+            ),
+            tuple(
+                Subscription(
+                    subscription=name, subscriber=process, template=tuple(template), predicate=predicate,
+                    filter=wanted_part, suppress_empty=suppresses,
+                )
+                for name, (template, (predicate, _), process, wanted_part, suppresses) in zip(
+                    names, wanted, strict=True
+                )
+            ),
+        )  # fmt: skip
+        publications = []
+        # When they are published, and studied
+        for n, (at, (c, numbers), payload) in enumerate(documents):
+            made = registrations[at % len(registrations)]
+            metadata = f"<t><c>{c}</c>{''.join(f'<n>{each}</n>' for each in numbers)}</t>".encode()
+            live.publish(made, metadata, payload)
+            publications.append(Publication(f"o{n}", "t", "1.0", 10.0 + n, made.uid, metadata, len(payload), payload))
+        live.read()
+    finally:
+        live.delegate._newcomers._thread = None
+        live.delegate.close()
+    found = told(fanout.STUDY, contracts, publications)
+    # Expect each subscription to have got what the study says, and each process no more copies than it says
+    assert {row[0]: row[3:5] for row in rows(found, "subscriptions")} == {
+        name: (len(sizes), sum(sizes)) for name in names if (sizes := live.came.get(live.numbers[name], []))
+    }
+    assert found.numbers["deliveries"] == sum(map(len, live.came.values()))
+    sent = told(aggregation.STUDY, contracts, publications).numbers
+    assert sent["copies"] == found.numbers["copies"] <= sum(map(len, live.copies.values()))
+    try:
+        forecast = told(
+            capacity.STUDY, contracts, publications,
+            years=0, growth=0, publishers=1, subscribers=1, rate=1, utilisation=0.5,
+            **{f"{what}_p{percent}": 1.0 for what in ("object", "delivery") for percent in capacity.SPREAD},
+        )  # fmt: skip
+    except StudyError:
+        assert not live.came
+    else:
+        assert forecast.numbers["deliveries_per_object"] == round(found.numbers["deliveries"] / len(documents), 6)
