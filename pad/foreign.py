@@ -181,6 +181,8 @@ class ForeignResults:
 class _NoKeeping:
     """Of durable subscriptions there are none: their places are of archives that are here."""
 
+    incarnations: Final[dict[str, int]] = {}
+
     def consumers(self) -> tuple[()]:
         """None."""
         return ()

@@ -107,6 +107,8 @@ RETAIN_SECONDS: Final = 3_600.0
 """That a call to retain takes at most."""
 OBJECT_IDS_MOST: Final = 10_000
 REGISTRATIONS_MOST: Final = 10_000
+INCARNATIONS_TOLD: Final = 64
+"""So often an archive may be started within the lease of an item of its own until a query is called incomplete."""
 TEXT_MOST: Final = 1_024
 """Characters of the name of a type or registration."""
 
@@ -269,6 +271,7 @@ class History:
         self._is_stopping = False
         self.durables: Final = Durables(archive.keeping, lease, archive.under_way, wall=wall)
         archive.is_wanted = self.durables.wants
+        self._incarnations = tuple(itertools.islice(archive.keeping.incarnations, INCARNATIONS_TOLD))
         self._noted = clock()
         self._ended: dict[str, int] = {}
         """How many have ended, by state."""
@@ -293,7 +296,7 @@ class History:
         if request.timeout:
             self._alarm(feed, request.timeout)
         self.wake(feed)
-        return QueryOpened(subscription.number, asked.query.up_to, asked.left_out, granted)
+        return QueryOpened(subscription.number, asked.query.up_to, asked.left_out, granted, self._incarnations)
 
     def cancel(self, session_id: str, number: int) -> None:
         """See HistoryProxy.cancel_query."""
@@ -310,12 +313,12 @@ class History:
         """See HistoryProxy.count."""
         asked = self._asked(request, caller)
         if not asked.query.scopes:
-            return Counted(0, asked.left_out)
+            return Counted(0, asked.left_out, "", self._incarnations)
         with self._call():
             progress = self._counted(asked.query, seconds)
         if progress.state != "finished":
             raise StorageError(f"the archive could not count: {progress.error or progress.state}")
-        return Counted(progress.matched, asked.left_out, progress.error)
+        return Counted(progress.matched, asked.left_out, progress.error, self._incarnations)
 
     def _counted(self, query: Query, seconds: float) -> Progress:
         deadline = self._clock() + max(0.0, min(seconds, COUNT_SECONDS))

@@ -134,10 +134,11 @@ class SigningKeyEntry(Entry):
 class ArchiveEntry(Entry):
     """On the item of a delegate, or an item of its own of a peer publisher: it has an archive, which takes queries
     (`proxy.HISTORY`, beside the SUBSCRIPTIONS that sessions are opened with). `types`: the names of the types in it,
-    with a space between; unset: they are too many to say, or not known."""
+    with a space between; unset: they are too many to say, or not known. `incarnation`: see `proxy.QueryOpened`."""
 
     entry_name = "jbi.Archive"
     types: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,6 +283,11 @@ class _ReplacedError(JbiError):
 
     code = "replaced"
 
+    def __init__(self, message: str, server: str) -> None:
+        """`server`: the id of who answers there."""
+        super().__init__(message)
+        self.server = server
+
 
 class DelegateSession:
     """See the module. `_changed` covers all state."""
@@ -580,7 +585,7 @@ class DelegateSession:
         opened = self._proxy.open(self._name, self._config.lease.subscriber, self._claims)
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
-            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
+            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}", opened.server)
         self._renewals.manage(
             self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
         )
@@ -875,7 +880,7 @@ class DelegateSession:
             asked, self._parts = list(self._parts.values()), {}
         for part in asked:
             if isinstance(why, _ReplacedError):
-                part.replaced()
+                part.replaced(why.server)
             else:
                 part.fail(why)
         self._renew_nothing()

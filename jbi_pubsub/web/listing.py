@@ -191,6 +191,12 @@ class Id(msgspec.Struct, frozen=True):
     id: str
 
 
+class MissingAnswers(msgspec.Struct, frozen=True):
+    """The archives (addresses) that a query is without so far, each with the reason."""
+
+    missing: tuple[str, ...]
+
+
 class ResultCount(msgspec.Struct, frozen=True):
     """Of a query."""
 
@@ -343,6 +349,7 @@ _CAPI: Final = (
     _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
     _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
     _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),
+    _call("getMissingAnswers", "GET", "/sequences/{sequence}/missing", "getMissingAnswers", _S, answer=MissingAnswers),
     _call("addDescriptor", "POST", "/connections/{connection}/repository", "MetadataRepository.add", _C, body=Descriptor),
     _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
     _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),
