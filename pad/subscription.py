@@ -66,6 +66,10 @@ PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
 """Service type of whatever a subscriber can register with: a registration at a delegate or a peer publisher."""
 BRIDGE_TYPE: Final = "jbi.Bridge"
 """Service type of the item by which a bridge has a platform's queries answered from another one as well."""
+PROVIDER_TYPE: Final = "jbi.Provider"
+"""Service type of the item by which an application answers queries of others itself."""
+ANSWERING_TYPES: Final = frozenset((BRIDGE_TYPE, PROVIDER_TYPE))
+"""Who answers queries, and has no archive to look after."""
 PEER_TYPE: Final = "jbi.PeerPublisher"
 """Further service type of a peer publisher's registrations."""
 
@@ -382,6 +386,8 @@ class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     qos: Wish = Wish()
     view: View = "metadata"
     """Of the predicate, as of a subscription. `latest_by` is of the metadata."""
+    passed: Annotated[tuple[str, ...], msgspec.Meta(max_length=HOPS_MOST)] = ()
+    """The names of the platforms from which bridges have brought it, in order. Everything of these is asked already."""
 
 
 def owned_uid(kind: str, secret: str) -> str:
