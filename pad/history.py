@@ -402,8 +402,10 @@ class History:
         """Open the outlet of a subscription, and let it catch up with what its `start` says: one that begins behind the
         greatest position, which nothing has, begins with the present, as in `attach`."""
         start, durable = subscription.request.start, subscription.durable
+        is_elsewhere = self._is_elsewhere(start)
         after = first - 1 if start.after == MAX_POSITION else start.after
-        feed = ReplayFeed(self, session, subscription, after=after if start.kind == "after" else 0)
+        after = after if start.kind == "after" and not is_elsewhere else 0
+        feed = ReplayFeed(self, session, subscription, after=after, is_asked=is_elsewhere)
         if durable is not None:
             feed.after, feed.is_first = durable.position, durable.is_new
         with self._changed:
@@ -421,9 +423,24 @@ class History:
             here = self._archive.here(lambda _: None)
             if start.kind == "new" or start.after == MAX_POSITION:
                 return min(first - 1, here)
-            return min(start.after, here) if start.kind == "after" else 0  # given behind what durable ones have had
+            return start.after if start.kind == "after" and not self._is_elsewhere(start) else 0
 
         subscription.durable = self.durables.attach(request, subscription.caller, session, begin)
+
+    def archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool]:
+        """What `Granted` says of the archive to one that is filled from it."""
+        durable = subscription.durable
+        begins = durable is None or durable.is_new
+        return self._incarnations, begins and self._is_elsewhere(subscription.request.start)
+
+    def _is_elsewhere(self, start: Start) -> bool:
+        """Whether it is behind a position that this archive has not given: that of another one, or of what this one
+        was before it was put back from a copy."""
+        if start.kind != "after" or start.after == MAX_POSITION:
+            return False
+        keeping = self._archive.keeping
+        reached = keeping.incarnations.get(start.archive, 0) if start.archive else MAX_POSITION
+        return start.after > min(reached, keeping.end)
 
     def detach(self, session_id: str, subscription: Subscription) -> None:
         """Its subscriber has gone, or does not want it any more."""
@@ -449,6 +466,10 @@ class History:
     def _position_of(self, start: Start, durable: Durable, caller: Caller | None) -> int:
         """Behind which a durable subscription has what a beginning says."""
         here = self._archive.here(lambda _: None)
+        if start.archive and self._is_elsewhere(start):
+            raise ConfigurationError(
+                f"position {start.after} is not one of this archive", hint="Name a time, or a position that it gave"
+            )
         if start.kind in ("all", "after"):
             return min(start.after, here)
         if start.kind == "new":

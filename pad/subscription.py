@@ -285,6 +285,9 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: Seconds = 0.0
     after: Position = 0
     latest_by: str = ""
+    archive: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
+    """The incarnation of the archive that gave the position: any other but its own later ones begins with the oldest
+    object, and says so (`Granted.is_elsewhere`); "": not known, and taken for its own if it may be."""
 
 
 NEW: Final = Start()
@@ -485,6 +488,10 @@ class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placed: bool = False
     """Whether its objects come with their positions (items PLACED): it begins elsewhere than with what is new, or is
     durable, and there is an archive."""
+    incarnations: tuple[str, ...] = ()
+    """Which archive that is: see `proxy.QueryOpened`."""
+    is_elsewhere: bool = False
+    """Whether it was to begin behind a position that this archive has not given: all that is here comes."""
 
 
 FAR: Final = sys.maxsize

@@ -34,6 +34,8 @@ class ObjectSaid(msgspec.Struct, frozen=True, kw_only=True):
     published: str
     position: int
     """In the archive that it came from; 0: it came by itself."""
+    place: str
+    """That, and which archive it is: for `start`."""
 
 
 class LossSaid(msgspec.Struct, frozen=True):
@@ -231,8 +233,8 @@ _SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
 _SUBSCRIBING: Final = (
     _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW,
     Parameter(
-        "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or a "
-        "position; without it from now on, whether there is an archive or not",
+        "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or the "
+        "place of an object; without it from now on, whether there is an archive or not",
     ), _LATEST,
 )  # fmt: skip
 _ASKING: Final = (
