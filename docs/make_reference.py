@@ -214,6 +214,7 @@ REMEDIES: Final = {
     "rate": "A higher `max_rate`, or a narrower predicate.",
     "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
     "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
+    "other_archive": "Nothing brings it back; look into the copies that there are. What this archive has comes again.",
     "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
     "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail.",
     "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",

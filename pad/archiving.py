@@ -126,7 +126,8 @@ class Archiving:
         """What lookup services are told of it."""
         types = " ".join(sorted(self._types))
         is_short = len(types) <= TYPES_TOLD_MOST and len(types.split()) == len(self._types)
-        return ArchiveEntry(types=types if is_short else None).rep()
+        incarnation = next(iter(self.keeping.incarnations), None)
+        return ArchiveEntry(types=types if is_short else None, incarnation=incarnation).rep()
 
     # -- objects --------------------------------------------------------------------------------------------------
 

@@ -812,7 +812,8 @@ class Delegate:
                 self._mail.resume(known)
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
                 given = self._quality_of(known)
-                granted = Granted(known.number, self._mail_lease(known), given, prefetch, known.is_replayed)
+                at = self._archive_of(known)
+                granted = Granted(known.number, self._mail_lease(known), given, prefetch, known.is_replayed, *at)
             else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
@@ -840,7 +841,13 @@ class Delegate:
         self._offers.required_by(subscription)
         given = msgspec.structs.replace(given, unmet=subscription.unmet)
         prefetch = PREFETCH_LEAST if self._quality is not None else 0
-        return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed)
+        at = self._archive_of(subscription)
+        return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed, *at)
+
+    def _archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool]:
+        """What `Granted` says of the archive that fills it, if one does."""
+        is_filled = subscription.is_replayed and self.history is not None
+        return self.history.archive_of(subscription) if is_filled and self.history is not None else ((), False)
 
     def _amend(self, key: tuple[str, str], known: Subscription, other: Subscription) -> None:
         """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. Raises

@@ -1,4 +1,5 @@
-"""Queries of our subscribers that are answered from another platform: the server's side of a bridge.
+"""Queries of our subscribers that are answered from another platform, or by an application: the server's side of a
+bridge or query provider.
 
 It is an archive to whoever asks: an item of the lookup services with an Entry `jbi.Archive`, sessions, queries with
 credits, FINISHED. Nothing is kept here: each query has a thread that takes from its answers as far as there is room.
@@ -70,6 +71,9 @@ class Answers(Protocol):
 
 class Foreign(Protocol):
     """Who answers from elsewhere. Any thread."""
+
+    service_type: str
+    """That of its item in the lookup services."""
 
     def answers(self, request: QueryRequest) -> Answers:
         """Ask. Raises JbiError, now or by the answers."""
@@ -180,6 +184,8 @@ class ForeignResults:
 
 class _NoKeeping:
     """Of durable subscriptions there are none: their places are of archives that are here."""
+
+    incarnations: Final[dict[str, int]] = {}
 
     def consumers(self) -> tuple[()]:
         """None."""

@@ -107,6 +107,8 @@ RETAIN_SECONDS: Final = 3_600.0
 """That a call to retain takes at most."""
 OBJECT_IDS_MOST: Final = 10_000
 REGISTRATIONS_MOST: Final = 10_000
+INCARNATIONS_TOLD: Final = 64
+"""So often an archive may be started within the lease of an item of its own until a query is called incomplete."""
 TEXT_MOST: Final = 1_024
 """Characters of the name of a type or registration."""
 
@@ -269,6 +271,7 @@ class History:
         self._is_stopping = False
         self.durables: Final = Durables(archive.keeping, lease, archive.under_way, wall=wall)
         archive.is_wanted = self.durables.wants
+        self._incarnations = tuple(itertools.islice(archive.keeping.incarnations, INCARNATIONS_TOLD))
         self._noted = clock()
         self._ended: dict[str, int] = {}
         """How many have ended, by state."""
@@ -293,7 +296,7 @@ class History:
         if request.timeout:
             self._alarm(feed, request.timeout)
         self.wake(feed)
-        return QueryOpened(subscription.number, asked.query.up_to, asked.left_out, granted)
+        return QueryOpened(subscription.number, asked.query.up_to, asked.left_out, granted, self._incarnations)
 
     def cancel(self, session_id: str, number: int) -> None:
         """See HistoryProxy.cancel_query."""
@@ -310,12 +313,12 @@ class History:
         """See HistoryProxy.count."""
         asked = self._asked(request, caller)
         if not asked.query.scopes:
-            return Counted(0, asked.left_out)
+            return Counted(0, asked.left_out, "", self._incarnations)
         with self._call():
             progress = self._counted(asked.query, seconds)
         if progress.state != "finished":
             raise StorageError(f"the archive could not count: {progress.error or progress.state}")
-        return Counted(progress.matched, asked.left_out, progress.error)
+        return Counted(progress.matched, asked.left_out, progress.error, self._incarnations)
 
     def _counted(self, query: Query, seconds: float) -> Progress:
         deadline = self._clock() + max(0.0, min(seconds, COUNT_SECONDS))
@@ -399,8 +402,10 @@ class History:
         """Open the outlet of a subscription, and let it catch up with what its `start` says: one that begins behind the
         greatest position, which nothing has, begins with the present, as in `attach`."""
         start, durable = subscription.request.start, subscription.durable
+        is_elsewhere = self._is_elsewhere(start)
         after = first - 1 if start.after == MAX_POSITION else start.after
-        feed = ReplayFeed(self, session, subscription, after=after if start.kind == "after" else 0)
+        after = after if start.kind == "after" and not is_elsewhere else 0
+        feed = ReplayFeed(self, session, subscription, after=after, is_asked=is_elsewhere)
         if durable is not None:
             feed.after, feed.is_first = durable.position, durable.is_new
         with self._changed:
@@ -418,9 +423,24 @@ class History:
             here = self._archive.here(lambda _: None)
             if start.kind == "new" or start.after == MAX_POSITION:
                 return min(first - 1, here)
-            return min(start.after, here) if start.kind == "after" else 0  # given behind what durable ones have had
+            return start.after if start.kind == "after" and not self._is_elsewhere(start) else 0
 
         subscription.durable = self.durables.attach(request, subscription.caller, session, begin)
+
+    def archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool]:
+        """What `Granted` says of the archive to one that is filled from it."""
+        durable = subscription.durable
+        begins = durable is None or durable.is_new
+        return self._incarnations, begins and self._is_elsewhere(subscription.request.start)
+
+    def _is_elsewhere(self, start: Start) -> bool:
+        """Whether it is behind a position that this archive has not given: that of another one, or of what this one
+        was before it was put back from a copy."""
+        if start.kind != "after" or start.after == MAX_POSITION:
+            return False
+        keeping = self._archive.keeping
+        reached = keeping.incarnations.get(start.archive, 0) if start.archive else MAX_POSITION
+        return start.after > min(reached, keeping.end)
 
     def detach(self, session_id: str, subscription: Subscription) -> None:
         """Its subscriber has gone, or does not want it any more."""
@@ -446,6 +466,10 @@ class History:
     def _position_of(self, start: Start, durable: Durable, caller: Caller | None) -> int:
         """Behind which a durable subscription has what a beginning says."""
         here = self._archive.here(lambda _: None)
+        if start.archive and self._is_elsewhere(start):
+            raise ConfigurationError(
+                f"position {start.after} is not one of this archive", hint="Name a time, or a position that it gave"
+            )
         if start.kind in ("all", "after"):
             return min(start.after, here)
         if start.kind == "new":

@@ -5,7 +5,7 @@ Absent (None) without `[archive] folder`: then nothing here is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jbi_pubsub.core.history import Consumer, Explanation, Found, GivenUp, KeepRule, Progress, Query, Source
@@ -35,6 +35,13 @@ class Keeping(Protocol):
     @property
     def id(self) -> str:
         """Of this archive for good, whoever opens it: up to 100 characters; "" if it has none."""
+        ...
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """This time that the archive is open and the latest ones before, this one first, each with the last position
+        of its own, the greatest of this one. An archive that was put back from a copy has not those since; empty: it
+        does not tell them apart."""
         ...
 
     def room(self, size: int) -> float:

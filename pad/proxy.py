@@ -153,6 +153,9 @@ class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: tuple[str, ...] = ()
     """Types that the caller may not read."""
     qos: GrantedQos = GrantedQos()
+    incarnations: tuple[str, ...] = ()
+    """Which archive answers: the id of this time that it is open, then of those before. So whoever knows of one that
+    was open here can tell whether this is the same, and not another one, or a copy of before; (): not known."""
 
 
 class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +177,8 @@ class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: tuple[str, ...] = ()
     lacks: str = ""
     """What is damaged where it looked, and so perhaps not counted, or not there to be had."""
+    incarnations: tuple[str, ...] = ()
+    """Which archive answers: see `QueryOpened`."""
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -103,7 +103,6 @@ from jbi_pubsub.pad.samples import samples_of
 from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
-    BRIDGE_TYPE,
     PAD_TYPE,
     PUBLISHER_TYPE,
     ArchiveEntry,
@@ -341,7 +340,7 @@ class DisseminationServer:
             )
         elif archive or self._stages.foreign is not None:
             ref = self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
-            kind = () if archive else (BRIDGE_TYPE,)
+            kind = (self._stages.foreign.service_type,) if self._stages.foreign is not None else ()
             self.community.join(ServiceItem(self.server_id, kind, ref, archive or (ArchiveEntry().rep(),)))
 
     def _show_again(self) -> None:

@@ -66,6 +66,10 @@ PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
 """Service type of whatever a subscriber can register with: a registration at a delegate or a peer publisher."""
 BRIDGE_TYPE: Final = "jbi.Bridge"
 """Service type of the item by which a bridge has a platform's queries answered from another one as well."""
+PROVIDER_TYPE: Final = "jbi.Provider"
+"""Service type of the item by which an application answers queries of others itself."""
+ANSWERING_TYPES: Final = frozenset((BRIDGE_TYPE, PROVIDER_TYPE))
+"""Who answers queries, and has no archive to look after."""
 PEER_TYPE: Final = "jbi.PeerPublisher"
 """Further service type of a peer publisher's registrations."""
 
@@ -134,10 +138,11 @@ class SigningKeyEntry(Entry):
 class ArchiveEntry(Entry):
     """On the item of a delegate, or an item of its own of a peer publisher: it has an archive, which takes queries
     (`proxy.HISTORY`, beside the SUBSCRIPTIONS that sessions are opened with). `types`: the names of the types in it,
-    with a space between; unset: they are too many to say, or not known."""
+    with a space between; unset: they are too many to say, or not known. `incarnation`: see `proxy.QueryOpened`."""
 
     entry_name = "jbi.Archive"
     types: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +285,9 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: Seconds = 0.0
     after: Position = 0
     latest_by: str = ""
+    archive: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
+    """The incarnation of the archive that gave the position: any other but its own later ones begins with the oldest
+    object, and says so (`Granted.is_elsewhere`); "": not known, and taken for its own if it may be."""
 
 
 NEW: Final = Start()
@@ -381,6 +389,8 @@ class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     qos: Wish = Wish()
     view: View = "metadata"
     """Of the predicate, as of a subscription. `latest_by` is of the metadata."""
+    passed: Annotated[tuple[str, ...], msgspec.Meta(max_length=HOPS_MOST)] = ()
+    """The names of the platforms from which bridges have brought it, in order. Everything of these is asked already."""
 
 
 def owned_uid(kind: str, secret: str) -> str:
@@ -478,6 +488,10 @@ class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placed: bool = False
     """Whether its objects come with their positions (items PLACED): it begins elsewhere than with what is new, or is
     durable, and there is an archive."""
+    incarnations: tuple[str, ...] = ()
+    """Which archive that is: see `proxy.QueryOpened`."""
+    is_elsewhere: bool = False
+    """Whether it was to begin behind a position that this archive has not given: all that is here comes."""
 
 
 FAR: Final = sys.maxsize

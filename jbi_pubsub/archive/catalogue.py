@@ -1,5 +1,5 @@
 """What an archive knows beside its volumes, in one SQLite file: registrations, durable subscriptions, ids of deleted
-objects, counts.
+objects, counts, and its incarnations.
 
 Rules:
 - What can be told from volumes is behind them: `checkpoint` is the position up to which it is right, and whoever opens
@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.history import Consumer
+from jbi_pubsub.core.history import MAX_POSITION, Consumer
 from jbi_pubsub.core.values import decoder_of
 
 log = logging.getLogger("jbi_pubsub.archive")
@@ -35,6 +35,7 @@ MAX_NAME: Final = 200
 """Characters of a durable subscription's name, and of its owner's."""
 MAX_EXPIRED: Final = 100_000
 """Rows of what was given up: one for each volume and registration."""
+MAX_INCARNATIONS: Final = 10_000
 MAX_INTERVALS: Final = 10_000
 """Acknowledged above the position, of one of them: its bound of objects under way keeps it far below."""
 
@@ -51,6 +52,9 @@ _TABLES: Final = {
     " last INTEGER NOT NULL, objects INTEGER NOT NULL)",
     "counters": "(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 }
+_INCARNATIONS: Final = "CREATE TABLE IF NOT EXISTS incarnations (id TEXT NOT NULL, above INTEGER NOT NULL)"
+"""Each time that the archive was opened, with the last position before. Files of before have none, and a damaged one's
+are not taken over: positions of those are not known as this archive's any more."""
 _TAKEN_OVER: Final = ("archive", "registrations", "consumers", "deleted", "expired")
 """Of a damaged file. What was counted begins anew."""
 _COLUMNS: Final = "uid, type, version, publisher, entries, sequence, first, last, objects, bytes"
@@ -122,6 +126,20 @@ class Catalogue:
         """Up to which position the registrations here are right."""
         with self._translated():
             return int(self._base.execute("SELECT checkpoint FROM archive").fetchone()[0])
+
+    # -- incarnations -------------------------------------------------------------------------------------------
+
+    def begin(self, incarnation: str, above: int) -> dict[str, int]:
+        """The archive is open from now on, as that incarnation, which gives positions above one. The latest
+        incarnations, that first, each with the last position of its own. Raises StorageError."""
+        with self._transaction() as base:
+            base.execute(_INCARNATIONS)
+            base.execute("INSERT INTO incarnations VALUES (?, ?)", (incarnation, above))
+            most = MAX_INCARNATIONS
+            base.execute("DELETE FROM incarnations WHERE rowid <= (SELECT max(rowid) FROM incarnations) - ?", (most,))
+            rows = base.execute("SELECT id, above FROM incarnations ORDER BY rowid DESC").fetchall()
+        ends = [MAX_POSITION, *(above for _, above in rows)]
+        return {each: end for (each, _), end in zip(rows, ends, strict=False)}
 
     # -- registrations ------------------------------------------------------------------------------------------
 

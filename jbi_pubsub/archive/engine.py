@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import msgspec
 
@@ -152,6 +153,12 @@ class Archive:
             self._catalogue = Catalogue(self.folder.path / CATALOGUE, self.folder.archive)
             try:
                 self._log = self._recovered(volume_bytes, volume_records)
+                try:
+                    self.incarnations: Final = self._catalogue.begin(uuid4().hex, self.end)
+                    """See Keeping."""
+                except BaseException:
+                    self._log.close()
+                    raise
             except BaseException:
                 self._catalogue.close()
                 raise

@@ -44,9 +44,9 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.foreign import Answers
-from jbi_pubsub.pad.subscription import HOPS_MOST, QueryRequest
+from jbi_pubsub.pad.subscription import BRIDGE_TYPE, HOPS_MOST, QueryRequest
 
-from .platform import Platform, Published, shared_lookups
+from .platform import Answered, Platform, Published, shared_lookups
 from .transformation import Transforming
 
 log = logging.getLogger("jbi_pubsub.bridge")
@@ -429,8 +429,19 @@ class Direction:
     # -- the past -------------------------------------------------------------------------------------------------
 
     def answers(self, request: QueryRequest) -> Answers:
-        """What the source has of that which the target asks, as it would have come (see pad.foreign)."""
-        own = msgspec.structs.replace(request, type=self.transformation.asked(request.type), limit=0)
+        """What the source has of that which the target asks, as it would have come (see pad.foreign). Nothing where it
+        was brought from the source before, by whatever bridge: all of the source is asked by whoever brought it, and
+        what passes the source twice is an echo. So rings end. Raises ConfigurationError beyond HOPS_MOST platforms."""
+        passed = (*request.passed, self.target.name)
+        if self.source.name in passed:
+            return Answered(None)
+        if len(passed) > HOPS_MOST:
+            raise ConfigurationError(
+                f"a query has passed {HOPS_MOST} platforms, the limit",
+                hint="A platform has one name in all its bridges",
+            )
+        asked = self.transformation.asked(request.type)
+        own = msgspec.structs.replace(request, type=asked, limit=0, passed=passed)
         return _Seen(self.source.query(own), self.seen, request.limit)
 
     def seen(self, obj: InfoObject) -> InfoObject | None:
@@ -541,6 +552,8 @@ class Mirror:
 
 class _Door:
     """A bridge as the target of one of its directions knows it (see pad.foreign.Foreign)."""
+
+    service_type = BRIDGE_TYPE
 
     def __init__(self, mirror: Mirror, direction: Direction) -> None:
         self._mirror = mirror

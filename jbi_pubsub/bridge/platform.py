@@ -30,7 +30,6 @@ from jbi_pubsub.pad.foreign import Answers, Foreign
 from jbi_pubsub.pad.proxy import fetch_schema
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import (
-    BRIDGE_TYPE,
     PUBLISHER_TYPE,
     ExpirationEntry,
     InformationType,
@@ -181,12 +180,12 @@ class SideSubscriber(SubscriberAdapter):
         """The ids of the lookup services that answer."""
         return frozenset(each.registrar_id for each in self._community.sessions() if each.connected)
 
-    def ask(self, request: QueryRequest) -> Answers:
-        """What the archives of this platform have, those behind bridges not asked: a query passes one bridge. Raises
-        as `open_query`."""
+    def ask(self, request: QueryRequest, bridge: str) -> Answers:
+        """What the archives of this platform have, its query providers, and other platforms behind other bridges than
+        the one that asks, whose server here has that id. Raises as `open_query`."""
         if not self.connected():
             raise LookupNotFoundError("no lookup service of the other platform answers its bridge")
-        items = [item for item in self._archive_items() if BRIDGE_TYPE not in item.types]
+        items = [item for item in self._archive_items() if item.proxy.service_id != bridge]
         try:
             name, archives = archives_with(request.type, items, is_published=lambda _: False)
         except UnknownUidError:  # nobody has anything of it
@@ -352,7 +351,7 @@ class JbiPlatform:
 
     def query(self, request: QueryRequest) -> Answers:
         """What archives there have."""
-        return self._subscriber.ask(request)
+        return self._subscriber.ask(request, self._server.server_id if self._server is not None else "")
 
     def provide(self, foreign: Foreign) -> None:
         """Have the queries of those who are there answered by the other side as well: a server here is an archive to

@@ -21,7 +21,8 @@ class SequenceCallback(Protocol):
 
 class QueryCallback(Protocol):
     """Of a query. Besides it may have `queryFinished(state)`: nothing comes any more, as it is "finished", "cancelled",
-    "failed" or "timed_out"."""
+    "failed" or "timed_out"; and before that `queryIncomplete(missing)`, where archives have not answered to the end:
+    their addresses, each with the reason."""
 
     def infoObjectAvailable(self, io: InfoObject) -> None:
         """The next result. Calls are serial for each query."""

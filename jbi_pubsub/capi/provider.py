@@ -26,7 +26,7 @@ from jbi_pubsub.core.info_object import Platform, object_id_of, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import QueryRequest, owned_uid
+from jbi_pubsub.pad.subscription import PROVIDER_TYPE, QueryRequest, owned_uid
 
 from .callbacks import QueryProvider
 from .objects import InfoObject
@@ -63,6 +63,8 @@ class _Answers:
 class _Provided:
     """A provider as whoever answers from elsewhere (see pad.foreign.Foreign)."""
 
+    service_type = PROVIDER_TYPE
+
     def __init__(self, provider: QueryProvider, name: str) -> None:
         self._provider = provider
         self._name = name
@@ -72,8 +74,10 @@ class _Provided:
 
     def answers(self, request: QueryRequest) -> _Answers:
         """Raises ConfigurationError for what it can't know."""
-        _check(request)
         over = threading.Event()
+        if request.object_ids is not None:  # it keeps none: who asks for a certain one need not ask it
+            return _Answers(iter(()), over)
+        _check(request)
         return _Answers(self._answered(request, over), over)
 
     def _answered(self, request: QueryRequest, over: threading.Event) -> Iterator[info_object.InfoObject]:
@@ -128,7 +132,7 @@ class _Running:
 
 
 def _check(request: QueryRequest) -> None:
-    asked = request.entries, request.registrations, request.object_ids, request.latest_by, request.publisher
+    asked = request.entries, request.registrations, request.latest_by, request.publisher
     if any(asked) or request.after or request.up_to < MAX_POSITION or request.language != "xpath":
         raise ConfigurationError("a query provider does not know that", hint="It answers by type, predicate and time")
 

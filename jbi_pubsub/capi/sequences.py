@@ -12,7 +12,7 @@ import enum
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, NoReturn, Protocol
 
@@ -39,6 +39,7 @@ from .errors import (
     InvalidPayloadException,
     ObjectUnavailableException,
     PausedSequenceException,
+    PlatformFailureException,
     SequenceStateException,
     TimeoutException,
     UnrecognizedObjectTypeException,
@@ -668,8 +669,11 @@ class _Teller:
         """The next result."""
         self._callback.infoObjectAvailable(come(obj))
 
-    def finished(self, query: Query, state: str) -> None:  # noqa: ARG002  # the protocol's parameter
+    def finished(self, query: Query, state: str) -> None:
         """Nothing comes any more."""
+        incomplete = getattr(self._callback, "queryIncomplete", None)
+        if query.partial and incomplete is not None:
+            incomplete(list(query.partial))
         told = getattr(self._callback, "queryFinished", None)
         if told is not None:
             told(state)
@@ -685,6 +689,7 @@ class QuerySequence(InfoObjectSequence):
         self._predicate = ""
         self._query: Query | None = None
         self._has_callback = False
+        self._is_distributed = False
         self._is_asking = False
 
     @call
@@ -709,7 +714,7 @@ class QuerySequence(InfoObjectSequence):
     @call
     def executeDistributedQuery(self, timeout: float, callback: QueryCallback | None = None) -> None:
         """The same of all archives that can be found, for `timeout` ms at most; each object comes once. An archive that
-        does not answer is left out. Raises as `executeQuery`."""
+        does not answer is left out, and named by `getMissingAnswers`. Raises as `executeQuery`."""
         _check_ms("executeDistributedQuery", timeout)
         if timeout <= 0:
             raise ArgumentError("executeDistributedQuery: timeout is 0 ms", hint="It needs some time")
@@ -719,7 +724,8 @@ class QuerySequence(InfoObjectSequence):
     def getNext(self, count: int, timeout: float) -> list[InfoObject]:
         """The next `count` results: fewer when there are no more, or `timeout` ms are over; [] at the end. Raises
         TimeoutException when none came within that time, PausedSequenceException, SequenceStateException (there is no
-        query, or it has a callback), PlatformFailureException (the query failed)."""
+        query, or it has a callback), PlatformFailureException (the query failed, or there are no more though the
+        archive of `executeQuery` has not told all)."""
         _check_ms("getNext", timeout)
         if count < 1:
             raise ArgumentError(f"getNext: count is {count}", hint="It takes a number from 1 on")
@@ -733,6 +739,8 @@ class QuerySequence(InfoObjectSequence):
             raise TimeoutException(f"no result came within {timeout:g} ms")
         if not found and query.state == "cancelled":
             self._require_active()
+        if not found:
+            self._check_complete(query.partial)
         return [come(obj) for obj in found]
 
     @call
@@ -743,10 +751,19 @@ class QuerySequence(InfoObjectSequence):
     @call
     def getResultCount(self) -> int:
         """How many results the query has, taken or not; of those that are asked again, as they are now. Raises
-        SequenceStateException when there is no query, TimeoutException."""
+        SequenceStateException when there is no query, TimeoutException, PlatformFailureException (the archive of
+        `executeQuery` could not count all)."""
         query = self._asked()
         self._require_active()
-        return int(query.count(COUNT_SECONDS))
+        count = query.count(COUNT_SECONDS)
+        self._check_complete(count.partial)
+        return int(count)
+
+    @call
+    def getMissingAnswers(self) -> list[str]:
+        """The archives (addresses) that have not answered the query to the end so far, each with the reason: what they
+        have is not among the results. Raises SequenceStateException when there is no query."""
+        return list(self._asked().partial)
 
     @call
     def setNamespacePrefixes(self, prefixes: Mapping[str, str]) -> None:
@@ -783,7 +800,7 @@ class QuerySequence(InfoObjectSequence):
                 self._is_asking = False
                 state = self._state
                 if query is not None and state is not DESTROYED:
-                    self._query, self._has_callback = query, callback is not None
+                    self._query, self._has_callback, self._is_distributed = query, callback is not None, at is None
         if state is PAUSED:
             query.pause()
         elif state is DESTROYED:
@@ -797,6 +814,11 @@ class QuerySequence(InfoObjectSequence):
         if query is None:
             raise SequenceStateException("nothing was asked", hint="Call executeQuery() first", state=int(self._state))
         return query
+
+    def _check_complete(self, partial: Sequence[str]) -> None:
+        """Raises PlatformFailureException where one archive was asked, which has not told all."""
+        if partial and not self._is_distributed:
+            raise PlatformFailureException(f"the archive has not told all: {'; '.join(partial)}", hint="Ask again")
 
     def _open(self) -> None:
         self._connection.subscriber()

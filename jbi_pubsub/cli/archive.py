@@ -26,7 +26,7 @@ from jbi_pubsub.pad.archiving import Archiving, entries_of
 from jbi_pubsub.pad.keeping import Keeping
 from jbi_pubsub.pad.proxy import Described, HistoryProxy, fetch_status
 from jbi_pubsub.pad.shelf import Shelves
-from jbi_pubsub.pad.subscription import BRIDGE_TYPE, ArchiveEntry, QueryRequest
+from jbi_pubsub.pad.subscription import ANSWERING_TYPES, ArchiveEntry, QueryRequest
 from jbi_pubsub.subscriber import Query as OpenQuery
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.asking import archives_with
@@ -693,7 +693,7 @@ def _archives(config: Config, at: str | None) -> Iterator[_At]:
         return
     with closing(JoinManager(config, name="jbi")) as community, looking(config, "archives"):
         items = community.lookup(ServiceTemplate(entries=(ArchiveEntry().rep(),)), EVERYTHING)
-    items = [item for item in items if BRIDGE_TYPE not in item.types]  # another platform's are looked after there
+    items = [item for item in items if ANSWERING_TYPES.isdisjoint(item.types)]  # who has one elsewhere, or none
     # by address: one that was killed and started again there is listed twice until its former lease has run out
     found = {item.proxy.endpoints: _At(item.proxy, ", ".join(item.proxy.endpoints), item) for item in items}
     if not found:

@@ -207,7 +207,10 @@ def publish(
 @click.option("--policy", type=click.Choice(["drop_oldest", "drop_newest", "block"]), help="When the queue is full.")
 @click.option("--bound", type=click.IntRange(1), help="Objects that may wait.")
 @click.option(
-    "--from", "start", metavar="WHERE", help="Begin there: all, last, a time (2h, 2026-11-01T00:00Z), a position."
+    "--from",
+    "start",
+    metavar="WHERE",
+    help="Begin there: all, last, a time (2h, 2026-11-01T00:00Z), a place.",
 )
 @click.option(
     "--durable", metavar="NAME", help="Go on where this name was, the next time, whatever has come meanwhile."
@@ -365,7 +368,7 @@ def facts_of(obj: InfoObject) -> dict[str, object]:
         "registration": obj.platform.registration,
         "sequence": obj.platform.sequence,
         "published": obj.platform.published,
-        **({"position": obj.platform.position} if obj.platform.position else {}),
+        **({"position": obj.platform.position, "place": obj.platform.place} if obj.platform.position else {}),
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
         "payload_length": obj.payload_size,
         "payload_published_length": obj.platform.payload_length,
@@ -688,9 +691,7 @@ def renew(settings: Settings, uid: str) -> None:
 
 @subscriptions.command()
 @click.argument("name")
-@click.option(
-    "--to", required=True, metavar="WHERE", help="all, new, last, a time (2h, 2026-11-01T00:00Z), a position."
-)
+@click.option("--to", required=True, metavar="WHERE", help="all, new, last, a time (2h, 2026-11-01T00:00Z), a place.")
 @pass_settings
 def reset(settings: Settings, name: str, to: str) -> None:
     """Have a durable subscription of yours go on from another place the next time.

@@ -21,7 +21,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
-from jbi_pubsub.pad.subscription import BRIDGE_TYPE, PAD_TYPE, PUBLISHER_TYPE
+from jbi_pubsub.pad.subscription import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE
 
 from .screen import Screen, is_screen
 from .series import SERIES, show_series
@@ -116,7 +116,7 @@ _ALL: Final = (
 """Every column that there may be."""
 _OF_FEDERATIONS: Final = ("rti", "rti link", "federation bridge")
 """Kinds of servers that know of federations."""
-_ANSWERING: Final = DISSEMINATORS | {BRIDGE_TYPE, RTI_TYPE, HLA_BRIDGE_TYPE}
+_ANSWERING: Final = DISSEMINATORS | ANSWERING_TYPES | {RTI_TYPE, HLA_BRIDGE_TYPE}
 """Types of services that can be asked how they are, beside lookup services."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",

@@ -83,12 +83,12 @@ class Gathering:
             raise ProtocolError(f"an object of {self._head.payload_length} bytes by its head has {len(self._payload)}")
         return Parcel.spooled_as(self._head, self._first, self._payload, since)
 
-    def info_object(self, position: int) -> InfoObject:
+    def info_object(self, position: int, archive: str = "") -> InfoObject:
         """The same as applications see it, with its place in an archive. Raises ProtocolError."""
         if self._payload is None or self._head is None:
-            return decode_cut(self._chunks, position)
+            return decode_cut(self._chunks, position, archive)
         self._payload.finish()
-        return large(self._head, self._payload, self._seal, position)
+        return large(self._head, self._payload, self._seal, position, archive)
 
     def _spill(self) -> None:
         """It is too much for memory: its payload goes to a file, as soon as it is known where that begins."""

@@ -64,6 +64,14 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     verified: str = ""
     position: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] = 0
     """Its place in the archive that it came from, which goes up; 0 where it came by itself. Never published."""
+    archive: str = ""
+    """The id of that archive's incarnation; "" where it is not known. Never published."""
+
+    @property
+    def place(self) -> str:
+        """Position and archive, as `start=` of a subscription takes them: whoever goes on there is told if it is
+        another archive. "" where it came by itself."""
+        return f"{self.position}@{self.archive}" if self.archive else str(self.position or "")
 
 
 class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -172,7 +180,11 @@ class Cause(enum.StrEnum):
     """Beyond the rate that the subscription may or wants to have."""
     EXPIRED = "expired"
     """It waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its rules,
-    before a durable subscription had it."""
+    before a durable subscription had it. Whether that would have matched the predicate is not known: counted is what
+    went of the types and registrations that match."""
+    OTHER_ARCHIVE = "other_archive"
+    """Of an archive that was wiped, put back from a copy, or is another one than the position is of that was to be gone
+    on from: what was behind it there is not known (count 0). What is here comes."""
     INVALID = "invalid"
     """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
     FILTERED = "filtered"
@@ -353,20 +365,20 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
     return head, at, seal
 
 
-def _unpacked(head: Head, payload: bytes, seal: bytes = b"", position: int = 0) -> InfoObject:
+def _unpacked(head: Head, payload: bytes, seal: bytes = b"", position: int = 0, archive: str = "") -> InfoObject:
     metadata = bytes(head.metadata)
-    platform = _platform(head, metadata, seal, position)
+    platform = _platform(head, metadata, seal, position, archive)
     return InfoObject(head.object_id, TypeName(head.type_name, head.type_version), metadata, payload, platform)
 
 
-def large(head: Head, payload: SpooledPayload, seal: bytes = b"", position: int = 0) -> LargeObject:
+def large(head: Head, payload: SpooledPayload, seal: bytes = b"", position: int = 0, archive: str = "") -> LargeObject:
     """An object whose payload lies in a file, as applications see it."""
     metadata = bytes(head.metadata)
-    type_, platform = TypeName(head.type_name, head.type_version), _platform(head, metadata, seal, position)
+    type_, platform = TypeName(head.type_name, head.type_version), _platform(head, metadata, seal, position, archive)
     return LargeObject(head.object_id, type_, metadata, b"", platform, payload)
 
 
-def _platform(head: Head, metadata: bytes, seal: bytes, position: int) -> Platform:
+def _platform(head: Head, metadata: bytes, seal: bytes, position: int, archive: str) -> Platform:
     return Platform(
         head.published,
         head.registration,
@@ -379,6 +391,7 @@ def _platform(head: Head, metadata: bytes, seal: bytes, position: int) -> Platfo
         seal,
         "",
         position,
+        archive,
     )
 
 
@@ -452,14 +465,14 @@ def packed(obj: InfoObject) -> Parcel:
     return pack(head, obj.spooled if isinstance(obj, LargeObject) and obj.spooled is not None else obj.payload)
 
 
-def decode(data: Part, position: int = 0) -> InfoObject:
+def decode(data: Part, position: int = 0, archive: str = "") -> InfoObject:
     """The object of the joined parts of `encode`, which came with its `position` in an archive, or by itself. Raises
     ProtocolError."""
     head, payload_at, seal = _read(data)
-    return _unpacked(head, bytes(data[payload_at:]), seal, position)
+    return _unpacked(head, bytes(data[payload_at:]), seal, position, archive)
 
 
-def decode_cut(parts: Sequence[Part], position: int = 0) -> InfoObject:
+def decode_cut(parts: Sequence[Part], position: int = 0, archive: str = "") -> InfoObject:
     """The same of the pieces, at least one, into which these were cut: the payload is copied once. Raises
     ProtocolError."""
     first, *more = parts
@@ -467,4 +480,4 @@ def decode_cut(parts: Sequence[Part], position: int = 0) -> InfoObject:
     if more and _LENGTH.size + length + SEAL_BYTES > len(first):
         first, more = b"".join(parts), []  # the first one may not hold the whole head
     head, payload_at, seal = _read(first)
-    return _unpacked(head, b"".join([first[payload_at:], *more]), seal, position)
+    return _unpacked(head, b"".join([first[payload_at:], *more]), seal, position, archive)

@@ -36,6 +36,7 @@ from jbi_pubsub.core.errors import (
     QosDeniedError,
     SchemaError,
     UnknownUidError,
+    WireError,
     unknown_uid,
 )
 from jbi_pubsub.core.guard import guarded
@@ -72,7 +73,6 @@ from .asking import (
     Conditions,
     Count,
     Explanations,
-    address_of,
     archives_with,
     bindings,
     key_of,
@@ -81,6 +81,7 @@ from .asking import (
     seconds_of,
     split_type,
 )
+from .coverage import places_of
 from .fitness import Fitness
 from .listeners import ListenerPool
 from .moments import Moment, start_at
@@ -518,15 +519,20 @@ class SubscriberAdapter:
 
     @checked
     def get(self, object_id: str, timeout: float = 60.0) -> InfoObject:
-        """An archived object, wherever it is. Raises UnknownUidError when no archive has it, as far as they answer."""
+        """An archived object, wherever it is. Raises UnknownUidError when no archive has it; when none that answers has
+        it, and not all do, WireError."""
         self._check_open()
         request = request_for(object_id)
         _, archives = archives_with("", self._listed_archives(), is_published=lambda _: False)
         with self._open_query(Asking(request, archives, None, timeout), None) as opened:
             found = opened.get_next(1)
+        if not found and opened.partial:
+            raise WireError(
+                f"whether an archive has object {object_id} is not known: {'; '.join(opened.partial)}",
+                hint="Try again when all of them answer",
+            )
         if not found:
-            silent = f", as far as they answer ({'; '.join(opened.partial)})" if opened.partial else ""
-            raise UnknownUidError(f"no archive has object {object_id}{silent}", hint="It was not kept, or given up")
+            raise UnknownUidError(f"no archive has object {object_id}", hint="It was not kept, or given up")
         return found[0]
 
     @checked
@@ -635,8 +641,8 @@ class SubscriberAdapter:
         uid = f"query-{token_hex(8)}"
         asked = asking.request if asking.fitness is None else msgspec.structs.replace(asking.request, limit=0)
         parts = [
-            QueryPart(f"{uid}-{number}", asked, address_of(item), self._listeners, asking.fitness)
-            for number, item in enumerate(asking.archives)
+            QueryPart(f"{uid}-{number}", asked, place, self._listeners, asking.fitness)
+            for number, place in enumerate(places_of(asking.archives))
         ]
         query = Query(
             parts, key=asking.key, timeout=asking.timeout, listener=listener, listeners=self._listeners,
@@ -644,10 +650,15 @@ class SubscriberAdapter:
         )  # fmt: skip
         with self._lock:
             self._queries.add(query)
-        for part, item in zip(parts, asking.archives, strict=True):
-            self._at_session(item, partial(_asked, part))
+        for part in parts:
+            part.ask_at = partial(self._ask_at, part)
+            part.ask_at(part.place.item.proxy.service_id)
         query.await_open(min(asking.timeout, self._config.lookup.timeout))
         return query
+
+    def _ask_at(self, part: QueryPart, server: str) -> None:
+        """Have a part asked at its address, where the server of that id is."""
+        self._at_session(msgspec.structs.replace(part.place.item.proxy, service_id=server), partial(_asked, part))
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -871,12 +882,12 @@ class SubscriberAdapter:
         """Have the subscription registered with the delegate or peer publisher of a matching item."""
         with self._lock:
             if subscription.uid in self._subscriptions:
-                self._at_session(item, lambda session: session.want(subscription))
+                self._at_session(item.proxy, lambda session: session.want(subscription))
 
-    def _at_session(self, item: ServiceItem, do: Callable[[DelegateSession], bool]) -> None:
+    def _at_session(self, ref: ServiceRef, do: Callable[[DelegateSession], bool]) -> None:
         """Have something done by the session at a delegate or peer publisher, which may be a new one; `do` tells
         whether it was: not by one that has ended."""
-        ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        ref = msgspec.structs.replace(ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         with self._lock:
             if self._closed:
                 return

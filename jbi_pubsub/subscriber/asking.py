@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypedDict, TypeVar
 
 from jbi_pubsub.core.arguments import Document, Source
 from jbi_pubsub.core.config import ClientSection, Config
-from jbi_pubsub.core.errors import ConfigurationError, EntryError, JbiError, MetadataError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, MetadataError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION, Explanation, Order
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.quality import Wish, checked_wish
@@ -23,8 +23,9 @@ from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, compiled_xpath
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import Claims, HistoryProxy
-from jbi_pubsub.pad.subscription import ArchiveEntry, InformationType, QueryRequest, Start, View
+from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, View
 
+from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness
 from .merging import KeyOf
 from .moments import LATEST, Moment, seconds_at
@@ -284,24 +285,29 @@ class Archives:
     def count(self, asking: Asking, seconds: float) -> Count:
         """How many objects they have in all. Raises what the first says, if none can."""
         request = asking.request
-        answers, partial = self._answers(asking, lambda proxy: proxy.count(request, seconds, self._claims))
-        total = sum(answer.count for answer in answers.values())
-        partial += tuple(f"{address}: {answer.lacks}" for address, answer in answers.items() if answer.lacks)
-        return Count(min(total, request.limit) if request.limit else total, partial)
+        told, errors = self._answers(asking, lambda proxy: proxy.count(request, seconds, self._claims))
+        each = {(said.incarnations or (place.address,))[0]: said.count for place, said in told}  # one archive, once
+        answers = [Answer(place.address, place.listed, said.incarnations, "", said.lacks) for place, said in told]
+        answers += [Answer(place.address, place.listed, (), why.message) for place, why in errors]
+        total = sum(each.values())
+        return Count(min(total, request.limit) if request.limit else total, named(answers))
 
     def explain(self, asking: Asking) -> Explanations:
         """How each would answer, by its address. Raises as `count`."""
         request = asking.request
-        answers, partial = self._answers(asking, lambda proxy: proxy.explain_query(request, self._claims))
-        return Explanations({address: answer.explanation for address, answer in answers.items()}, partial)
+        told, errors = self._answers(asking, lambda proxy: proxy.explain_query(request, self._claims))
+        partial = tuple(f"{place.address}: {why.message}" for place, why in errors)
+        return Explanations({place.address: said.explanation for place, said in told}, partial)
 
     def reset(self, items: Sequence[ServiceItem], name: str, secret: str, start: Start) -> int:
         """At how many of them the durable subscription is known, and goes on from there now."""
         answers = self._each(items, lambda proxy: proxy.reset(name, secret, start, self._claims))
-        return sum(answers.values())
+        return sum(is_known for _, is_known in answers)
 
-    def _answers(self, asking: Asking, ask: Callable[[HistoryProxy], T]) -> tuple[dict[str, T], tuple[str, ...]]:
-        """Of those that answer, and the others with the reason."""
+    def _answers(
+        self, asking: Asking, ask: Callable[[HistoryProxy], T]
+    ) -> tuple[list[tuple[Place, T]], list[tuple[Place, JbiError]]]:
+        """Of those that answer, and why the others do not. Raises what the first says, if none does."""
 
         def tried(proxy: HistoryProxy) -> T | JbiError:
             try:
@@ -310,39 +316,31 @@ class Archives:
                 return exc
 
         said = self._each(asking.archives, tried)
-        answers = {address: answer for address, answer in said.items() if not isinstance(answer, JbiError)}
-        errors = {address: error for address, error in said.items() if isinstance(error, JbiError)}
+        answers = [(place, answer) for place, answer in said if not isinstance(answer, JbiError)]
+        errors = [(place, error) for place, error in said if isinstance(error, JbiError)]
         if not answers:
-            raise next(iter(errors.values()))
-        for address, error in errors.items():
-            log.warning("the archive at %s does not answer: %s", address, error)
-        return answers, tuple(f"{address}: {error.message}" for address, error in errors.items())
+            raise errors[0][1]
+        for place, error in errors:
+            log.warning("the archive at %s does not answer: %s", place.address, error)
+        return answers, errors
 
-    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> dict[str, T]:
-        def asked(item: ServiceItem) -> T:
-            proxy = HistoryProxy(item.proxy, self._security, timeout=self._timeout)
+    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> list[tuple[Place, T]]:
+        def asked(place: Place) -> T:
+            proxy = HistoryProxy(place.item.proxy, self._security, timeout=self._timeout)
             try:
                 return ask(proxy)
             finally:
                 proxy.close()
 
-        with ThreadPoolExecutor(min(len(items), ASKED_AT_ONCE), thread_name_prefix="archives") as pool:
-            return dict(zip(map(address_of, items), pool.map(asked, items), strict=True))
-
-
-def address_of(item: ServiceItem) -> str:
-    """Where a server is reached."""
-    return ", ".join(item.proxy.endpoints)
+        places = places_of(items)
+        with ThreadPoolExecutor(min(len(places), ASKED_AT_ONCE), thread_name_prefix="archives") as pool:
+            return list(zip(places, pool.map(asked, places), strict=True))
 
 
 def _types_of(item: ServiceItem) -> frozenset[str] | None:
     """The types in an archive; None: not known."""
-    rep = next((rep for rep in item.entries if rep.cls.name == ArchiveEntry.entry_name), None)
-    try:
-        said = ArchiveEntry.from_rep(rep).types if rep is not None else None
-    except EntryError:
-        return None  # of another version: asked, it will say
-    return None if said is None else frozenset(said.split())
+    said = entry_of(item)
+    return None if said is None or said.types is None else frozenset(said.types.split())
 
 
 def _within(what: str, given: int | None, least: int, most: int, default: int) -> int:

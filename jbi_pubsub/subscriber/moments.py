@@ -20,7 +20,7 @@ LATEST: Final = 1e11
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _AGO: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?[smhdw])+", re.ASCII)
 _PART: Final = re.compile(r"([\d.]+)([smhdw])")
-_DIGITS: Final = re.compile(r"\d{1,19}", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,19})(?:@([0-9a-f]{32}))?", re.ASCII)
 _LIKE: Final = 'For example "2026-11-01T00:00Z", or "2h" for two hours ago'
 
 
@@ -50,19 +50,25 @@ def seconds_at(given: Moment, *, now: float, what: str) -> float:
     return seconds
 
 
+def is_place(text: str) -> bool:
+    """Whether that is `Platform.place` of an object, or a position."""
+    return _PLACE.fullmatch(text) is not None
+
+
 def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> Start:
-    """What `start=` of a subscription asks for: "new", "all", "last", a moment, or the position of one archive that the
-    last object had which is not wanted again. Raises ConfigurationError."""
+    """What `start=` of a subscription asks for: "new", "all", "last", a moment, or the place (`Platform.place`), or
+    position of one archive, that the last object had which is not wanted again. Raises ConfigurationError."""
     if latest_by and given != "last":
         raise ConfigurationError('latest_by is for start="last"', hint="It says of which keys the newest objects come")
     if given is None or given == "new":
         return NEW
-    if isinstance(given, str) and _DIGITS.fullmatch(given.strip()):
-        given = int(given)
+    archive = ""
+    if isinstance(given, str) and (place := _PLACE.fullmatch(given.strip())):
+        given, archive = int(place[1]), place[2] or ""
     if isinstance(given, int):
         if not 0 <= given <= MAX_POSITION:
             raise ConfigurationError(f"start: position {given} is not in 0..{MAX_POSITION}")
-        return Start("after", after=given)
+        return Start("after", after=given, archive=archive)
     if given == "all":
         return Start("all")
     if given == "last":
@@ -70,5 +76,5 @@ def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> 
     try:
         return Start("since", since=seconds_at(given, now=now, what="start"))
     except ConfigurationError as exc:
-        hint = f'"new", "all", "last", a time or a position. {exc.hint}'
+        hint = f'"new", "all", "last", a time, or the place of an object. {exc.hint}'
         raise ConfigurationError(exc.message, hint=hint) from exc

@@ -2,7 +2,8 @@
 
 Theory of operation: each archive's results come to a part of their own, as objects come to a subscription, as many as
 credits allow. Whoever takes the next result has the parts say what they have next, and gets the first of these
-(merging.py). An archive that fails is named in `partial`, and the others go on.
+(merging.py). An archive that fails is named in `partial`, and the others go on. A part is asked of an address: whoever
+has that now answers, and says which archive it has; the parts together say what is missing (coverage.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jbi_pubsub.pad.proxy import Finished, QueryOpened
 from jbi_pubsub.pad.subscription import QueryRequest, SubscriptionRequest
 
 from .asking import Count
+from .coverage import Answer, Place, missing, named
 from .fitness import Fitness
 from .listeners import ListenerPool
 from .merging import KeyOf, Merge
@@ -32,6 +34,9 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 
 QUERY_SECONDS: Final = 3_600.0
 """For a query that names no time of its own."""
+
+REPLACED_MOST: Final = 5
+"""So often a part is asked of another server at its address."""
 
 WAIT_SECONDS: Final = 1.0
 """The longest that a condition is awaited at a time."""
@@ -68,7 +73,7 @@ class QueryPart(LocalSubscription):
         self,
         uid: str,
         request: QueryRequest,
-        address: str,
+        place: Place,
         listeners: ListenerPool,
         fitness: Fitness | None = None,
     ) -> None:
@@ -85,7 +90,8 @@ class QueryPart(LocalSubscription):
         )
         self.fitness = fitness
         self.asked = request
-        self.address = address
+        self.place = place
+        self.address = place.address
         self.at: Asked | None = None
         self.opened: QueryOpened | None = None
         self.ended: Finished | None = None
@@ -94,6 +100,9 @@ class QueryPart(LocalSubscription):
         """What the archive could not read, though it has answered to the end."""
         self.tell: Callable[[], None] = lambda: None
         """Called when something has come or changed."""
+        self.ask_at: Callable[[str], None] = lambda _: None
+        """Has the server of that id be asked, at the same address."""
+        self._replaced = 0
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Results have come."""
@@ -126,14 +135,35 @@ class QueryPart(LocalSubscription):
             self.error = why
             self.tell()
 
-    def replaced(self) -> None:
-        """Another server answers there, which is asked as well."""
-        self.finish(Finished("finished"))
+    def replaced(self, server: str) -> None:
+        """Another server answers there, of that id: it is asked. Whether its archive is the one that was meant, it says
+        itself."""
+        self._replaced += 1
+        if self._replaced > REPLACED_MOST:
+            self.fail(WireError(f"another server answers at {self.address} each time"))
+        elif not self.is_needless:
+            self.ask_at(server)
+            if self.is_needless and self.at is not None:  # by now
+                self.at.unask(self)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing comes behind what waits."""
         return self.ended is not None or self.error is not None
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether it is over, or nobody takes what comes."""
+        return self.is_over or self._closed
+
+    @property
+    def answer(self) -> Answer:
+        """What has become of it so far."""
+        if self.opened is None and self.error is None:
+            return Answer(self.address, frozenset())
+        told = self.opened.incarnations if self.opened is not None else ()
+        why = self.error.message if self.error is not None else ""
+        return Answer(self.address, self.place.listed, told, why, self.lacks)
 
     def pop(self) -> tuple[InfoObject, Consumer] | None:
         """What waits first, without waiting."""
@@ -221,14 +251,15 @@ class Query:
     @property
     def error(self) -> JbiError | None:
         """Why it failed, or why an archive did; None if none has."""
-        return self._error or next((part.error for part in self._parts if part.error is not None), None)
+        lacking = missing([part.answer for part in self._parts])
+        errors = (part.error for part, why in zip(self._parts, lacking, strict=True) if why)
+        return self._error or next((error for error in errors if error is not None), None)
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """The archives (addresses) that have not answered to the end, or are damaged, each with the reason: some of
-        their results are missing, all or those from there on."""
-        why = ((part.address, part.error.message if part.error is not None else part.lacks) for part in self._parts)
-        return tuple(f"{address}: {text}" for address, text in why if text)
+        """The archives (addresses) that have not answered to the end, are damaged, or are listed where another one
+        answers now, each with the reason: some of their results are missing, all or those from there on."""
+        return named([part.answer for part in self._parts])
 
     @property
     def invalid(self) -> int:

@@ -143,6 +143,8 @@ class _Standing:
         """A large object of which there is more."""
         self.is_placed = False
         """Whether its objects come with their positions in an archive."""
+        self.archive = ""
+        """The incarnation of that."""
 
     def take_quality(self, granted: GrantedQos) -> None:
         """What it has got there from now on. What is required and not offered is said once."""
@@ -282,6 +284,11 @@ class _ReplacedError(JbiError):
     own, and with one for the old one as well everything would come twice."""
 
     code = "replaced"
+
+    def __init__(self, message: str, server: str) -> None:
+        """`server`: the id of who answers there."""
+        super().__init__(message)
+        self.server = server
 
 
 class DelegateSession:
@@ -580,7 +587,7 @@ class DelegateSession:
         opened = self._proxy.open(self._name, self._config.lease.subscriber, self._claims)
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
-            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
+            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}", opened.server)
         self._renewals.manage(
             self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
         )
@@ -653,7 +660,7 @@ class DelegateSession:
 
     def _begin_query(self, session_id: str, part: QueryPart, opened: QueryOpened) -> None:
         standing = _Standing(part, opened.number, None, self._news, self._report_credits)
-        standing.is_placed = True
+        standing.is_placed, standing.archive = True, next(iter(opened.incarnations), "")
         with self._changed:
             self._highest = max(self._highest, opened.number)
             if part.uid in self._parts:
@@ -762,11 +769,13 @@ class DelegateSession:
         kind: Callable[..., _Standing] = _Timed if granted.prefetch else _Standing
         if granted.placed and isinstance(subscription, PlacedSubscription):
             kind = partial(_Placed, self.ref.service_id)
+            subscription.placed_at(", ".join(self.ref.endpoints), granted)
         elif subscription.request.start.kind != "new" and not isinstance(subscription, QueryPart):
             where = ", ".join(self.ref.endpoints)
             log.warning("subscription %s begins now at %s: there is no archive, nothing is kept", uid, where)
         standing = kind(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
         standing.is_placed, standing.revision = granted.placed, revision
+        standing.archive = next(iter(granted.incarnations), "")
         standing.take_quality(granted.qos)
         with self._changed:
             self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
@@ -875,7 +884,7 @@ class DelegateSession:
             asked, self._parts = list(self._parts.values()), {}
         for part in asked:
             if isinstance(why, _ReplacedError):
-                part.replaced()
+                part.replaced(why.server)
             else:
                 part.fail(why)
         self._renew_nothing()
@@ -948,6 +957,7 @@ class DelegateSession:
     def _take(self, items: list[memoryview]) -> None:
         """Hand a batch on: to each subscription at once what is for it."""
         arrived: dict[_Standing, list[InfoObject]] = {}
+        archive = ""  # of that run
         for_whom: int | bytes = -1  # the number, or numbers, of the run of objects that was begun
         lists: Sequence[list[InfoObject]] = ()  # of those in `arrived`
         for item in items:
@@ -966,8 +976,9 @@ class DelegateSession:
                     (place,) = POSITION.unpack_from(item, ITEM.size)
                     if number != for_whom:
                         for_whom, lists = number, self._lists((number,), arrived)
+                        archive = standing.archive if (standing := self._by_number.get(number)) is not None else ""
                     if lists:
-                        lists[0].append(decode(item[ITEM.size + POSITION.size :], place))
+                        lists[0].append(decode(item[ITEM.size + POSITION.size :], place, archive))
                     continue
                 else:
                     self._take_other(kind, number, item[ITEM.size :], arrived)
@@ -1034,7 +1045,7 @@ class DelegateSession:
         self, standing: _Standing, coming: Gathering, place: int, arrived: dict[_Standing, list[InfoObject]]
     ) -> None:
         """All of a large object has come; if it could not be kept here, it is lost."""
-        obj, why = coming.info_object(place), coming.failure
+        obj, why = coming.info_object(place, standing.archive), coming.failure
         if why is None:
             arrived.setdefault(standing, []).append(obj)
             return

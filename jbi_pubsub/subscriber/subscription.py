@@ -19,7 +19,7 @@ from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Granted, Start, SubscriptionRequest
 
 from .fitness import Fitness
 from .intervals import LEAST, Intervals
@@ -421,6 +421,8 @@ class PlacedSubscription(LocalSubscription):
         """What has come, by registration."""
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """The first and the last position that came from each delegate."""
+        self._archives: OrderedDict[str, str] = OrderedDict()
+        """The incarnation of the archive that it came from last, by address."""
         self._is_explicit = request.ack == "explicit" and bool(request.durable)
         self._unacknowledged: dict[str, tuple[Source, int]] = {}
         """Objects that the application has, or will have, and has not acknowledged: where they stand."""
@@ -435,6 +437,20 @@ class PlacedSubscription(LocalSubscription):
         first, last = place
         after = last if self.request.start.kind == "last" else max(first - 1, last - DISORDER)
         return msgspec.structs.replace(self.request, start=Start("after", after=after))
+
+    def placed_at(self, address: str, granted: Granted) -> None:
+        """It is filled by the archive there, from now on. If that is not the one that it was to go on with, that is
+        told: what it lacks of the other one nobody knows."""
+        with self._changed:
+            before = self._archives.pop(address, "")
+            self._archives[address] = next(iter(granted.incarnations), "")
+            if len(self._archives) > PLACES_REMEMBERED:
+                self._archives.popitem(last=False)
+        if before and before not in granted.incarnations:
+            self.lose(Cause.OTHER_ARCHIVE, 0, f"another one than before, or a copy of it, is at {address} now")
+        elif granted.is_elsewhere and not before:
+            at = self.request.start
+            self.lose(Cause.OTHER_ARCHIVE, 0, f"position {at.after} is not of the one at {address}, all of which comes")
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come from where there is no archive."""

@@ -49,6 +49,7 @@ from .listing import (
     Descriptors,
     Document,
     Id,
+    MissingAnswers,
     QueryAsked,
     ResultCount,
     SequenceAsked,
@@ -283,6 +284,9 @@ class Common:
 
     def _cancelQuery(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
         _query(sequence).cancelQuery()
+
+    def _getMissingAnswers(self, _: _Held, sequence: Sequence, *__: Any) -> MissingAnswers:  # noqa: N802
+        return MissingAnswers(tuple(_query(sequence).getMissingAnswers()))
 
     def _getResultCount(self, _: _Held, sequence: Sequence, *__: Any) -> ResultCount:  # noqa: N802
         return ResultCount(_query(sequence).getResultCount())

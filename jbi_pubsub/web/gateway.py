@@ -42,6 +42,7 @@ from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
+from jbi_pubsub.subscriber.moments import is_place
 from jbi_pubsub.subscriber.owner import user_secret
 
 from .feeds import Event, Feed
@@ -355,7 +356,7 @@ class Gateway(HttpServer):
         last = str(asked.given.get("last_event_id", ""))
         missed: int | None = None
         feed = None
-        if last.isdecimal():
+        if is_place(last):
             await self.call(lambda: _check_one_archive(asked.guest, asked.given))
             asked.given["start"] = last
         elif last:
@@ -368,7 +369,7 @@ class Gateway(HttpServer):
         is_new = feed is None
         if feed is None:
             feed = await self._opened(asked)
-        begin = _sse("open", {"subscription": feed.key}, f"{feed.key}-0" if is_new and not last.isdecimal() else "")
+        begin = _sse("open", {"subscription": feed.key}, f"{feed.key}-0" if is_new and not is_place(last) else "")
         if missed or (is_new and missed is not None):
             begin += _sse("lost", _missed(missed or 0), "")
         reader = feed.begin()
@@ -682,9 +683,9 @@ def _encode(value: Any) -> bytes:
 def _event(feed: Feed, event: Event) -> bytes:
     if isinstance(event.what, LossNotice):
         return _sse("lost", _lost(event.what), "" if feed.is_placed else f"{feed.key}-{event.number}")
-    position = event.what.platform.position
-    feed.is_placed = position > 0
-    return _sse("object", _said(event.what), str(position) if position else f"{feed.key}-{event.number}")
+    feed.is_placed = event.what.platform.position > 0
+    place = event.what.platform.place
+    return _sse("object", _said(event.what), place or f"{feed.key}-{event.number}")
 
 
 def _sse(kind: str, data: Any, key: str) -> bytes:
@@ -714,6 +715,7 @@ def _said(obj: InfoObject) -> ObjectSaid:
         payload_base64=base64.b64encode(obj.payload).decode() if inline else None,
         payload_length=platform.payload_length, registration=platform.registration, sequence=platform.sequence,
         published=datetime.fromtimestamp(platform.published, UTC).isoformat(), position=platform.position,
+        place=platform.place,
     )  # fmt: skip
 
 

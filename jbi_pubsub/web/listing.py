@@ -34,6 +34,8 @@ class ObjectSaid(msgspec.Struct, frozen=True, kw_only=True):
     published: str
     position: int
     """In the archive that it came from; 0: it came by itself."""
+    place: str
+    """That, and which archive it is: for `start`."""
 
 
 class LossSaid(msgspec.Struct, frozen=True):
@@ -191,6 +193,12 @@ class Id(msgspec.Struct, frozen=True):
     id: str
 
 
+class MissingAnswers(msgspec.Struct, frozen=True):
+    """The archives (addresses) that a query is without so far, each with the reason."""
+
+    missing: tuple[str, ...]
+
+
 class ResultCount(msgspec.Struct, frozen=True):
     """Of a query."""
 
@@ -225,8 +233,8 @@ _SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
 _SUBSCRIBING: Final = (
     _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW,
     Parameter(
-        "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or a "
-        "position; without it from now on, whether there is an archive or not",
+        "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or the "
+        "place of an object; without it from now on, whether there is an archive or not",
     ), _LATEST,
 )  # fmt: skip
 _ASKING: Final = (
@@ -343,6 +351,7 @@ _CAPI: Final = (
     _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
     _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
     _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),
+    _call("getMissingAnswers", "GET", "/sequences/{sequence}/missing", "getMissingAnswers", _S, answer=MissingAnswers),
     _call("addDescriptor", "POST", "/connections/{connection}/repository", "MetadataRepository.add", _C, body=Descriptor),
     _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
     _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),

@@ -13,6 +13,8 @@ import pytest
 from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
 from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
 from jbi_pubsub.bridge.transformation import Rule, Transformation
+from jbi_pubsub.capi.objects import made
+from jbi_pubsub.capi.provider import provide
 from jbi_pubsub.cli.archive import _archives
 from jbi_pubsub.core.config import ArchiveSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, UnknownUidError
@@ -165,3 +167,97 @@ def test_when_the_other_platform_is_away_a_query_says_so(past: Any, eventually: 
     # When somebody asks, expect an error: never an empty answer
     with pytest.raises(JbiError, match="lookup service"):
         list(asker.open_query(TYPE, timeout=10.0))
+
+
+class Provider:
+    """An application that answers queries with one object of its own."""
+
+    def queryReceived(self, type: str, version: str, predicate: str) -> list[Any]:  # noqa: A002, ARG002, N802  # the API's
+        return [made(TYPE, "1.0", b"mine", "<metadata><lat>45</lat></metadata>")]
+
+
+def test_a_query_that_passes_a_bridge_reaches_query_providers(past: Any, eventually: Any) -> None:
+    # Given an application on the other platform that answers queries, beside the archive there, and a bridge
+    provider = provide(Provider(), past.bravo.federation.config, "provider")
+    try:
+        past.bridge()
+        asker = past.asker()
+        # When it is asked from here, expect both
+        eventually(lambda: len(list(asker.query(TYPE))) == 6)
+        with asker.open_query(TYPE, predicate="//lat > 42") as query:
+            assert sorted(obj.payload for obj in query) == [b"<p/>", b"mine"]
+            assert query.partial == ()
+        assert asker.count(TYPE) == 6
+        # Expect what it does not keep not to be looked for there, and no archive of it to look after
+        with pytest.raises(UnknownUidError):
+            asker.get("ab" * 20)
+        places = list(_archives(past.bravo.federation.config, None))
+        assert len(places) == 1
+    finally:
+        provider.stop()
+
+
+@pytest.mark.parametrize("is_ring", [False, True])
+def test_a_query_passes_one_bridge_after_the_other_and_rings_end(
+    past: Any,
+    place: Callable[..., Place],
+    tmp_path: Path,
+    figures: Any,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    is_ring: bool,
+) -> None:
+    # Given a third platform, with an archive, behind the second one; in a ring also beside the first
+    charlie = place(("charlie", "bonn"))
+    archive = ArchiveSection(folder=str(tmp_path / "charlie"), workers=0)
+    charlie.federation.pad("kept", "bonn", msgspec.structs.replace(charlie.federation.config, archive=archive))
+    publisher = charlie.federation.light()
+    at = publisher.connect_to_delegate("kept", "bonn")
+    uid = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
+    ids = [publisher.publish(uid, figures.metadata(lat=str(lat)), b"<p/>") for lat in (60, 70)]
+    publisher.flush()
+    publisher.close()
+    asked: list[tuple[str, QueryRequest]] = []
+
+    def noted(side: JbiPlatform) -> None:
+        def query(request: QueryRequest, ask: Any = side.query) -> Any:
+            asked.append((side.name, request))
+            return ask(request)
+
+        monkeypatch.setattr(side, "query", query)
+
+    past.bridge()
+    with ExitStack() as stack:
+        for name, other in (("bravo", past.bravo), *((("alpha", past.alpha),) if is_ring else ())):
+            one = JbiPlatform(name, other.federation.config, other.delegate, f"to-{name}")
+            two = JbiPlatform("charlie", charlie.federation.config, charlie.delegate, f"to-{name}")
+            ways = tuple(
+                Direction(*ends, Transformation(("*",), (), ()), bridge=f"to-{name}", terms=Terms(poll=0.2))
+                for ends in ((one, two), (two, one))
+            )
+            for side in (one, two):
+                noted(side)
+            mirror = Mirror((one, two), ways)
+            stack.callback(mirror.close)
+            mirror.start()
+        asker = past.asker()
+        # When the first one asks, expect all of it, each object once, and the same from the end
+        eventually(lambda: len(list(asker.query(TYPE))) == 7)
+        asked.clear()
+        with asker.open_query(TYPE) as query:
+            found = list(query)
+        assert sorted(obj.object_id for obj in found) == sorted([*past.ids, *ids])
+        assert (query.state, query.partial) == ("finished", ())
+        assert asker.get(ids[0]).platform.via in {("charlie", "bravo"), ("charlie",)}
+        # Expect no platform to be asked twice on one way
+        assert {name for name, _ in asked} == ({"charlie", "bravo"} if is_ring else {"charlie"})
+        assert all(name not in request.passed and len(request.passed) < 3 for name, request in asked)
+
+
+def test_a_query_that_has_passed_too_many_platforms_is_refused(past: Any) -> None:
+    # Given a query that has come through as many platforms as it may
+    one, two = past.bridge().sides
+    way = Direction(one, two, Transformation(("*",), (), ()), bridge="b1", terms=Terms(poll=0.2))
+    # When it is to pass one more, expect that to be refused, not to be answered with nothing
+    with pytest.raises(ConfigurationError, match="has passed 16 platforms"):
+        way.answers(QueryRequest(passed=tuple(f"p{n}" for n in range(16))))

@@ -28,6 +28,7 @@ class Node:
         self.federation = federation
         self.folder = folder
         federation.lookup()
+        self.servers: list[DisseminationServer] = []
         self._managers: list[tuple[ConnectionManager, Connection]] = []
 
     @property
@@ -50,6 +51,7 @@ class Node:
         server = DisseminationServer(config, types, characteristics=("node", name))
         server.start()
         self.federation.stack.callback(server.stop, 0.5)
+        self.servers.append(server)
         return server
 
     def created(self, name: str = "client", descriptor: str = "") -> Connection:

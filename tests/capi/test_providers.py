@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.capi import CapiException, ObjectUnavailableException, TimeoutException
+from jbi_pubsub.capi import CapiException, ObjectUnavailableException, PlatformFailureException, TimeoutException
 
 
 class Provider:
@@ -158,3 +158,47 @@ def test_a_provider_may_end_itself_and_its_connection_while_it_is_asked(
 def test_what_is_no_provider_is_refused(connection: Any, provider: Any) -> None:
     with pytest.raises(TypeError):
         connection.registerQueryProvider(provider)
+
+
+@pytest.mark.parametrize("has_callback", [False, True])
+def test_a_query_that_is_not_complete_says_so(
+    connection: Any, node: Any, publisher: Any, eventually: Any, has_callback: bool
+) -> None:
+    # Given an archive with an object, and at its address another one than is listed
+    kept = connection.createPublisherSequence("t", "1.0")
+    kept.setPersistenceAttribute(True)
+    kept.activateSequence()
+    kept.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
+    connection.destroySequence(kept)
+    node.servers[0].delegate.history._incarnations = ("another",)
+    told: list[object] = []
+
+    class Told:
+        def infoObjectAvailable(self, io: Any) -> None:
+            told.append(io.getMetadata())
+
+        def queryIncomplete(self, missing: list[str]) -> None:
+            told.append(len(missing))
+
+        def queryFinished(self, state: str) -> None:
+            told.append(state)
+
+    query = connection.createQuerySequence("t", "1.0")
+    query.activateSequence()
+    # When it is asked, expect what it has, then no end that looks like one
+    if has_callback:
+        query.executeQuery(Told())
+        eventually(lambda: told == ["<a/>", 1, "finished"])
+        return
+    query.executeQuery()
+    assert len(query.getNext(10, 20_000)) == 1
+    with pytest.raises(PlatformFailureException, match="has not told all"):
+        query.getNext(10, 20_000)
+    with pytest.raises(PlatformFailureException, match="has not told all"):
+        query.getResultCount()
+    assert len(query.getMissingAnswers()) == 1
+    # When everybody is asked, expect the end, and the one that is missing to be named
+    query.executeDistributedQuery(20_000)
+    assert len(query.getNext(10, 20_000)) == 1
+    assert query.getNext(10, 20_000) == []
+    assert [each.partition(": ")[0] for each in query.getMissingAnswers()] == [node.servers[0].address]

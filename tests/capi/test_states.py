@@ -81,6 +81,7 @@ QUERY: dict[str, Row] = EVERY | {
     "getNext": (lambda s: s.getNext(1, 1), STATE, STATE, STATE, STATE),
     "cancelQuery": (lambda s: s.cancelQuery(), STATE, STATE, STATE, STATE),
     "getResultCount": (lambda s: s.getResultCount(), STATE, STATE, STATE, STATE),
+    "getMissingAnswers": (lambda s: s.getMissingAnswers(), STATE, STATE, STATE, STATE),
     "setNamespacePrefixes": (lambda s: s.setNamespacePrefixes({"a": "urn:a"}), OK, STATE, STATE, STATE),
     "setLatestAttribute": (lambda s: s.setLatestAttribute("//id"), OK, STATE, STATE, STATE),
 }
@@ -90,6 +91,7 @@ ASKED: dict[str, Row] = {  # with a query that has results
     "getNext": (lambda s: s.getNext(1, 5_000), STATE, OK, PAUSE, STATE),
     "cancelQuery": (lambda s: s.cancelQuery(), STATE, OK, OK, STATE),
     "getResultCount": (lambda s: s.getResultCount(), STATE, OK, PAUSE, STATE),
+    "getMissingAnswers": (lambda s: s.getMissingAnswers(), STATE, OK, OK, STATE),
 }
 
 CONNECTION: dict[str, Row] = {  # new, connected, disconnected, destroyed

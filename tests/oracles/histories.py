@@ -133,7 +133,17 @@ def _items(number: int, position: int, obj: InfoObject) -> list[tuple[Part, ...]
 class Past:
     """An archive in the lookup services, with objects at positions 10, 20, ..."""
 
-    def __init__(self, config: Config, objects: Sequence[InfoObject] = (), *, types: str | None = "t") -> None:
+    def __init__(
+        self,
+        config: Config,
+        objects: Sequence[InfoObject] = (),
+        *,
+        types: str | None = "t",
+        port: str = "0",
+        incarnations: tuple[str, ...] = (),
+        is_listed: bool = True,
+    ) -> None:
+        self.incarnations = incarnations
         self.held = [(10 * (at + 1), obj) for at, obj in enumerate(objects)]
         self.server_id = uuid.uuid4().hex
         self.sessions: dict[str, _Session] = {}
@@ -150,13 +160,20 @@ class Past:
         self._numbers = itertools.count(1)
         control = ControlServer({SUBSCRIPTIONS: _Subscriptions(self), HISTORY: _History(self)})
         self._endpoint = Endpoint(
-            "127.0.0.1", 0, name="past", security=config.security(), control=control.serve, data=self._serve_data
+            "127.0.0.1",
+            int(port),
+            name="past",
+            security=config.security(),
+            control=control.serve,
+            data=self._serve_data,
         )
         self._endpoint.start()
         self._community = JoinManager(config, name="past")
         ref = ServiceRef(self.server_id, SUBSCRIPTIONS, (self._endpoint.address,), SUBSCRIPTIONS_METHODS, "")
-        self._community.join(ServiceItem(self.server_id, (PAD_TYPE,), ref, (ArchiveEntry(types=types).rep(),)))
-        self._community.wait_joined(self.server_id, 60.0)
+        entry = ArchiveEntry(types=types, incarnation=incarnations[0] if incarnations else None)
+        if is_listed:
+            self._community.join(ServiceItem(self.server_id, (PAD_TYPE,), ref, (entry.rep(),)))
+            self._community.wait_joined(self.server_id, 60.0)
 
     @property
     def end(self) -> int:
@@ -313,7 +330,7 @@ class _History:
         if "refuse" in request.predicate:
             raise PredicateError("not here", argument="predicate")
         number = past.open(session_id, _Stream(past.found(request), request.bound, is_query=True))
-        return QueryOpened(number, past.end)
+        return QueryOpened(number, past.end, incarnations=past.incarnations)
 
     @exported
     def cancel_query(self, caller: Caller, session_id: str, number: int) -> None:  # noqa: ARG002
@@ -334,7 +351,7 @@ class _History:
     @exported
     def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:  # noqa: ARG002
         self._past.refuse()
-        return Counted(len(self._past.found(request)))
+        return Counted(len(self._past.found(request)), incarnations=self._past.incarnations)
 
     @exported
     def reset(self, caller: Caller, name: str, secret: str, start: Start, claims: Claims) -> bool:  # noqa: ARG002

@@ -34,6 +34,7 @@ class MemoryKeeping:
         """`at_once`: results that are there without waiting; of those behind them it is told when they are taken."""
         self.lock = threading.RLock()
         self.id = ""
+        self.incarnations: dict[str, int] = {}
         self.records: list[tuple[int, float, bytes]] = []
         """(position, received, bytes) as appended."""
         self.known: dict[str, Source] = {}

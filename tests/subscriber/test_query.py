@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -392,3 +393,56 @@ def test_too_many_open_queries_are_the_archives_to_refuse(federation: Any, archi
     past.refusal = BackPressureError("20 queries are open")
     with pytest.raises(BackPressureError, match="20"):
         federation.subscriber().open_query("t")
+
+
+@pytest.mark.parametrize("how", ["again", "both", "wiped", "a copy", "moved", "without an archive"])
+def test_where_another_server_answers_the_query_says_what_is_missing(
+    federation: Any, archive: Callable[..., Past], how: str
+) -> None:
+    # Given an archive in the lookup services whose server was killed, so that it is listed yet, and another one
+    objects = [an_object(n) for n in range(1, 6)]
+    old = archive(objects, incarnations=("second", "first"))
+    archive([an_object(7, registration="registration-b")], incarnations=("elsewhere",))
+    subscriber = federation.subscriber()
+    assert len(list(subscriber.query("t"))) == 6
+    old.die()
+    port = old.address.rpartition(":")[2]
+    # When one that is not listed, or is as well, has its address: the same archive, opened anew; another one; it as it
+    # was before; or it has the same archive at another address
+    is_whole = how in ("again", "both", "moved")
+    has = {"wiped": ("new",), "a copy": ("third", "first")}.get(how, ("third", "second", "first"))
+    if how != "without an archive":
+        archive(
+            objects if is_whole else [],
+            incarnations=has, port="0" if how == "moved" else port, is_listed=how in ("both", "moved"),
+        )  # fmt: skip
+    # Expect all of it, or what is there and the address at which something is missing
+    expected = 6 if is_whole else 1
+    with subscriber.open_query("t") as query:
+        assert len(list(query)) == expected
+        partial = query.partial
+    assert [each.partition(": ")[0] for each in partial] == ([] if is_whole else [old.address])
+    assert query.state == "finished"
+    counted = subscriber.count("t")
+    assert int(counted) == expected
+    assert [each.partition(": ")[0] for each in counted.partial] == ([] if is_whole else [old.address])
+    # Expect an object to be got, or not to be denied where it may be
+    if is_whole:
+        assert subscriber.get(objects[0].object_id).object_id == objects[0].object_id
+    else:
+        with pytest.raises(WireError, match="is not known"):
+            subscriber.get(objects[0].object_id)
+
+
+def test_where_another_server_answers_each_time_the_part_is_given_up(
+    federation: Any, archive: Callable[..., Past], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an archive at an address behind which another server answers each time
+    past = archive([an_object(1)], incarnations=("first",))
+    monkeypatch.setattr(
+        Past, "server_id", property(lambda _: uuid.uuid4().hex, lambda _past, _given: None), raising=False
+    )
+    # When it is asked, expect an error that says so
+    with pytest.raises(WireError, match="another server answers at"):
+        list(federation.subscriber().query("t"))
+    assert len(past.queries) == 0

@@ -93,13 +93,29 @@ def test_with_an_archive_the_id_of_an_event_is_a_position_which_holds_for_ever(r
     stream = it.stream(f"{TYPE}/subscribe?start=all")
     events = [stream.next() for _ in range(4)]
     stream.close()
-    positions = [int(key) for _, _, key in events]
-    assert positions == [data["position"] for _, data, _ in events] == sorted(positions)
-    again = it.stream(f"{TYPE}/subscribe", Last_Event_ID=str(positions[1]))
-    assert again.objects(2) == [report(n).decode() for n in (2, 3)]
-    it.publish((report(4), b""), at=KEPT)
-    assert again.objects(1) == [report(4).decode()]
-    again.close()
+    places = [key for _, _, key in events]
+    assert places == [data["place"] for _, data, _ in events]
+    positions = [data["position"] for _, data, _ in events]
+    assert positions == [int(place.partition("@")[0]) for place in places] == sorted(positions)
+    for key in (places[1], str(positions[1])):  # what earlier versions gave is of the archive that is there
+        again = it.stream(f"{TYPE}/subscribe", Last_Event_ID=key)
+        assert again.objects(2) == [report(n).decode() for n in (2, 3)]
+        if key in places:
+            it.publish((report(4), b""), at=KEPT)
+            assert again.objects(1) == [report(4).decode()]
+        again.close()
+
+
+def test_who_comes_back_with_a_place_of_an_archive_that_is_no_more_is_told(reached: Callable[..., Any]) -> None:
+    # Given an archive, and who has had the third object of one that was wiped since, or put back from a copy
+    it = reached()
+    it.publish(*((report(n), b"") for n in range(2)), at=KEPT)
+    # When he comes back, expect him to be told, and to get all that there is
+    stream = it.stream(f"{TYPE}/subscribe", Last_Event_ID=f"3@{'0' * 32}")
+    events = [stream.next() for _ in range(3)]
+    stream.close()
+    assert [data["cause"] for kind, data, _ in events if kind == "lost"] == ["other_archive"]
+    assert [data["metadata"] for kind, data, _ in events if kind == "object"] == [report(n).decode() for n in range(2)]
 
 
 def test_archives_are_asked_page_by_page(reached: Callable[..., Any]) -> None:
