@@ -193,12 +193,6 @@ class DelegateConnection:
                 self._queue.forget(publication.number)
                 self._abandoned[publication.uid] = time.monotonic()
 
-    def tell_filtered(self, publication: Publication, count: int) -> None:
-        """Have subscribers told what a bridge has left out. Raises the delegate's errors or WireError."""
-        with self._lock:
-            proxy, opened = self._attached()
-        proxy.filtered(opened.uid, publication.uid, count)
-
     def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
         """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
         deadline = time.monotonic() + timeout
@@ -230,6 +224,10 @@ class DelegateConnection:
                 hint="Publish more slowly, or give a longer timeout",
                 published=queued,
             )
+
+    def first(self, publication: Publication) -> int:
+        """The number of the first object of a registration that the delegate has not done; 0: it has all."""
+        return self._queue.first(publication.number)
 
     def unfinished(self, publication: Publication) -> int:
         """Objects of a registration that the delegate has not done yet."""
