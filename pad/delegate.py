@@ -486,7 +486,9 @@ class Delegate:
                 if request.origin is not None and known.connection != connection_id:
                     what = "is published here" if known.origin is None else "is relayed here by another bridge"
                     raise AccessDeniedError(f"registration {uid} {what}: it can't be relayed", uid=uid)
-                if known.connection == connection_id:
+                if known.connection == connection_id and connection.registrations.get(number, known) is known:
+                    connection.registrations[number] = connection.registrations.pop(known.number)
+                    known.number = number  # where it is another one the answer was lost, and nothing was published
                     known.origin = request.origin
                     known.signing = request.signing  # another certificate may answer for it by now
                     self._tell_registration("updated", known)

@@ -159,12 +159,17 @@ class DelegateConnection:
     def _register(self, publication: Publication) -> None:
         with self._lock:
             proxy, opened = self._attached()
-            publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost
+            known = self._publications.get(publication.uid)
+            if known is None:
+                self._next_number += 1  # never again: the answer may be lost
+            publication.number = self._next_number if known is None else known.number  # under which objects are queued
             try:
                 granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
             except WireError:
-                self._abandoned[publication.uid] = time.monotonic()
+                if known is None:
+                    self._abandoned[publication.uid] = time.monotonic()
                 raise
+            self._abandoned.pop(publication.uid, None)
             self._queue.grant(publication.number, granted)
             terms = publication.terms
             self._queue.expect(publication.number, reliable=terms.reliable, expiration=terms.expiration)

@@ -12,7 +12,7 @@ import pytest
 from jbi_pubsub.bridge.platform import SideSubscriber
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import PolicySection
-from jbi_pubsub.core.errors import AccessDeniedError, UnknownUidError
+from jbi_pubsub.core.errors import AccessDeniedError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -192,6 +192,47 @@ def test_what_nobody_has_any_more_is_a_loss_with_its_number(relay: Any, eventual
     restarted.relay(UID, relay.object(634), "far", 5.0)
     assert [obj.platform.sequence for obj in taken(adapter, uid, 3)] == [476, 477, 634]
     assert adapter.losses(uid) == {"sequence_gap": 156}
+
+
+def test_a_registration_that_changes_keeps_its_objects(relay: Any) -> None:
+    # Given a bridge with a registration
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    relay.register(bridge, first=0)
+    bridge.relay(UID, relay.object(1), "far", 5.0)
+    # When it comes by another way, or another certificate answers for it, so that it is registered once more
+    relay.register(bridge, first=2, via=("far", "farther"))
+    bridge.relay(UID, relay.object(2), "far", 5.0)
+    # Expect that it goes on
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [1, 2]
+    assert adapter.losses(uid) == {}
+
+
+def test_a_registration_whose_answer_was_lost_is_made_again_and_stays(
+    relay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a bridge whose registration is made, and the answer does not come
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    connection = bridge._connection(relay.at[bridge])
+    proxy, opened = connection._attached()
+
+    def cut(*arguments: Any, register: Callable[..., Any] = proxy.register) -> None:
+        register(*arguments)
+        raise WireError("cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(proxy, "register", cut)
+        with pytest.raises(WireError):
+            relay.register(bridge)
+    # When it registers again, and what was not answered to is taken back
+    relay.register(bridge)
+    bridge.relay(UID, relay.object(1), "far", 5.0)
+    monkeypatch.setattr("jbi_pubsub.publisher.connection.ABANDONED_SECONDS", 0.0)
+    connection._take_back(proxy, opened)
+    # Expect that objects come, before and behind that
+    bridge.relay(UID, relay.object(2), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [1, 2]
 
 
 def test_a_relayed_object_is_admitted_and_judged_as_any(relay: Any, figures: Any, eventually: Any) -> None:
