@@ -89,6 +89,7 @@ from jbi_pubsub.pad.subscription import (
     Granted,
     InformationType,
     LocalEntry,
+    NumberedEntry,
     Origin,
     PublisherRequest,
     RelayedEntry,
@@ -121,6 +122,10 @@ UNATTACHED_SECONDS: Final = 15.0
 """Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
 clients open it at once, which takes some seconds over 7,200 bit/s, and renew at 2/5 of the term meanwhile."""
 
+FOLLOWED_SECONDS: Final = 10.0
+"""Longest that, behind the end of a relayed registration, a bridge has to wait that lacks what follows; if the lease of
+the bridge before was shorter, as long as that. One that has it comes as soon as the lookup services tell of the end."""
+
 NO_WISH: Final = Wish()
 
 PART_SECONDS: Final = 1.0
@@ -152,6 +157,8 @@ class PublisherConnection:
     connection_id: str = field(repr=False)
     name: str
     lease_id: str = field(repr=False)
+    term: float = ANY
+    """Of its lease, as it was asked for (seconds)."""
     registrations: dict[int, Registration] = field(default_factory=dict)
     caller: Caller | None = None
     """None: the application that a peer publisher lives in, which may do everything."""
@@ -241,6 +248,9 @@ class Delegate:
         """Whose predicates are partitioned by importance."""
         self._former_keys: dict[str, SigningKey] = {}
         """Of registrations that have gone: somebody may still come for their objects."""
+        self._relayed_before: dict[str, tuple[int, float]] = {}
+        """Of relayed registrations that have gone the number of the last object, and until when a bridge that lacks the
+        next one is not taken (clock)."""
         self.access: Final = stages.access
         self._asked_version = self.access.version
         """Of the policy that all standing contracts have been asked about."""
@@ -327,7 +337,7 @@ class Delegate:
             known = ((c.lease_id, uid) for uid, c in self._connections.items())
             idle = self._give_way(len(self._connections), known, "publishers")
             lease = self._grant_unattached(lambda: self._drop_connection(connection_id), duration)
-            connection = PublisherConnection(connection_id, name, lease.lease_id, caller=caller)
+            connection = PublisherConnection(connection_id, name, lease.lease_id, duration, caller=caller)
             self._connections[connection_id] = connection
             self._tell_connection("created", connection)
         self._drop_connection(idle)
@@ -418,9 +428,10 @@ class Delegate:
         say by which platforms they came. That `uid` is the publisher's own, whoever relays it vouches for (the action
         `bridge`), unless it signs; so nobody else need know its secret. `secret` is the bridge's: with it the
         registration can be taken over in the lookup services. `gate`, `entries`, `validate` and `expiration` are as of
-        any registration, and so is all that becomes of its objects, but that gaps are not told: a bridge may leave
-        objects out, and says so (`tell_filtered`). Where the original stands it is refused. Raises as
-        `register_publisher`, AccessDeniedError for an original that is here, or another bridge's."""
+        any registration, and so is all that becomes of its objects; what a bridge leaves out it says
+        (`info_object.left_out`). Where the original stands it is refused; for a while also where another bridge's has
+        ended, if what follows that is missing: whoever has it goes first. Raises as `register_publisher`,
+        AccessDeniedError for an original that is here, another bridge's, or what is missing."""
         request = PublisherRequest(
             gate.bundle, entries, validate, secret, signing, qos, persist, expiration=expiration, origin=origin
         )
@@ -441,7 +452,9 @@ class Delegate:
         lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
         origin = registration.origin
         told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
-        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key, *told, *local, *lasting))
+        numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
+        own = (*key, *told, *numbered, *local, *lasting)
+        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *own))
         self._announcer.join(item, request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
@@ -473,7 +486,9 @@ class Delegate:
                 if request.origin is not None and known.connection != connection_id:
                     what = "is published here" if known.origin is None else "is relayed here by another bridge"
                     raise AccessDeniedError(f"registration {uid} {what}: it can't be relayed", uid=uid)
-                if known.connection == connection_id:
+                if known.connection == connection_id and connection.registrations.get(number, known) is known:
+                    connection.registrations[number] = connection.registrations.pop(known.number)
+                    known.number = number  # where it is another one the answer was lost, and nothing was published
                     known.origin = request.origin
                     known.signing = request.signing  # another certificate may answer for it by now
                     self._tell_registration("updated", known)
@@ -481,6 +496,7 @@ class Delegate:
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
+            had = self._relayed_up_to(uid, request.origin)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
             contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
@@ -494,6 +510,8 @@ class Delegate:
             registration.contract = contract
             registration.persist, registration.archived = is_kept, archived
             registration.origin = request.origin
+            registration.sequence = registration.judged = had
+            self._relayed_before.pop(uid, None)
             topic.is_partly_kept = topic.is_partly_kept or not is_kept
             topic.schema = None if gate.bundle.is_none else gate.bundle
             registration.marked = request.persist
@@ -516,14 +534,28 @@ class Delegate:
                 connection.registrations.pop(shadow.number, None)
         self._drop_registrations([shadow])
 
+    def _relayed_up_to(self, uid: str, origin: Origin | None) -> int:
+        """Under the lock: the number up to which a registration is accounted for here that a bridge wants to relay.
+        Raises AccessDeniedError while another bridge may come that has what follows, and this one has not."""
+        if origin is None or origin.first is None:
+            return 0
+        had, until = self._relayed_before.get(uid, (0, 0.0))
+        if had and not 0 < origin.first <= had + 1 and self._clock() < until:
+            raise AccessDeniedError(
+                f"registration {uid} was relayed here up to number {had}: a bridge that has what follows goes first",
+                hint="Ask again: after some seconds nobody is waited for",
+                uid=uid,
+            )
+        return had or max(0, origin.first - 1)
+
     def tell_filtered(self, connection_id: str, uid: str, count: int) -> None:
-        """A bridge has left out so many objects of a registration that it relays: its subscribers are told. Raises
-        UnknownUidError for one that is not relayed by it."""
+        """What a bridge of before NumberedEntry says: it has left out so many objects of a registration that it relays.
+        Raises UnknownUidError for one that is not relayed by it."""
         self.connection(connection_id)
         registration = self._registrations.get(uid)
         if registration is None or registration.connection != connection_id or registration.origin is None:
             raise UnknownUidError(f"no registration {uid[:64]} of this bridge", uid=uid[:64])
-        self.pipeline.tell_filtered(registration, min(max(0, count), GAP_MOST))
+        self.pipeline.lose(registration, Cause.FILTERED, min(max(0, count), GAP_MOST))
 
     def _archived(
         self, connection_id: str, request: PublisherRequest, type_: TypeName, uid: str, entries: Entries
@@ -952,7 +984,10 @@ class Delegate:
         if request.recipients:
             self._open_mail(subscription)
         self._waiting.add(key, request.entries)
-        marks = self._put_in(subscription, let_in)
+        marks, lost = self._put_in(subscription, let_in, since if age > NOT_BEFORE else math.inf)
+        for cause, count in lost.items():
+            if count and session is not None:
+                session.lose(subscription, cause, count)
         narrowed = narrowing(subscription, let_in)
         peer = subscription.caller.place.peer if subscription.caller is not None else ""
         if subscription.is_replayed:
@@ -1070,8 +1105,10 @@ class Delegate:
             charges = subscription.charges_by(predicate)
             topic.table.budget.check(charges, "all subscriptions to a registration that it matches")
 
-    def _put_in(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> list[tuple[Topic, int]]:
-        """Into the topics' tables; each topic with the mark on its shelf.
+    def _put_in(
+        self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None], since: float
+    ) -> tuple[list[tuple[Topic, int]], Mapping[Cause, int]]:
+        """Into the topics' tables; each topic with the mark on its shelf, and what never came since then.
 
         Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
         object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
@@ -1082,10 +1119,10 @@ class Delegate:
             topic.table.settled = FAR
             topic.table.add(subscription, predicate)
             topic.note(subscription)
-        subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
+        subscription.place, marks, lost = self._shelves.mark([topic.shelf for topic in topics], since)
         for topic in topics:
             topic.table.settled = subscription.place
-        return list(zip(topics, marks, strict=True))
+        return list(zip(topics, marks, strict=True)), lost
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:
@@ -1640,6 +1677,7 @@ class Delegate:
                 self._tell_registration("removed", registration, of)
                 self._end_contract(registration.contract)
                 self._keep_key(registration)
+                self._keep_number(registration, of or self._connections.get(registration.connection))
                 self._account.close_registration(registration)
                 self._topics.leave(registration, self._clock())
             self._tell_quality(self._offers.withdraw(registrations))
@@ -1656,6 +1694,15 @@ class Delegate:
             self._former_keys[registration.uid] = registration.signing
             if len(self._former_keys) > GHOSTS_MOST:
                 del self._former_keys[next(iter(self._former_keys))]
+
+    def _keep_number(self, registration: Registration, of: PublisherConnection | None) -> None:
+        """Of one that was relayed, for the bridge that relays it next."""
+        if registration.origin is None or registration.origin.first is None or not registration.judged:
+            return
+        wait = of.term if of is not None and 0 <= of.term < FOLLOWED_SECONDS else FOLLOWED_SECONDS
+        self._relayed_before[registration.uid] = registration.judged, self._clock() + wait
+        if len(self._relayed_before) > self._config.pad.max_registrations:
+            del self._relayed_before[next(iter(self._relayed_before))]
 
     def _drop_session(self, session_id: str, cause: Cause) -> None:
         with self._lock:

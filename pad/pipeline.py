@@ -166,6 +166,10 @@ class Pipeline:
             gap = parcel.head.sequence - registration.sequence - 1
             if gap < 0:
                 continue
+            head = parcel.head
+            if not head.type_name and registration.origin is not None and head.registration == registration.uid:
+                self._leave_out(registration, head)
+                continue
             try:
                 self._admit(registration, parcel, gap, waits=waits)
             except (BackPressureError, MetadataError, OversizeError, StorageError) as exc:
@@ -187,7 +191,7 @@ class Pipeline:
         registration.check_head(parcel.head)
         if parcel.size >= COST_LEAST and (spooled := parcel.spooled) is not None and spooled.failure is not None:
             raise spooled.failure
-        if gap and registration.sequence and registration.origin is None:  # the first one may be any
+        if gap and registration.tells_gaps:
             self._tell_of_gap(registration, gap)
 
     def judge(
@@ -219,6 +223,7 @@ class Pipeline:
             if kept is None:
                 return 0
             registration.published += len(good)
+            registration.judged = run[-1].head.sequence if run else registration.judged
             if parts is not None and later is not None:
                 return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
         finally:
@@ -541,22 +546,37 @@ class Pipeline:
 
     def _tell_of_gap(self, registration: Registration, count: int) -> None:
         if count > GAP_MOST:
-            raise MetadataError(
-                f"the object's number leaves out {count} of registration {registration.uid}, more than {GAP_MOST}",
-                hint="Number the objects of a registration one after the other",
-            )
-        log.warning("registration %s: %d objects never came", registration.uid, count)
-        for subscription in registration.topic.table.subscriptions():
-            session = self._sessions.get(subscription.owner)
-            if session is not None:
-                session.lose(subscription, Cause.SEQUENCE_GAP, count)
+            if registration.origin is None:
+                raise MetadataError(
+                    f"the object's number leaves out {count} of registration {registration.uid}, more than {GAP_MOST}",
+                    hint="Number the objects of a registration one after the other",
+                )
+            count = 0  # its bridge may have been away for days
+        level = logging.WARNING if registration.origin is None else logging.INFO  # there it may be a rule's doing
+        log.log(level, "registration %s: %s objects never came", registration.uid, count or "many")
+        self.lose(registration, Cause.SEQUENCE_GAP, count)
 
-    def tell_filtered(self, registration: Registration, count: int) -> None:
-        """A bridge has left out so many objects of a registration that it relays."""
-        for subscription in registration.topic.table.subscriptions():
+    def _leave_out(self, registration: Registration, head: Head) -> None:
+        """A bridge has left out objects of a registration that it relays, with numbers up to that of the head."""
+        numbers = head.sequence - registration.sequence
+        count = min(head.left_out, numbers, GAP_MOST)
+        if count:
+            self.lose(registration, Cause.FILTERED, count)
+        if numbers > count and registration.tells_gaps:
+            self._tell_of_gap(registration, numbers - count)
+        if registration.judged == registration.sequence:  # otherwise what is under way before it
+            registration.judged = head.sequence
+        registration.sequence = head.sequence
+
+    def lose(self, registration: Registration, cause: Cause, count: int) -> None:
+        """So many objects of a registration never came (0: it is not known how many): its subscribers are told, and who
+        comes late."""
+        topic = registration.topic
+        position = self._shelves.lose(topic.shelf, cause, count, self._clock())
+        for subscription in topic.table.subscriptions():
             session = self._sessions.get(subscription.owner)
-            if session is not None:
-                session.lose(subscription, Cause.FILTERED, count)
+            if session is not None and subscription.place < position:
+                session.lose(subscription, cause, count)
 
     def _deliver_filtered(self, result: Disseminated, published: Parcel, deliveries: Deliveries) -> None:
         for subscription in result.suppressed:

@@ -243,10 +243,6 @@ class DelegateProxy(_LeasedProxy):
         """Take a registration back."""
         self._client.call("unregister", None, connection_id, uid)
 
-    def filtered(self, connection_id: str, uid: str, count: int) -> None:
-        """Have the subscribers of a registration that is relayed told that so many of its objects were left out."""
-        self._client.call("filtered", None, connection_id, uid, count)
-
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, seconds: float) -> int:
         """How many subscriptions a registration matches, as soon as there are `count`, or after `seconds`, at most
         STANDING_SECONDS."""

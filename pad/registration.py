@@ -85,8 +85,10 @@ class Registration:
     archived: int = 0
     """Number of the last object that the archive had when it came."""
     origin: Origin | None = None
-    """Of one that is relayed from another platform: numbers that are left out are no loss here."""
+    """Of one that is relayed from another platform."""
     sequence: int = 0
+    judged: int = 0
+    """Number of the last object that was judged: what is between is under way."""
     published: int = 0
     refused: int = 0
     unmatched: int = 0
@@ -97,6 +99,11 @@ class Registration:
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""
     _prefix: str = field(init=False, repr=False)
+
+    @property
+    def tells_gaps(self) -> bool:
+        """Whether a number that does not come is an object that did not; the first one may be any."""
+        return self.sequence > 0 and (self.origin is None or self.origin.first is not None)
 
     def __post_init__(self) -> None:
         self._prefix = prefix_of(self.uid)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -29,7 +29,7 @@ import msgspec
 
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.documents import Traced
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.xml import Element
 
 OVERHEAD: Final = 1_000
@@ -87,13 +87,13 @@ class Gone:
         """When the last of them came."""
         return self._spans[-1][1] if self._spans else -math.inf
 
-    def add(self, time: float, position: int = 0) -> None:
-        """One that came then; no earlier than those before."""
+    def add(self, time: float, position: int = 0, count: int = 1) -> None:
+        """One that came then, or so many; no earlier than those before."""
         if self._spans and time - self._spans[-1][0] < SPAN_SECONDS:
-            self._spans[-1][1] = time
-            self._spans[-1][2] += 1
+            self._spans[-1][1] = max(time, self._spans[-1][1])
+            self._spans[-1][2] += count
             return
-        self._spans.append([time, time, 1, position])
+        self._spans.append([time, time, count, position])
         if len(self._spans) > SPANS:
             self._merge()
 
@@ -130,6 +130,8 @@ class Shelf:
     size: int = 0
     """Bytes, with the overhead."""
     gone: Gone = field(default_factory=Gone)
+    lost: dict[Cause, Gone] = field(default_factory=dict)
+    """How many never came to it, by when that was told."""
     total: int = 0
     """All that ever lay here."""
     last: float = -math.inf
@@ -208,6 +210,13 @@ class Shelves:
             self.position += count
             return self.position - count + 1
 
+    def lose(self, shelf: Shelf, cause: Cause, count: int, now: float) -> int:
+        """So many objects of the topic never came; the position of that: who has a later place knows it by `mark`."""
+        with self._lock:
+            self.position += 1
+            shelf.lost.setdefault(cause, Gone()).add(now, self.position, count)
+            return self.position
+
     def withdraw(self, kept: Sequence[Kept]) -> None:
         """These are refused after all: nobody finds them any more."""
         with self._lock:
@@ -238,11 +247,15 @@ class Shelves:
             self.found_late += kept.unmatched and not kept.found
             kept.found = True
 
-    def mark(self, shelves: Sequence[Shelf]) -> tuple[int, list[int]]:
-        """The place of a newcomer that is in the match tables now: the last position, and how many lay on each of the
-        shelves up to there."""
+    def mark(self, shelves: Sequence[Shelf], since: float = math.inf) -> tuple[int, list[int], dict[Cause, int]]:
+        """The place of a newcomer that is in the match tables now: the last position; how many lay on each of the
+        shelves up to there; how many of them never came since then, by cause."""
+        lost: Counter[Cause] = Counter()
         with self._lock:
-            return self.position, [shelf.total for shelf in shelves]
+            for shelf in shelves:
+                for cause, gone in shelf.lost.items():
+                    lost[cause] += gone.since(since)
+            return self.position, [shelf.total for shelf in shelves], lost
 
     def stamp(self, mark: Callable[[int], None]) -> None:
         """Tell `mark` the position of the last object. Whoever has a later one finds done what it does."""

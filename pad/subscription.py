@@ -201,6 +201,13 @@ class RelayedEntry(Entry):
     bridge: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumberedEntry(Entry):
+    """On the item of such a registration if a number that does not come is an object that did not (Origin.first)."""
+
+    entry_name = "jbi.Numbered"
+
+
 _OUR_ENTRIES: Final = {
     each.entry_name
     for each in (
@@ -213,6 +220,7 @@ _OUR_ENTRIES: Final = {
         LocalEntry,
         ExpirationEntry,
         RelayedEntry,
+        NumberedEntry,
     )
 }
 
@@ -235,6 +243,9 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bridge: str
     """The id of who relays it. It is public: of several bridges one has a registration, and the others see whose it
     is."""
+    first: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    """From which number on it has all objects; 0: none has come yet. None: it does not say, and of numbers that do not
+    come nothing is told (they are times, or the bridge is older than this field)."""
 
 
 class _Owned(msgspec.Struct, frozen=True):
@@ -460,11 +471,13 @@ def _check_relayed(uid: str, request: PublisherRequest, origin: Origin) -> None:
 
 def origin_of(entries: Iterable[EntryRep]) -> Origin | None:
     """What the entries of an item say of that; None: its publisher is here. Raises EntryError."""
-    rep = next((rep for rep in entries if rep.cls.name == RelayedEntry.entry_name), None)
+    known = {rep.cls.name: rep for rep in entries}
+    rep = known.get(RelayedEntry.entry_name)
     if rep is None:
         return None
     said = RelayedEntry.from_rep(rep)
-    return Origin(tuple((said.via or "").split(" ", HOPS_MOST)), said.bridge or "")
+    first = 0 if NumberedEntry.entry_name in known else None
+    return Origin(tuple((said.via or "").split(" ", HOPS_MOST)), said.bridge or "", first)
 
 
 NOT_BEFORE: Final = -math.inf

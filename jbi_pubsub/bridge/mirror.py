@@ -4,12 +4,14 @@ Theory of operation: each direction has a thread that compares what is published
 registered on the other, when something changes and every `poll` seconds, and a subscription on the one side whose
 objects it publishes on the other. Objects of a registration that is not registered there yet, or that another bridge
 has, are parked for a while: so the first objects of a new type come, and a bridge that comes in for another one has
-what that one may not have sent. Whoever has seen an object before drops it, by its number.
+what that one may not have sent. Whoever has seen an object before drops it, by its number; a number that does not come
+is a loss on the other side, and what is left out is told in its place among the objects.
 
 Rules:
 - An echo is seen by the names of the platforms that an object or registration has passed: neither end of a direction
   may be among them. The platform refuses what it has the original of.
-- Of several bridges side by side one has a registration, and the others wait until it is gone.
+- Of several bridges side by side one has a registration, and the others wait until it is gone. The other side takes
+  that first which has what follows the last object there.
 - Sides that have a lookup service in common are one platform: that is told, and nothing goes.
 - What can't be done now (a side is away, a right is missing) is told once and tried again at each poll; what has a
   schema in conflict, or is one too many, after ever longer pauses, so that many of these hold up nobody.
@@ -51,8 +53,9 @@ from .transformation import Transforming
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
-PARKED_SECONDS: Final = 60.0
-"""How long an object waits for its registration: longer than a bridge that has died is believed to live."""
+PARKED_SECONDS: Final = 90.0
+"""How long an object waits for its registration: longer than a bridge that has died is believed to live, and who has
+what follows is waited for then."""
 PARKED_OBJECTS: Final = 10_000
 """Of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the one
 that has it when that side is back."""
@@ -67,9 +70,6 @@ SHARE: Final = 7
 LINGER_SECONDS: Final = 10.0
 """How long a registration that has left is kept on the other side: its last objects are on their way, and a delegate
 that restarts has it again soon."""
-SETTLE_SECONDS: Final = 1.0
-"""How long a registration stands before it is told what was left out of it: who was told of the registration, and gets
-its first objects late, is to hear that, too."""
 ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
 RELAYS_MOST: Final = 100_000
@@ -101,10 +101,11 @@ class Relayed:
     """Of these."""
     seen: float = 0.0
     """When it was published last, or an object came (clock)."""
-    since: float = 0.0
-    """When it was registered there."""
+    last: int = 0
+    """Number of the last object that has come."""
     filtered: int = 0
-    """Left out and not told yet."""
+    """Left out and not told yet; `filtered_to`: number of the last one."""
+    filtered_to: int = 0
     is_stale: bool = False
     """What is registered there is not any more what it was."""
     why: str = ""
@@ -113,6 +114,13 @@ class Relayed:
     """How often it was refused so, one time after the other."""
     again: float = 0.0
     """When it is tried again (clock)."""
+
+    @property
+    def first(self) -> int:
+        """From which number on all objects are here, or are still to come; 0: none has come."""
+        if self.parked:
+            return self.parked[0][1].platform.sequence
+        return self.last + 1 if self.last else 0
 
 
 class Direction:
@@ -162,6 +170,10 @@ class Direction:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
+        with self._lock:
+            relays = list(self._relays.items())
+        for uid, relay in relays:
+            self._tell_rest(uid, relay)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -200,6 +212,7 @@ class Direction:
                     return
                 relay = self._relays[obj.platform.registration] = Relayed(seen=self._clock())
         with relay.lock:
+            relay.last = obj.platform.sequence
             if relay.stands:
                 self._send(relay, obj)
             else:
@@ -218,15 +231,14 @@ class Direction:
 
     def _send(self, relay: Relayed, obj: InfoObject) -> None:
         """Under the relay's lock. Waits while there is no room."""
-        if obj.platform.payload_length != obj.payload_size:
-            self._leave_out(relay)  # cut on its way to us: it is not what was published
-            return
-        changed = self.transformation.apply(obj)
+        is_cut = obj.platform.payload_length != obj.payload_size  # on its way to us: it is not what was published
+        changed = None if is_cut else self.transformation.apply(obj)
         if changed is None:
-            self._leave_out(relay)
+            self._leave_out(relay, obj)
             return
         while not self._stopping.is_set():
             try:
+                self._tell_filtered(obj.platform.registration, relay)
                 self.target.publish(obj.platform.registration, changed, self.source.name, ROOM_SECONDS)
             except BackPressureError:
                 continue
@@ -244,10 +256,17 @@ class Direction:
         with self._lock:
             self.lost += 1
 
-    def _leave_out(self, relay: Relayed) -> None:
+    def _leave_out(self, relay: Relayed, obj: InfoObject) -> None:
         relay.filtered += 1
+        relay.filtered_to = obj.platform.sequence
         with self._lock:
             self.filtered += 1
+
+    def _tell_filtered(self, uid: str, relay: Relayed) -> None:
+        """Under the relay's lock: before the next object goes, as a number that is missing then is a loss."""
+        if relay.filtered:
+            self.target.tell_filtered(uid, relay.filtered, relay.filtered_to, ROOM_SECONDS)
+            relay.filtered = 0
 
     def _park(self, relay: Relayed, obj: InfoObject, *, first: bool = False) -> None:
         """Under the relay's lock; `first`: before those that are parked. The oldest of what is too much goes. Of the
@@ -362,7 +381,8 @@ class Direction:
                     return
                 bundle = msgspec.structs.replace(bundle, type=type_)
                 published = _renamed(published, bundle, relay.parked[-1][1])
-            self.target.register(published, type_, bundle, via, validate=self._terms.validate)
+            first = None if published.first is None else relay.first
+            self.target.register(replace(published, first=first), type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
             relay.why = exc.message
             self._trouble(uid, exc)
@@ -374,7 +394,7 @@ class Direction:
             self._told.pop(uid, None)
         relay.why, relay.refused, relay.again = "", 0, 0.0
         with relay.lock:
-            relay.stands, relay.since = True, self._clock()
+            relay.stands = True
             while relay.parked and relay.stands:
                 self._send(relay, self._unpark(relay))
 
@@ -395,9 +415,7 @@ class Direction:
             while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS:
                 self._unpark(relay)
             has_more = bool(relay.parked)
-            left_out = relay.filtered if relay.stands and now - relay.since >= SETTLE_SECONDS else 0
-        if left_out:
-            self._tell_filtered(uid, relay, left_out)
+        self._tell_rest(uid, relay)
         if is_there or has_more or now - relay.seen < LINGER_SECONDS:
             return
         if relay.stands and not self._drop(uid, relay, waits=True):
@@ -406,14 +424,14 @@ class Direction:
             self._relays.pop(uid, None)
             self._told.pop(uid, None)
 
-    def _tell_filtered(self, uid: str, relay: Relayed, count: int) -> None:
-        try:
-            self.target.tell_filtered(uid, count)
-        except JbiError as exc:
-            log.debug("%s: what was left out of %s is told later: %s", self._thread.name, uid, exc)
-            return
+    def _tell_rest(self, uid: str, relay: Relayed) -> None:
+        """What was left out, and nothing has followed yet."""
         with relay.lock:
-            relay.filtered -= count
+            try:
+                if relay.stands:
+                    self._tell_filtered(uid, relay)
+            except JbiError as exc:
+                log.debug("%s: what was left out of %s is told later: %s", self._thread.name, uid, exc)
 
     def _trouble(self, what: str, exc: JbiError) -> None:
         """Something can't be done now: that is told once."""

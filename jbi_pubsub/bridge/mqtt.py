@@ -350,7 +350,7 @@ class MqttPlatform:
                 raise BackPressureError(f"{UNACKNOWLEDGED_MOST} messages wait for the broker {self._side.broker}")
             time.sleep(ROOM_PAUSE)  # paho tells nobody
 
-    def tell_filtered(self, uid: str, count: int) -> None:
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """There is nobody to be told."""
 
     # -- the past -------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from jbi_pubsub.pad.subscription import (
     ExpirationEntry,
     InformationType,
     LocalEntry,
+    NumberedEntry,
     QueryRequest,
     RelayedEntry,
     SigningKeyEntry,
@@ -58,7 +59,9 @@ LEFT_SECONDS: Final = 5.0
 """How long a registration is told of that has left: a publisher may come, publish and leave within some ms."""
 LEFT_MOST: Final = 10_000
 
-_MADE: Final = {each.entry_name for each in (InformationType, SigningKeyEntry, RelayedEntry, ExpirationEntry)}
+_MADE: Final = {
+    each.entry_name for each in (InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry)
+}
 """Entries on an item that its delegate has made."""
 
 
@@ -83,6 +86,8 @@ class Published:
     """It was there moments ago, and its last objects may come yet."""
     at: ServiceRef | None = field(default=None, compare=False)
     """Who knows its schema; None: there is none."""
+    first: int | None = field(default=None, compare=False)
+    """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
 
 
 class Arrived(Protocol):
@@ -126,7 +131,8 @@ class Platform(Protocol):
     def register(
         self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
     ) -> None:
-        """What is published on the other side is so here from now on, under its id. Raises JbiError."""
+        """What is published on the other side is so here from now on, under its id, and what is missing before its
+        `first` is told. Raises JbiError."""
         ...
 
     def unregister(self, uid: str, *, waits: bool) -> bool:
@@ -138,8 +144,8 @@ class Platform(Protocol):
         JbiError when it is refused."""
         ...
 
-    def tell_filtered(self, uid: str, count: int) -> None:
-        """So many objects of a registration were left out. Raises JbiError."""
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+        """So many objects of a registration, with numbers up to `up_to`, were left out. Raises as `publish`."""
         ...
 
     def query(self, request: QueryRequest) -> Answers:
@@ -326,7 +332,7 @@ class JbiPlatform:
         self._publisher.register_relayed(
             self._connected(), published.uid, type_, bundle, published.entries, via,
             validate=validate, signing=published.signing if type_ == published.type else None,
-            expiration=published.expiration,
+            expiration=published.expiration, first=published.first,
         )  # fmt: skip
 
     def _connected(self) -> DelegateUid:
@@ -343,9 +349,9 @@ class JbiPlatform:
         """See Platform; one that was published already is not again."""
         self._publisher.relay(uid, obj, source, timeout)
 
-    def tell_filtered(self, uid: str, count: int) -> None:
-        """So many objects of a registration were left out."""
-        self._publisher.tell_filtered(uid, count)
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+        """See Platform."""
+        self._publisher.tell_filtered(uid, count, up_to, timeout)
 
     # -- the past -------------------------------------------------------------------------------------------------
 
@@ -423,6 +429,7 @@ def _published(item: ServiceItem, *, has_left: bool) -> Published:
         _expiration(item),
         has_left,
         item.proxy if told.schema else None,
+        origin.first if origin is not None else 0,
     )
 
 

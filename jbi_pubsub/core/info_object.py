@@ -250,6 +250,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         """The object's."""
         return self.own_id or object_id_of(self.registration, self.sequence)
 
+    @property
+    def left_out(self) -> int:
+        """Of what is no object (see `left_out`) how many were left out; 0 of an object."""
+        return 0 if self.type_name else self.payload_length
+
 
 _PLAIN_ID: Final = re.compile(r"[0-9A-Za-z._-]+")
 _PLACE: Final = re.compile(r"\$\[(\d{1,2})\]")
@@ -425,6 +430,12 @@ def pack(head: Head, payload: Part | SpooledPayload, since: float = 0.0) -> Parc
         size = payload.cost
     first = _LENGTH.pack(len(encoded)) + encoded
     return Parcel(head, (first, cast("Part", payload)), 4 + len(encoded) + size, 0, since)
+
+
+def left_out(registration: str, up_to: int, count: int) -> Parcel:
+    """Goes in the place of objects of a registration that a bridge has left out: so many (at least one) with numbers up
+    to `up_to`. It has no type."""
+    return pack(Head("", registration, up_to, 0.0, "", "", b"", count), b"")
 
 
 def head_end(begun: Part) -> int:

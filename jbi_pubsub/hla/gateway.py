@@ -437,7 +437,7 @@ class FederationPlatform:
         with self._lock:
             self._counts[what] += 1
 
-    def tell_filtered(self, uid: str, count: int) -> None:
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """There is nobody to be told."""
 
     # -- the rest -------------------------------------------------------------------------------------------------

@@ -159,12 +159,17 @@ class DelegateConnection:
     def _register(self, publication: Publication) -> None:
         with self._lock:
             proxy, opened = self._attached()
-            publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost
+            known = self._publications.get(publication.uid)
+            if known is None:
+                self._next_number += 1  # never again: the answer may be lost
+            publication.number = self._next_number if known is None else known.number  # under which objects are queued
             try:
                 granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
             except WireError:
-                self._abandoned[publication.uid] = time.monotonic()
+                if known is None:
+                    self._abandoned[publication.uid] = time.monotonic()
                 raise
+            self._abandoned.pop(publication.uid, None)
             self._queue.grant(publication.number, granted)
             terms = publication.terms
             self._queue.expect(publication.number, reliable=terms.reliable, expiration=terms.expiration)
@@ -192,12 +197,6 @@ class DelegateConnection:
                 self._refusals.pop(publication.uid, None)
                 self._queue.forget(publication.number)
                 self._abandoned[publication.uid] = time.monotonic()
-
-    def tell_filtered(self, publication: Publication, count: int) -> None:
-        """Have subscribers told what a bridge has left out. Raises the delegate's errors or WireError."""
-        with self._lock:
-            proxy, opened = self._attached()
-        proxy.filtered(opened.uid, publication.uid, count)
 
     def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
         """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
@@ -230,6 +229,10 @@ class DelegateConnection:
                 hint="Publish more slowly, or give a longer timeout",
                 published=queued,
             )
+
+    def first(self, publication: Publication) -> int:
+        """The number of the first object of a registration that the delegate has not done; 0: it has all."""
+        return self._queue.first(publication.number)
 
     def unfinished(self, publication: Publication) -> int:
         """Objects of a registration that the delegate has not done yet."""

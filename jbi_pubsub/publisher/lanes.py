@@ -466,6 +466,14 @@ class Lanes:
             account = self._accounts.get(number)
             return account.queued - account.acknowledged if account is not None else 0
 
+    def first(self, number: int) -> int:
+        """The number of the first object of a registration that is not done; 0: there is none."""
+        with self._lock:
+            credit, whole = self._credits.get(number), self._whole.get(number)
+            own = [*(credit.unfinished if credit is not None else ()), *(p for n, p, _ in self._taken if n == number)]
+            own += [parcel for parcel in (whole, next(iter(self._lanes.get(number, ())), None)) if parcel is not None]
+            return min((each.head.sequence - max(0, each.head.left_out - 1) for each in own), default=0)
+
     def restart(
         self, held_back: Collection[int] = (), granted: Mapping[int, Registered] = MappingProxyType({})
     ) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from secrets import token_hex
 from typing import Final
+
+import msgspec
 
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError
-from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, packed
+from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, left_out, packed
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Origin, PublisherRequest
@@ -41,12 +44,15 @@ class RelayedPublication(Publication):
         validate: bool,
         signing: SigningKey | None,
         expiration: float,
+        unfinished: Callable[[RelayedPublication], int],
     ) -> None:
+        """`unfinished`: the number of the first object that the delegate has not done; 0: it has all."""
         self.uid = RegistrationUid(uid)
         self.info_type = UntypedGate(type_)
-        self.sequence = 0
-        """Number of the last object that was queued."""
+        self.sequence = max(0, (origin.first or 0) - 1)
+        """Number of the last object that was queued, or is not to be."""
         self.number = 1
+        self._unfinished = unfinished
         self.lock = threading.Lock()
         self.terms = terms = Terms(validate and not bundle.is_none, validate, owner=origin.bridge)
         # what has waited here for too long is given up by the delegate, which tells it: a gap of ours says nothing
@@ -56,8 +62,12 @@ class RelayedPublication(Publication):
         )  # fmt: skip
 
     def request(self) -> PublisherRequest:
-        """What the delegate is told."""
-        return self._request
+        """What the delegate is told: of one that we come back to, which object comes next."""
+        origin = self._request.origin
+        if origin is None or origin.first is None or not self.sequence:
+            return self._request
+        first = self._unfinished(self) or self.sequence + 1
+        return msgspec.structs.replace(self._request, origin=msgspec.structs.replace(origin, first=first))
 
     def is_renewed(self) -> bool:
         """The key is the publisher's: who relays it has none."""
@@ -90,15 +100,18 @@ class RelayPublisher(PublisherAdapterLight):
         validate: bool = True,
         signing: SigningKey | None = None,
         expiration: float = 0.0,
+        first: int | None = None,
     ) -> None:
         """Register what is published elsewhere under `uid`; `via`: the platforms that it has passed; `expiration`: as
-        its publisher wants it, in seconds, counted from when an object is relayed. Raises AccessDeniedError (also where
-        the original stands, or another bridge's), SchemaError, TypeConflictError, WireError."""
-        publication = RelayedPublication(
-            uid, type_, bundle, entries, Origin(via, self._bridge),
-            secret=self._secret, validate=validate, signing=signing, expiration=expiration,
-        )  # fmt: skip
+        its publisher wants it, in seconds, counted from when an object is relayed; `first`: see Origin. Raises
+        AccessDeniedError (also where the original stands, or another bridge's, or what follows that is missing),
+        SchemaError, TypeConflictError, WireError."""
         connection = self._connection(delegate)
+        publication = RelayedPublication(
+            uid, type_, bundle, entries, Origin(via, self._bridge, first),
+            secret=self._secret, validate=validate, signing=signing, expiration=expiration,
+            unfinished=connection.first,
+        )  # fmt: skip
         connection.register(publication)
         with self._lock:
             self._publications[publication.uid] = publication, connection
@@ -118,10 +131,14 @@ class RelayPublisher(PublisherAdapterLight):
             publication.sequence = number
         return True
 
-    def tell_filtered(self, uid: str, count: int) -> None:
-        """Have its subscribers told that so many objects were left out. Raises UnknownUidError, WireError."""
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+        """Have its subscribers told, behind what was published, that so many objects with numbers up to `up_to` were
+        left out. Raises as `relay`."""
         publication, connection = self._publication(RegistrationUid(uid))
-        connection.tell_filtered(publication, count)
+        with publication.lock:
+            if up_to > publication.sequence:
+                connection.publish(publication, [left_out(uid, up_to, count)], timeout)
+                publication.sequence = up_to
 
     def unregister_relayed(self, uid: str, *, waits: bool) -> bool:
         """Undo register_relayed, whether the delegate can be told now or not; with `waits` not before it has what was

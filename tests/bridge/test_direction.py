@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.bridge import mirror
 from jbi_pubsub.bridge.mirror import Direction
 from jbi_pubsub.bridge.platform import Published
-from jbi_pubsub.bridge.transformation import Transformation
+from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.errors import JbiError, OversizeError, TypeConflictError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of
@@ -30,6 +30,9 @@ class Side:
         self.fails: list[JbiError | None] = []
         self.refusal: JbiError | None = None
         self.registered = 0
+        self.firsts: list[int | None] = []
+        """From which numbers on a bridge has said that it has all."""
+        self.left_out: list[tuple[int, int]] = []
 
     def published(self) -> tuple[Published, ...]:
         return self.there
@@ -40,8 +43,9 @@ class Side:
     def subscribe(self, types: Any, arrived: Any) -> None:
         pass
 
-    def register(self, *_: Any, **__: Any) -> None:
+    def register(self, published: Published, *_: Any, **__: Any) -> None:
         self.registered += 1
+        self.firsts.append(published.first)
         if self.refusal is not None:
             raise self.refusal
 
@@ -53,15 +57,22 @@ class Side:
             raise exc
         self.got.append(obj.platform.sequence)
 
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:  # noqa: ARG002  # as above
+        if self.fails and (exc := self.fails.pop(0)) is not None:
+            raise exc
+        self.left_out.append((count, up_to))
 
-def direction(source: Side, target: Side, clock: Callable[[], float] = time.monotonic) -> Direction:
-    way = Transformation(("*",), (), ())
+
+def direction(
+    source: Side, target: Side, clock: Callable[[], float] = time.monotonic, rules: tuple[Rule, ...] = ()
+) -> Direction:
+    way = Transformation(("*",), (), rules)
     return Direction(source, target, way, bridge="b", clock=clock)  # type: ignore[arg-type]  # stubs
 
 
-def numbered(number: int, payload: bytes = b"", uid: str = UID) -> InfoObject:
+def numbered(number: int, payload: bytes = b"", uid: str = UID, metadata: bytes = b"<a/>") -> InfoObject:
     platform = Platform(0.0, uid, number, 4, len(payload))
-    return InfoObject(object_id_of(uid, number), TYPE, b"<a/>", payload, platform)
+    return InfoObject(object_id_of(uid, number), TYPE, metadata, payload, platform)
 
 
 def test_what_waits_goes_in_order_when_the_other_side_fails_half_way() -> None:
@@ -127,3 +138,49 @@ def test_what_is_refused_is_tried_again_after_ever_longer_pauses(refusal: JbiErr
     target.there, target.refusal = (), None
     way.look()
     assert way.status()["registrations"] == 1
+
+
+def test_a_bridge_says_from_which_number_on_it_has_all() -> None:
+    # Given a registration whose numbers count, and a side that does not take it
+    now = [0.0]
+    target = Side("bravo")
+    target.refusal = WireError("away")
+    way = direction(Side("alpha", Published(UID, TYPE, first=0)), target, lambda: now[0])
+    # When nothing has come, then some objects, and when these have waited too long
+    way.look()
+    for number in (7, 8):
+        way.arrived(numbered(number))
+    way.look()
+    now[0] = mirror.PARKED_SECONDS + 1
+    way.look()
+    way.look()
+    # Expect that it knows of none, has them, and has what comes next
+    assert target.firsts == [0, 7, 7, 9]
+    # And that nothing is said of numbers that are times
+    other = Side("bravo")
+    direction(Side("alpha", Published(UID, TYPE)), other).look()
+    assert other.firsts == [None]
+
+
+def test_what_is_left_out_is_told_in_its_place() -> None:
+    # Given a rule that lets nothing through but <b/>
+    target = Side("bravo")
+    way = direction(Side("alpha", Published(UID, TYPE)), target, rules=(Rule(("*",), where="/b"),))
+    way.look()
+    # When two are left out, the next one goes, and then one is left out that nothing follows
+    for number in (1, 2):
+        way.arrived(numbered(number))
+    way.arrived(numbered(3, metadata=b"<b/>"))
+    assert (target.left_out, target.got) == ([(2, 2)], [3])
+    way.arrived(numbered(4))
+    target.fails = [WireError("away")]
+    way.look()
+    assert target.left_out == [(2, 2)]
+    # Expect it told as soon as it can be
+    way.look()
+    assert target.left_out == [(2, 2), (1, 4)]
+    # When one more is left out, and the bridge ends, expect it told: nobody else knows of it
+    way.arrived(numbered(5))
+    way.stop()
+    assert target.left_out == [(2, 2), (1, 4), (1, 5)]
+    assert way.status()["filtered"] == 4

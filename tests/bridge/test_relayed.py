@@ -12,13 +12,14 @@ import pytest
 from jbi_pubsub.bridge.platform import SideSubscriber
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import PolicySection
-from jbi_pubsub.core.errors import AccessDeniedError, UnknownUidError
+from jbi_pubsub.core.errors import AccessDeniedError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, fetch_schema
 from jbi_pubsub.pad.subscription import HOPS_MOST, Origin, PublisherRequest, origin_of, owned_uid
+from jbi_pubsub.publisher.publication import RegistrationUid
 from jbi_pubsub.publisher.relay import RelayPublisher
 from tests.bridge.conftest import ALPHA, Place, taken
 
@@ -71,21 +72,167 @@ def test_relayed_objects_keep_id_number_and_time_and_say_how_they_came(relay: An
     assert (came.metadata, came.payload) == (relay.object(7).metadata, b"abc")
 
 
-def test_gaps_of_a_relayed_registration_are_told_by_its_bridge_alone(relay: Any, eventually: Any) -> None:
-    # Given a subscriber to a relayed registration
+def test_numbers_of_who_does_not_count_are_no_loss(relay: Any) -> None:
+    # Given a subscriber to a registration whose numbers are times, or whose bridge does not say
     adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
     bridge = relay.bridge()
     relay.register(bridge)
-    # When numbers are left out, far more than a publisher may claim to have lost
+    # When numbers do not come, far more than a publisher may claim to have lost
     for number in (5, 9, 9 + 2_000_000):
         bridge.relay(UID, relay.object(number), "far", 5.0)
     # Expect all objects and no loss
     assert [obj.platform.sequence for obj in taken(adapter, uid, 3)] == [5, 9, 2_000_009]
     assert adapter.losses(uid) == {}
-    # When the bridge says that it has left some out
-    bridge.tell_filtered(UID, 3)
-    # Expect that as the loss it is
-    eventually(lambda: adapter.losses(uid) == {"filtered": 3})
+
+
+def test_a_number_that_does_not_come_is_lost_or_was_left_out(relay: Any, eventually: Any) -> None:
+    # Given a subscriber to a relayed registration whose numbers count
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    relay.register(bridge, first=5)
+    # When some numbers do not come, of which the bridge has left out two
+    bridge.relay(UID, relay.object(5), "far", 5.0)
+    bridge.tell_filtered(UID, 2, 8, 5.0)
+    bridge.relay(UID, relay.object(11), "far", 5.0)
+    # Expect both told
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [5, 11]
+    assert adapter.losses(uid) == {"filtered": 2, "sequence_gap": 3}
+    # When it leaves out more, and nothing follows, expect that told, too
+    bridge.tell_filtered(UID, 4, 15, 5.0)
+    eventually(lambda: adapter.losses(uid) == {"filtered": 6, "sequence_gap": 3}, what=lambda: adapter.losses(uid))
+    # When it says so again, or leaves out nothing, expect nothing told
+    for up_to, count in ((15, 4), (15, 0)):
+        bridge._publication(RegistrationUid(UID))[0].sequence = up_to - 1  # as if it had not been told
+        bridge.tell_filtered(UID, count, up_to, 5.0)
+    # When more do not come than anybody believes, expect that nobody knows how many
+    bridge.relay(UID, relay.object(15 + 2_000_000), "far", 5.0)
+    assert len(taken(adapter, uid, 1)) == 1
+    assert adapter.losses(uid) == {"filtered": 6, "sequence_gap": 4}
+
+
+def test_who_comes_late_to_a_relayed_registration_hears_what_was_left_out_before(relay: Any, eventually: Any) -> None:
+    # Given a subscription that stands at a lookup service, and has not come to a delegate yet
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    # When a bridge leaves the first objects of a registration out before anybody can have come
+    relay.register(bridge, first=1)
+    bridge.tell_filtered(UID, 3, 3, 5.0)
+    # Expect it told
+    eventually(lambda: adapter.losses(uid) == {"filtered": 3}, what=lambda: adapter.losses(uid))
+
+
+def test_what_a_bridge_of_before_says_is_told(relay: Any, bundle: SchemaBundle, figures: Any) -> None:
+    # Given a bridge that tells what it leaves out by a call of its own, and does not say what it has
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    delegate = relay.here.pad.delegate
+    connection = delegate.connect_own().connection_id
+    gate = delegate.open_type(bundle, "")
+    made = delegate.register_relayed(
+        UID,
+        gate.entries(parse_metadata(figures.figure_1)),
+        gate,
+        Origin(FAR, "b1"),
+        connection_id=connection,
+        number=1,
+        secret=SECRET,
+    )
+    assert adapter.wait_matched(uid) == 1
+    # When it does so, expect that told
+    delegate.tell_filtered(connection, UID, 3)
+    delegate.publish(made, [packed(relay.object(9)).relayed("far")], deliveries := Deliveries())
+    delegate.pipeline.deliver(deliveries)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [9]
+    assert adapter.losses(uid) == {"filtered": 3}
+
+
+def test_whoever_has_what_follows_goes_first(relay: Any, eventually: Any) -> None:
+    # Given a registration that was relayed up to number 2
+    relay.here.federation.leases(2.0)
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    one, restarted, standby = (relay.bridge(name, relay.here.federation.config) for name in ("b1", "b2", "b3"))
+    relay.register(one, first=0)
+    for number in (1, 2):
+        one.relay(UID, relay.object(number), "far", 5.0)
+    assert one.unregister_relayed(UID, waits=True)
+    # When bridges come that have what was published later, or nothing yet
+    # Expect them refused
+    for first in (5, 0):
+        with pytest.raises(AccessDeniedError, match="relayed here up to number 2"):
+            relay.register(restarted, first=first)
+    # And the one taken that has what follows; what was there before goes no second time
+    relay.register(standby, first=1)
+    for number in (1, 2, 3, 4):
+        standby.relay(UID, relay.object(number), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 4)] == [1, 2, 3, 4]
+    (known,) = relay.here.pad.status()["registrations"]
+    assert known["published"] == 2
+    assert adapter.losses(uid) == {}
+
+
+def test_what_nobody_has_any_more_is_a_loss_with_its_number(relay: Any, eventually: Any) -> None:
+    # Given a registration that was relayed up to number 477
+    relay.here.federation.leases(0.5)
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    one, restarted = (relay.bridge(name, relay.here.federation.config) for name in ("b1", "b2"))
+    relay.register(one, first=0)
+    for number in (476, 477):
+        one.relay(UID, relay.object(number), "far", 5.0)
+    assert one.unregister_relayed(UID, waits=True)
+
+    # When a bridge alone has what comes from number 634 on
+    def is_taken() -> bool:
+        try:
+            relay.register(restarted, first=634)
+        except AccessDeniedError:
+            return False
+        return True
+
+    # Expect it taken when nobody else has come for a while, and the rest told
+    eventually(is_taken)
+    restarted.relay(UID, relay.object(634), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 3)] == [476, 477, 634]
+    assert adapter.losses(uid) == {"sequence_gap": 156}
+
+
+def test_a_registration_that_changes_keeps_its_objects(relay: Any) -> None:
+    # Given a bridge with a registration
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    relay.register(bridge, first=0)
+    bridge.relay(UID, relay.object(1), "far", 5.0)
+    # When it comes by another way, or another certificate answers for it, so that it is registered once more
+    relay.register(bridge, first=2, via=("far", "farther"))
+    bridge.relay(UID, relay.object(2), "far", 5.0)
+    # Expect that it goes on
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [1, 2]
+    assert adapter.losses(uid) == {}
+
+
+def test_a_registration_whose_answer_was_lost_is_made_again_and_stays(
+    relay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a bridge whose registration is made, and the answer does not come
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    connection = bridge._connection(relay.at[bridge])
+    proxy, opened = connection._attached()
+
+    def cut(*arguments: Any, register: Callable[..., Any] = proxy.register) -> None:
+        register(*arguments)
+        raise WireError("cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(proxy, "register", cut)
+        with pytest.raises(WireError):
+            relay.register(bridge)
+    # When it registers again, and what was not answered to is taken back
+    relay.register(bridge)
+    bridge.relay(UID, relay.object(1), "far", 5.0)
+    monkeypatch.setattr("jbi_pubsub.publisher.connection.ABANDONED_SECONDS", 0.0)
+    connection._take_back(proxy, opened)
+    # Expect that objects come, before and behind that
+    bridge.relay(UID, relay.object(2), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [1, 2]
 
 
 def test_a_relayed_object_is_admitted_and_judged_as_any(relay: Any, figures: Any, eventually: Any) -> None:
@@ -187,6 +334,11 @@ def test_it_is_seen_in_the_lookup_services_by_what_platforms_it_came(relay: Any)
     # Expect that on its item
     (item,) = relay.here.pad.community.lookup(ServiceTemplate(service_id=UID))
     assert origin_of(item.entries) == Origin(("far", "farther"), "b1")
+    # And, of another one, that its numbers count
+    other = UID[:-1] + "0"
+    relay.register(bridge, other, first=7)
+    (item,) = relay.here.pad.community.lookup(ServiceTemplate(service_id=other))
+    assert origin_of(item.entries) == Origin(FAR, "b1", 0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
+from jbi_pubsub.core.info_object import Cause, Head, Parcel, object_id_of, pack
 from jbi_pubsub.pad.shelf import OLD_BYTES, OLD_SECONDS, OVERHEAD, SPAN_SECONDS, SPANS, Gone, Shelf, Shelves
 
 UID = "registration-" + 32 * "a"
@@ -138,3 +138,22 @@ def test_an_object_counts_as_found_late_once_whoever_comes_first(found_first: bo
     for step in (*steps, shelves.found):
         step(kept)
     assert shelves.found_late == 1
+
+
+def test_what_never_came_to_a_shelf_is_known_to_who_comes_late() -> None:
+    # Given two shelves, of which one has lost a thousand objects one by one, and some at once later
+    shelves, shelf, other = Shelves(10.0, 1 << 20), Shelf(), Shelf()
+    for number in range(1_000):
+        shelves.lose(shelf, Cause.FILTERED, 1, number / 1_000)
+    position = shelves.lose(shelf, Cause.SEQUENCE_GAP, 7, 9.0)
+    # Expect that a newcomer to both is told of all since it stands, up to its place
+    for since, lost in (
+        (0.0, {Cause.FILTERED: 1_000, Cause.SEQUENCE_GAP: 7}),
+        (5.0, {Cause.SEQUENCE_GAP: 7}),
+        (9.1, {}),
+    ):
+        place, _, told = shelves.mark([shelf, other], since)
+        assert {cause: count for cause, count in told.items() if count} == lost
+        assert place == position
+    # And that one who does not come late is told of what is behind its place
+    assert shelves.lose(shelf, Cause.SEQUENCE_GAP, 1, 9.2) > place
