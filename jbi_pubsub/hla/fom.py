@@ -21,6 +21,7 @@ from typing import Final, Literal, NamedTuple
 from immutables import Map
 
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.xml import Element, parse_metadata
 
 from .exceptions import (
@@ -119,10 +120,8 @@ def _member(cls: Class, members: tuple[Member, ...], name: str, what: str) -> in
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
+    near = near_name(name, known, 0.5)
+    return f"Did you mean {near}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
 
 
 def object_class(fom: Fom, cls: int) -> Class:

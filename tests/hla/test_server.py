@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ import pytest
 
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import ProtocolError
-from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla import exceptions as exc
@@ -28,7 +26,7 @@ from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import OF_EXECUTIONS, Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
-from tests.hla.parties import Federate, Noting
+from tests.hla.parties import Federate, Noting, session
 
 
 @pytest.fixture
@@ -310,26 +308,6 @@ def test_nobody_waits_for_a_federate_that_is_gone(
         os.kill(child.pid, signal.SIGKILL)
 
 
-def session(federation: Any, served: RtiServer) -> socket.socket:
-    """A connection of a federate that speaks for itself."""
-    item = served.status()["federations"][0]
-    rti = RTIAmbassador(federation.config)
-    rti.connect(FederateAmbassador())
-    try:
-        found = rti._federation(item["name"], 20.0)
-    finally:
-        rti.disconnect()
-    client = ControlClient(found.proxy, Security(), timeout=20.0)
-    token = client.call("join", str, "Air")
-    client.close()
-    sock = dial(found.proxy, DATA, Security(), 20.0)
-    greet(Line(sock), Hello.of(token))
-    sock.settimeout(20.0)
-    body = msgspec.msgpack.encode([(1, "join_federation_execution", ["ugly", "delete_objects"])])
-    sock.sendall(LENGTH.pack(len(body)) + body)
-    return sock
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -346,7 +324,7 @@ def test_who_sends_rubbish_is_resigned_and_nobody_else_harmed(
 ) -> None:
     before = served.status()["faults"]
     a = join("a")
-    sock = session(federation, served)
+    sock = session(federation, "Air")
     eventually(lambda: served.status()["federations"][0]["federates"] == ["a", "ugly"])
     sock.sendall(data)
     eventually(lambda: served.status()["federations"][0]["federates"] == ["a"])
@@ -374,7 +352,7 @@ def test_who_does_not_read_holds_up_those_who_send_to_it_and_then_is_resigned(
     # Given a federate that subscribes and never reads, and one that sends more than an RTI keeps
     monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 1.0)
     a = join("a")
-    sock = session(federation, served)
+    sock = session(federation, "Air")
     radio = a.rti.get_interaction_class_handle("Radio")
     text = a.rti.get_parameter_handle(radio, "text")
     calls = msgspec.msgpack.encode([(0, "subscribe_interaction_class", [radio])])
