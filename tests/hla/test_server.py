@@ -76,25 +76,72 @@ def test_two_federates_exchange_what_they_have_declared(join: Callable[..., Fede
     assert [b.until("receive_interaction")[2][0][1] for _ in range(1000)] == [b"%d" % n for n in range(1000)]
 
 
-def test_what_an_rti_refuses_is_raised_where_it_was_called_or_with_the_next_call(join: Callable[..., Federate]) -> None:
+def test_what_an_rti_refuses_is_raised_where_it_was_called(join: Callable[..., Federate]) -> None:
     a = join("a")
     cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
     with pytest.raises(exc.ObjectClassNotPublished, match="publish_object_class_attributes first"):
         a.rti.register_object_instance(cls)
     with pytest.raises(exc.InvalidLogicalTime):
         a.rti.time_advance_request(float("nan"))
-    # An update is not waited for: what was wrong with it is raised by the next call, or the one after that, once
-    a.rti.update_attribute_values(4711, {})
-
-    def two_more() -> None:
-        for _ in range(2):
-            a.rti.query_logical_time()
-
-    with pytest.raises(exc.ObjectInstanceNotKnown, match="4711"):
-        two_more()
-    assert a.rti.query_logical_time() == 0.0
     with pytest.raises(exc.NameNotFound):
         a.rti.get_object_class_handle("Submarine")
+
+
+@pytest.mark.parametrize("how", ["alone", "batched"])
+def test_an_update_that_is_refused_is_told_by_a_callback_and_stops_no_other_call(
+    join: Callable[..., Federate], eventually: Callable[..., Any], how: str
+) -> None:
+    a = join("a")
+    a.rti.enable_time_constrained()
+    a.until("time_constrained_enabled")
+    radio = a.rti.get_interaction_class_handle("Radio")
+    # When updates and interactions, which nobody waits for, are refused, and the federate goes on
+    if how == "batched":
+        with a.rti.batched():
+            a.rti.update_attribute_values(4711, {})
+            a.rti.send_interaction(radio, {})
+    else:
+        a.rti.update_attribute_values(4711, {})
+        eventually(lambda: a.rti._joined().waits())
+        a.rti.send_interaction(radio, {})
+    a.rti.time_advance_request(5.0)
+    # Expect it to be told, in order, and all that it has called since to be done
+    for expected, words in ((exc.ObjectInstanceNotKnown, "4711"), (exc.InteractionClassNotPublished, "Radio")):
+        _, error = a.until("call_refused")
+        assert isinstance(error, expected)
+        assert words in str(error)
+    assert a.until("time_advance_grant") == ("time_advance_grant", 5.0)
+    # When nobody has said what is to be done then
+    a.rti.connect(FederateAmbassador())
+    a.rti.update_attribute_values(4711, {})
+    # Expect it to be raised where callbacks are evoked, once
+    with pytest.raises(exc.ObjectInstanceNotKnown, match="4711"):
+        a.rti.evoke_callback(20.0)
+    assert a.rti.evoke_callback(0.0) is False
+
+
+def test_a_call_that_is_too_large_is_refused_where_it_is_made_and_takes_no_other_along(
+    join: Callable[..., Federate],
+) -> None:
+    a, b = join("a"), join("b")
+    radio = a.rti.get_interaction_class_handle("Radio")
+    text = a.rti.get_parameter_handle(radio, "text")
+    a.rti.publish_interaction_class(radio)
+    b.rti.subscribe_interaction_class(radio)
+    with a.rti.batched():
+        a.rti.send_interaction(radio, {text: b"before"})
+        with pytest.raises(ProtocolError, match="send_interaction has 33,"):
+            a.rti.send_interaction(radio, {text: bytes(33_500_000)})
+        a.rti.send_interaction(radio, {text: b"after"})
+        # What an RTI takes of values it takes in any company
+        a.rti.send_interaction(radio, {text: bytes(16 << 20)})
+        for number in range(20_000):
+            a.rti.send_interaction(radio, {text: b"%d" % number})
+    got = [b.until("receive_interaction")[2][0][1] for _ in range(20_003)]
+    assert got == [b"before", b"after", bytes(16 << 20), *(b"%d" % number for number in range(20_000))]
+    with pytest.raises(ProtocolError, match="register_object_instance has"):
+        a.rti.register_object_instance(1, "n" * FRAME_MOST)
+    assert a.rti.query_logical_time() == 0.0
 
 
 def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
