@@ -51,7 +51,7 @@ from .exceptions import (
 )
 from .federate import FederateAmbassador
 from .fom import Fom, parsed
-from .proxy import RTI_TYPE, Module, Rti, modules_of
+from .proxy import RTI_TYPE, Module, Rti, living, modules_of
 from .services import Services
 from .sessions import FRAME_MOST, LENGTH, Said
 
@@ -184,16 +184,17 @@ class RTIAmbassador(Services):
         return found[0]
 
     def _found(self, template: ServiceTemplate, timeout: float) -> list[ServiceItem]:
-        """Services that match, as soon as there are some."""
+        """Services that match and live, as soon as there are some."""
         if self._community is None:
             raise NotConnected("the ambassador is not connected", hint="Call connect first")
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
             try:
-                found = self._community.lookup(template, timeout=max(0.05, left))
+                held = self._community.lookup(template, timeout=max(0.05, left))
             except LookupNotFoundError as exc:
                 raise NotConnected(exc.message, hint=exc.hint) from exc
+            found = living(held, self._config.security())
             if found or left <= 0.1:
                 return sorted(found, key=lambda item: item.service_id)
             time.sleep(0.1)

@@ -46,7 +46,7 @@ from .exceptions import (
 from .execution import Execution, Model, Options, Step
 from .federation import Saving
 from .fom import Fom, parsed
-from .proxy import RTI, RTI_TYPE, Module, Rti
+from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti
 from .saves import OF_EXECUTIONS, Saves
 from .sessions import Call, Group, Session, Sessions
@@ -184,7 +184,9 @@ class RtiServer:
         except LookupNotFoundError as exc:
             log.warning("whether another RTI serves %s was not found out: %s", name, exc)
             return False
-        return any(item.proxy.endpoints != (self.address,) for item in found)  # ours may have been destroyed just now
+        # ours may have been destroyed just now
+        others = [item for item in found if item.proxy.endpoints != (self.address,)]
+        return bool(living(others, self._config.security()))
 
     def wait_known(self, name: str, timeout: float) -> None:
         """Until a lookup service holds a federation of ours. Raises LookupNotFoundError."""

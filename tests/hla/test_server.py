@@ -22,10 +22,12 @@ from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
-from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.proxy import RTI_TYPE, Module, Rti
 from jbi_pubsub.hla.saves import OF_EXECUTIONS, Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceTemplate
 from tests.hla.parties import Federate, Noting, session
 
 
@@ -450,6 +452,40 @@ def test_the_command_serves_a_federation_and_says_what_is_wrong(
         assert second.wait(30.0) == 1
     server.signal(signal.SIGTERM)
     assert server.wait(30.0) == 0
+
+
+@pytest.mark.processes
+def test_after_a_kill_an_rti_serves_the_federation_at_once(
+    federation: Any, air: bytes, tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an RTI with a federation, which is killed: its services are held until their leases end
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", federation.lookups[0].address)
+    monkeypatch.setenv("JBI_LOOKUP_GROUPS", federation.config.lookup.groups[0])
+    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
+    (tmp_path / "air.xml").write_bytes(air)
+    serve = ("hla", "serve", "--federation", "Air", "--fom", str(tmp_path / "air.xml"), "--json")
+    killed = start(*serve)
+    killed.fact()
+    with RTIAmbassador(federation.config) as rti:
+        rti.connect(Noting())
+        rti.join_federation_execution("Air", timeout=20.0)
+        os.kill(killed.pid, signal.SIGKILL)
+        assert rti.evoke_callback(20.0)
+        # When it is started again
+        again = start(*serve)
+        assert again.fact()["federation"] == "Air"
+        # Expect federates to join there, though both are held
+        rti.join_federation_execution("Air", timeout=20.0)
+        community = JoinManager(federation.config, name="looks")
+        federation.stack.callback(community.close)
+        template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation="Air").rep(),))
+        assert len(community.lookup(template)) == 2
+        # When that is killed, too; Expect no federation to be found
+        os.kill(again.pid, signal.SIGKILL)
+        assert rti.evoke_callback(20.0)
+        assert rti.list_federation_executions(timeout=0.1) == ()
+        with pytest.raises(exc.FederationExecutionDoesNotExist):
+            rti.join_federation_execution("Air", timeout=0.1)
 
 
 @pytest.mark.parametrize(
