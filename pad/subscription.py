@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import hmac
 import math
@@ -24,6 +23,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, AddressError, Configuratio
 from jbi_pubsub.core.history import MAX_POSITION, Count, Order, Position, Seconds
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import Contract, GrantedQos, Unmet, Wish, checked_wish
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
@@ -738,9 +738,9 @@ def _check_attributes(attributes: tuple[tuple[str, str], ...]) -> None:
     """Names that are not known are others' to use; but one that is nearly a known one is a mistake, and would be
     without effect. Raises ConfigurationError."""
     for name, _ in attributes:
-        known = difflib.get_close_matches(name.casefold(), _ATTRIBUTES, n=1, cutoff=_NEAR)
+        known = near_name(name.casefold(), _ATTRIBUTES, _NEAR)
         if known and name not in _ATTRIBUTES:
-            raise ConfigurationError(f"no attribute {name!r}", hint=f"Did you mean {known[0]!r}?")
+            raise ConfigurationError(f"no attribute {name!r}", hint=f"Did you mean {known!r}?")
 
 
 def _digest_seconds(request: SubscriptionRequest) -> float:

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
@@ -22,6 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 from immutables import Map
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.near import near_name
 
 Value = int | float | str | bytes
 Kind = Literal["number", "text", "enumeration", "octets"]
@@ -393,5 +393,5 @@ def _check_table(table: Mapping[str, str], target: Codec) -> None:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}?" if near else ""
+    near = near_name(name, known)
+    return f"Did you mean {near}?" if near else ""

@@ -7,7 +7,6 @@ called with path and document of the file, it gives a `Described`.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from jbi_pubsub.core import plugins
 from jbi_pubsub.core.config import Config, load
 from jbi_pubsub.core.errors import ConfigurationError, PredicateError, SchemaError
 from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.pad.subscription import PLATFORM_NAME
@@ -334,10 +334,10 @@ def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:
 
 def _unknown_kind(path: Path, name: str, kind: str) -> ConfigurationError:
     known = ("jbi", "mqtt", *plugins.names("bridge"), *plugins.names("platform"))
-    near = difflib.get_close_matches(kind, known, n=1)
+    near = near_name(kind, known)
     return ConfigurationError(
         f"bridge file {path}: side.{name} is of kind {kind[:64]!r}, which there is not",
-        hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}",
+        hint=f"Did you mean {near}?" if near else f"There are {', '.join(known)}",
     )
 
 
@@ -391,5 +391,5 @@ def _near(table: Mapping[str, Any], known: list[str]) -> str:
     wrong = next((key for key in table if key not in known), None)
     if wrong in _OF_ELEMENTS:
         return f"Metadata are never modified: {wrong} is for sides of kind hla alone. A rule has {', '.join(known)}"
-    near = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
-    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}" if wrong is not None else ""
+    near = near_name(wrong, known) if wrong is not None else ""
+    return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}" if wrong is not None else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.near import near_name
 
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
@@ -275,8 +276,6 @@ def _one(
     policy: Policy,
     most: int,
 ) -> Explored:
-    import difflib
-
     from jbi_pubsub.hla.exploration.scenarios import CELLS, SCENARIOS, Cell, Explored, Scenario, prepared
     from jbi_pubsub.hla.exploration.search import explore as search
 
@@ -288,10 +287,10 @@ def _one(
     elif name in SCENARIOS:
         found = SCENARIOS[name]
     else:
-        near = difflib.get_close_matches(name, SCENARIOS, n=1)
+        near = near_name(name, SCENARIOS)
         raise ConfigurationError(
             f"no scenario {name[:60]!r}",
-            hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(SCENARIOS)}",
+            hint=f"Did you mean {near}?" if near else f"There are {', '.join(SCENARIOS)}",
         )
     setup, system = prepared(found, policy, counts, edges)
     cell = next((each for each in CELLS if each.policy == policy and each.problem == found.problem), None)

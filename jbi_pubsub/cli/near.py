@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 
@@ -30,9 +29,10 @@ class NearNames(click.Group):
 
 def nearest(given: str, known: Iterable[str]) -> str:
     """The name that was meant, or "". Names with dots, # or a namespace are compared by their last part as well."""
+    from jbi_pubsub.core.near import near_name
+
     by_form = {form.casefold(): name for name in known for form in (re.split(r"[.#}]", name)[-1], name)}
-    found = difflib.get_close_matches(given.casefold(), by_form, n=1, cutoff=0.5)
-    return by_form[found[0]] if found else ""
+    return by_form.get(near_name(given.casefold(), by_form, 0.5), "")
 
 
 def told(kind: str, given: str, known: Iterable[str]) -> str:

@@ -62,6 +62,13 @@ class Settings:
         self._is_for_node = True
         return self._node
 
+    def _living(self, addresses: list[str]) -> list[str]:
+        from jbi_pubsub.core.wire import ServiceRef
+        from jbi_pubsub.core.wire.endpoint import is_gone
+
+        security = self.load().security()
+        return [at for at in addresses if not is_gone(ServiceRef("", "", (at,)), security)]
+
     def node_at(self) -> str | None:
         """Its address, as host:port; None where none is meant. Raises UnknownUidError with the nearest name,
         LookupNotFoundError."""
@@ -72,6 +79,8 @@ class Settings:
         if name not in found:
             raise UnknownUidError(told("node", name, found), hint="`jbi services` lists what there is")
         first, *others = found[name]
+        if others:  # one that was killed and is back is held twice
+            first, *others = self._living(found[name]) or found[name]
         if others:
             raise UnknownUidError(
                 f"{1 + len(others)} nodes are called {name}",

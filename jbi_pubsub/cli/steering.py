@@ -15,7 +15,7 @@ import click
 from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError, PolicyError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.endpoint import check_endpoint, is_gone
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import AdminProxy
@@ -316,7 +316,8 @@ def _found(settings: Settings) -> ServiceRef:
             "no policy manager is registered with the lookup services",
             hint="Start one: jbi policy serve FILE; or name it: --at HOST:PORT",
         )
-    return max(found, key=epoch_of).proxy
+    living = [item for item in found if not is_gone(item.proxy, config.security())]
+    return max(living or found, key=epoch_of).proxy
 
 
 def _moment(at: float) -> str:

@@ -6,7 +6,6 @@ A variable is JBI_<SECTION>_<KEY>, for example JBI_LEASE_SUBSCRIBER=2.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from .errors import ConfigurationError
+from .near import near_name
 from .spool import MEMORY_BYTES, SPOOL_LEAST, Spool
 from .wire.endpoint import Login, Security
 from .wire.stream import CHUNK_BYTES
@@ -558,9 +558,9 @@ def _known(key: str, origin: str) -> tuple[str, str]:
     if section in _SECTIONS and name in _SECTIONS[section].__struct_fields__:
         return section, name
     everything = [f"{s}.{n}" for s, kind in _SECTIONS.items() for n in kind.__struct_fields__]
-    near = difflib.get_close_matches(key, everything, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]}?" if near else _sections_hint()
-    raise ConfigurationError(f"unknown setting {key} ({origin})", hint=hint, key=key, nearest=near[0] if near else "")
+    near = near_name(key, everything, 0.5)
+    hint = f"Did you mean {near}?" if near else _sections_hint()
+    raise ConfigurationError(f"unknown setting {key} ({origin})", hint=hint, key=key, nearest=near)
 
 
 def _convert(section: str, name: str, value: object, origin: str) -> Any:

@@ -15,13 +15,13 @@ in the log, once, and counts as not there.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .errors import ConfigurationError
+from .near import near_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -55,8 +55,8 @@ def named(kind: str, place: str, *, key: str, does: str) -> tuple[Callable[..., 
         return None
     made = find(kind, name)
     if made is None:
-        near = difflib.get_close_matches(name, names(kind), n=1)
-        meant = f"Did you mean {near[0]}://? Else give" if near and near[0] != name else "Give"
+        near = near_name(name, names(kind))
+        meant = f"Did you mean {near}://? Else give" if near and near != name else "Give"
         raise ConfigurationError(
             f"no plug-in {name[:100]!r} {does}; installed: {', '.join(names(kind)) or 'none'}",
             hint=f"{meant} [{key.replace('.', '] ')} a path, or install the plug-in",
@@ -73,8 +73,8 @@ def _installed() -> dict[str, EntryPoint]:
     found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
     for point in entry_points(group=GROUP):
         if (kind := point.name.partition(".")[0]) not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+            near = near_name(kind, KINDS)
+            meant = f"did you mean {near}?" if near else f"there are {', '.join(KINDS)}"
             log.error("plug-in %s is of no kind that is asked for: %s", point.name, meant)
         if point.name in found and point.value != found[point.name].value:
             log.error("plug-in %s is installed twice: %s counts, %s does not", point.name, found[point.name], point)

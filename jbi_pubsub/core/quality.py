@@ -6,7 +6,6 @@ enforces them; here, because every room between the two ends of a contract speak
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
@@ -15,6 +14,8 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.xpath import compile_predicate
+
+from .near import near_name
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import Parcel
@@ -73,8 +74,8 @@ def shape_of(said: object) -> Shape:
     words = said.split() if isinstance(said, str) else []
     rule = SHAPES.get(words[0]) if words else None
     if rule is None:
-        near = difflib.get_close_matches(words[0], SHAPES, n=1) if words else []
-        hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(SHAPES)}"
+        near = near_name(words[0], SHAPES) if words else ""
+        hint = f"Did you mean {near!r}?" if near else f"There is {', '.join(SHAPES)}"
         raise ValueError(f"{str(said)[:50]!r} is no shape. {hint}")
     if len(words) - 1 != len(rule.arguments):
         usage = " ".join([words[0], *(name.upper() for name, _, _ in rule.arguments)])

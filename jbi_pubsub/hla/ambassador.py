@@ -51,7 +51,7 @@ from .exceptions import (
 )
 from .federate import FederateAmbassador
 from .fom import Fom, parsed
-from .proxy import RTI_TYPE, Module, Rti, modules_of
+from .proxy import RTI_TYPE, Module, Rti, living, modules_of
 from .services import Services
 from .sessions import FRAME_MOST, LENGTH, Said
 
@@ -61,10 +61,12 @@ ANSWER_SECONDS: Final = 30.0
 """For an RTI to answer a call."""
 INBOX_MOST: Final = 200_000
 """Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
-REFUSED_MOST: Final = 100
-"""Refusals of calls that did not wait, which the next calls raise: of many the first say enough."""
 BATCH_BYTES: Final = 256 << 10
-"""Of calls that are sent together."""
+"""Of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
+takes."""
+LEAST_BYTES: Final = 64
+CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
+"""A frame has what waited before, and one more call."""
 
 
 class RTIAmbassador(Services):
@@ -182,16 +184,17 @@ class RTIAmbassador(Services):
         return found[0]
 
     def _found(self, template: ServiceTemplate, timeout: float) -> list[ServiceItem]:
-        """Services that match, as soon as there are some."""
+        """Services that match and live, as soon as there are some."""
         if self._community is None:
             raise NotConnected("the ambassador is not connected", hint="Call connect first")
         end = time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
             try:
-                found = self._community.lookup(template, timeout=max(0.05, left))
+                held = self._community.lookup(template, timeout=max(0.05, left))
             except LookupNotFoundError as exc:
                 raise NotConnected(exc.message, hint=exc.hint) from exc
+            found = living(held, self._config.security())
             if found or left <= 0.1:
                 return sorted(found, key=lambda item: item.service_id)
             time.sleep(0.1)
@@ -310,7 +313,7 @@ class Link:
         sock.setblocking(not self._tls)
         self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
         self._sending = threading.Lock()
-        self._calls: list[tuple[int, str, Sequence[Any]]] = []
+        self._entries: list[msgspec.Raw] = []
         self._size = 0
         self.batched = False
         self._ticket = 0
@@ -318,7 +321,6 @@ class Link:
         self._answers: dict[int, tuple[str, Any]] = {}
         self._asked: set[int] = set()
         self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._refused: deque[JbiError] = deque()
         self._lease = 10.0
         self._alive_at = time.monotonic()
         self.wake: Callable[[], None] = lambda: None
@@ -336,22 +338,23 @@ class Link:
         return int(handle), str(name)
 
     def ask(self, service: str, arguments: Sequence[Any]) -> Any:
-        """The answer. Raises what the RTI refused this call with, or one before it that did not wait."""
+        """The answer. Raises what the RTI refused this call with."""
         [answer] = self.ask_all([(service, arguments)])
         if isinstance(answer, JbiError):
             raise answer
         return answer
 
     def ask_all(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        """The answers of calls that are sent together; what one was refused with in its place. Raises NotConnected,
-        and what one before was refused with that did not wait."""
+        """The answers of calls that are sent together; what one was refused with in its place. Raises NotConnected."""
         with self._changed:
             self._check()
             tickets = range(self._ticket + 1, self._ticket + 1 + len(calls))
             self._ticket += len(calls)
+        entries = [_entry(ticket, *call) for ticket, call in zip(tickets, calls, strict=True)]
+        with self._changed:
             self._asked.update(tickets)
-        for ticket, (service, arguments) in zip(tickets, calls, strict=True):
-            self._put(ticket, service, arguments)
+        for entry in entries:
+            self._put(entry)
             if self._size > BATCH_BYTES:
                 self.flush()
         self.flush()
@@ -368,35 +371,31 @@ class Link:
         ]
 
     def send(self, service: str, arguments: Sequence[Any]) -> None:
-        """Raises what the RTI has refused before, NotConnected."""
+        """What the RTI refuses it with is told by the callback `call_refused`. Raises NotConnected."""
         with self._changed:
             self._check()
-        self._put(0, service, arguments)
+        self._put(_entry(0, service, arguments))
         if not self.batched or self._size > BATCH_BYTES:
             self.flush()
 
     def _check(self) -> None:
         if self.lost:
             raise NotConnected(f"the federate is not joined any more: {self.lost}", hint="Join again")
-        if self._refused:
-            raise self._refused.popleft()
 
-    def _put(self, ticket: int, service: str, arguments: Sequence[Any]) -> None:
+    def _put(self, entry: msgspec.Raw) -> None:
         with self._sending:
-            self._calls.append((ticket, service, arguments))
-            self._size += 64 + sum(len(value) for pair in arguments if type(pair) is list for _, value in pair)
+            self._entries.append(entry)
+            self._size += max(LEAST_BYTES, len(entry))
 
     def flush(self) -> None:
         """Send what waits. Raises NotConnected."""
         with self._sending:
-            calls, self._calls, self._size = self._calls, [], 0
-            if calls:
-                self._write(calls)
+            entries, self._entries, self._size = self._entries, [], 0
+            if entries:
+                self._write(entries)
 
-    def _write(self, calls: list[tuple[int, str, Sequence[Any]]]) -> None:
-        body = msgspec.msgpack.encode(calls)
-        if len(body) > FRAME_MOST:
-            raise ProtocolError(f"a call of {len(body):,} bytes, {FRAME_MOST:,} at most", hint="Send less at once")
+    def _write(self, entries: list[msgspec.Raw]) -> None:
+        body = msgspec.msgpack.encode(entries)
         data = memoryview(LENGTH.pack(len(body)) + body)
         self._alive_at = time.monotonic()
         try:
@@ -529,13 +528,13 @@ class Link:
         return self._sock.recv(256 << 10)
 
     def _take(self, said: list[Said]) -> None:
-        callbacks = []
+        callbacks: list[tuple[str, tuple[Any, ...]]] = []
         answers = []
         for ticket, word, value in said:
             if ticket:
                 answers.append((ticket, word, value))
             elif word == "!":
-                self._refuse(rebuild(converted(value, ErrorReport)))
+                callbacks.append(("call_refused", (rebuild(converted(value, ErrorReport)),)))
             else:
                 callbacks.append((word, tuple(map(_fixed, value))))
         with self._changed:
@@ -547,10 +546,13 @@ class Link:
         if callbacks:
             self.wake()
 
-    def _refuse(self, error: JbiError) -> None:
-        with self._changed:
-            if len(self._refused) < REFUSED_MOST:
-                self._refused.append(error)
+
+def _entry(ticket: int, service: str, arguments: Sequence[Any]) -> msgspec.Raw:
+    """Of a frame. Raises ProtocolError."""
+    data = msgspec.msgpack.encode((ticket, service, arguments))
+    if len(data) > CALL_BYTES:
+        raise ProtocolError(f"{service} has {len(data):,} bytes, {CALL_BYTES:,} at most", hint="Send less at once")
+    return msgspec.Raw(data)
 
 
 def _fixed(value: Any) -> Any:

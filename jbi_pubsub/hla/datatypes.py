@@ -124,10 +124,10 @@ def read(*modules: str | Path) -> Types:
 
 
 def parsed(*modules: tuple[str, bytes]) -> Types:
-    """The data types of modules, each with its name, for messages. Of two of one name the first counts, as modules that
-    go together say the same. Raises ErrorReadingFom."""
+    """The data types of modules, each with its name, for messages. Of two of one name that of the module that sorts
+    first counts, as modules that go together say the same. Raises ErrorReadingFom."""
     said: dict[str, Element] = {}
-    for module, data in modules:
+    for module, data in sorted(modules):
         try:
             root = parse_metadata(data, what=f"the module {module}", limit=MODULE_BYTES)
         except JbiError as exc:

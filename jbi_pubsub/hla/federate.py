@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from jbi_pubsub.core.errors import JbiError
+
 from .objects import Values
 
 
 class FederateAmbassador:
-    """A federate's side. Whoever wants a callback overrides it; the others do nothing. They are called
-    within `evoke_callback` and `evoke_multiple_callbacks`, on the thread that calls these."""
+    """A federate's side. Whoever wants a callback overrides it; the others do nothing, but for `call_refused`. They are
+    called within `evoke_callback` and `evoke_multiple_callbacks`, on the thread that calls these."""
 
     def synchronization_point_registration_succeeded(self, label: str) -> None:
         """The point that it registered is one."""
@@ -119,6 +121,11 @@ class FederateAmbassador:
 
     def lower_bound(self, galt: float) -> None:
         """Nothing below that time will come."""
+
+    def call_refused(self, error: JbiError) -> None:
+        """An update or interaction without a time, which nobody waited for, was refused with that error, and nobody has
+        got it. Unless this is overridden, the error is raised where callbacks are evoked."""
+        raise error
 
     def connection_lost(self, reason: str) -> None:
         """The RTI is gone, or has resigned it; what it held there is lost."""

@@ -209,7 +209,7 @@ def registered(
         return Step(execution, None, (tell(federate, "synchronization_point_registration_failed", label, reason),))
     point = Point(tag, for_all, Map(dict.fromkeys(members, False)), federate)
     told = [tell(federate, "synchronization_point_registration_succeeded", label)]
-    told.extend(tell(each, "announce_synchronization_point", label, tag) for each in sorted(members))
+    told.extend(tell(each, "announce_synchronization_point", label, tag) for each in sorted(point.achieved))
     step = _looked_at(execution, label, point)  # a set may be empty
     return step._replace(told=(*told, *step.told))
 

@@ -16,11 +16,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, NoReturn
 
 from immutables import Map
 
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.xml import Element, parse_metadata
 
 from .exceptions import (
@@ -119,10 +120,8 @@ def _member(cls: Class, members: tuple[Member, ...], name: str, what: str) -> in
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
+    near = near_name(name, known, 0.5)
+    return f"Did you mean {near}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
 
 
 def object_class(fom: Fom, cls: int) -> Class:
@@ -169,17 +168,20 @@ class _Said(NamedTuple):
     where: str
 
 
+_Sayings = dict[str, list[_Said]]
+
+
 def parsed(*modules: tuple[str, bytes]) -> Fom:
-    """The model that modules make together; each with its name, for messages. Raises ErrorReadingFom,
-    InconsistentFom."""
-    objects: dict[str, _Said] = {OBJECT_ROOT: _Said({PRIVILEGE: Member(PRIVILEGE)}, None, "the standard")}
-    interactions: dict[str, _Said] = {INTERACTION_ROOT: _Said({}, None, "the standard")}
-    for name, data in modules:
+    """The model that modules make together, in whichever order; each with its name, for messages. Raises
+    ErrorReadingFom, InconsistentFom."""
+    objects: _Sayings = {OBJECT_ROOT: [_Said({}, None, "the standard")]}
+    interactions: _Sayings = {INTERACTION_ROOT: [_Said({}, None, "the standard")]}
+    for name, data in sorted(modules):
         _read_module(name, data, objects, interactions)
-    return _made(objects, interactions)
+    return _made(_agreed(objects), _agreed(interactions))
 
 
-def _read_module(name: str, data: bytes, objects: dict[str, _Said], interactions: dict[str, _Said]) -> None:
+def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayings) -> None:
     try:
         root = parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
     except JbiError as exc:
@@ -199,7 +201,7 @@ def _read_module(name: str, data: bytes, objects: dict[str, _Said], interactions
                 _read_class(name, each, (kind, member), "", said)
 
 
-def _read_class(module: str, element: Element, kinds: tuple[str, str], above: str, said: dict[str, _Said]) -> None:
+def _read_class(module: str, element: Element, kinds: tuple[str, str], above: str, said: _Sayings) -> None:
     kind, member = kinds
     where = f"{module}:{element.sourceline}"
     name = above + ("." if above else "") + _name_of(element, where)
@@ -219,28 +221,43 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    _add(said, name, _Said(members, _order(element, where), where))
+    said.setdefault(name, []).append(_Said(members, _order(element, where), where))
     for each in _children(element, kind):
         _read_class(module, each, kinds, name, said)
 
 
-def _add(said: dict[str, _Said], name: str, new: _Said) -> None:
-    """One more module that speaks of a class: as the others do, or without members (clause 4.1.4)."""
-    known = said.get(name)
-    if known is not None and known.where == "the standard":
-        new.members.update({each: member for each, member in known.members.items() if each not in new.members})
-    elif known is not None and known.members and new.members and known.members != new.members:
-        differs = sorted(
-            each
-            for each in known.members.keys() | new.members.keys()
-            if known.members.get(each) != new.members.get(each)
-        )
-        raise InconsistentFom(
-            f"{new.where} and {known.where} say different things of {name}: {', '.join(differs[:5])}",
-            hint="Say the same in both, or leave the members out in one",
-        )
-    if known is None or new.members or not known.members:
-        said[name] = new
+def _agreed(said: _Sayings) -> dict[str, _Said]:
+    """What modules say together of each class. The root has its privilege whoever leaves it out, and what the others of
+    its attributes are is a question apart: the standard's own module speaks of the privilege alone."""
+    found = {}
+    for name in sorted(said):
+        privileges = [each._replace(members={PRIVILEGE: each.members.pop(PRIVILEGE)}) for each in said[name]
+                      if name == OBJECT_ROOT and PRIVILEGE in each.members]  # fmt: skip
+        found[name] = _same(name, said[name])
+        if name == OBJECT_ROOT:
+            privilege = _same(name, privileges).members if privileges else {PRIVILEGE: Member(PRIVILEGE)}
+            found[name] = found[name]._replace(members=found[name].members | privilege)
+    return found
+
+
+def _same(name: str, said: list[_Said]) -> _Said:
+    """Modules speak of a class as the others do, or without members (clause 4.1.4)."""
+    first, *others = [each for each in said if each.members] or said
+    for each in others:
+        if each.members != first.members:
+            _refuse(name, first, each, {one for one, _ in first.members.items() ^ each.members.items()})
+        if first.order is None:
+            first = first._replace(order=each.order)
+        elif "." in name and each.order not in (None, first.order):  # what a root's is makes no difference
+            _refuse(name, first, each, {"order"})
+    return first
+
+
+def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
+    raise InconsistentFom(
+        f"{one.where} and {other.where} say different things of {name}: {', '.join(sorted(differs)[:5])}",
+        hint="Say the same in both, or leave the members out in one",
+    )
 
 
 def _made(objects: dict[str, _Said], interactions: dict[str, _Said]) -> Fom:

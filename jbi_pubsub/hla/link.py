@@ -29,13 +29,14 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refuse, welcome
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 
 from .calls import Calls, StatusCalls, of_process
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
-from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti
+from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti, living
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -71,6 +72,7 @@ class RtiLink:
         """Bytes to the federation, and from it."""
         self._federates = 0
         self._trouble = ""
+        self._executions: LookupCache | None = None
         with ExitStack() as undo:
             undo.callback(self._access.close)
             exports = {
@@ -103,7 +105,7 @@ class RtiLink:
         """Serve; the federation is waited for, and stands in the lookup services here while it is there."""
         self._endpoint.start()
         template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=self._federation).rep(),))
-        self._beyond.watch(template, self)
+        self._executions = self._beyond.watch(template, self)
 
     def stop(self) -> None:
         """Leave, and end all threads and connections."""
@@ -123,8 +125,10 @@ class RtiLink:
                 self._tell("the federation is here already: link it from elsewhere, or give it another name here")
             return
         with self._lock:
-            if self._behind is not None:
-                return
+            before = self._behind
+        if before is not None and living([before], self._far.security()):
+            return
+        with self._lock:
             self._behind, self._trouble = item, ""
         entry = next(Rti.from_rep(each) for each in item.entries if each.cls.name == Rti.entry_name)
         own = Rti(federation=self._name, model=entry.model).rep()
@@ -145,6 +149,8 @@ class RtiLink:
             self._behind = None
         self._community.leave(self._item)
         self._tell(f"the federation {self._federation} is away")
+        for other in self._executions.items() if self._executions is not None else ():
+            self.service_added(other)
 
     def _tell(self, trouble: str) -> None:
         with self._lock:

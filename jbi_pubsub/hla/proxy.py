@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from jbi_pubsub.core.wire.endpoint import Security, is_gone
 from jbi_pubsub.lookup.entry import Entry
+from jbi_pubsub.lookup.item import ServiceItem
 
 from .exceptions import ErrorReadingFom
 
@@ -19,6 +21,8 @@ RTI_LINK_TYPE: Final = "jbi.RtiLink"
 """Further service type of a federation execution whose RTI is elsewhere."""
 HLA_BRIDGE_TYPE: Final = "jbi.HlaBridge"
 """Service type of a bridge between two federation executions, in the lookup services of both its sides."""
+SERVERS_MOST: Final = 20
+"""That are asked whether they live."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,13 @@ class Rti(Entry):
     entry_name = "jbi.Rti"
     federation: str | None = None
     model: str | None = None
+
+
+def living(items: Sequence[ServiceItem], security: Security) -> list[ServiceItem]:
+    """Without those whose server has died, while the lookup services hold them until their leases end."""
+    servers = {item.proxy.endpoints: item.proxy for item in items}
+    gone = {at for at, proxy in list(servers.items())[:SERVERS_MOST] if is_gone(proxy, security)}
+    return [item for item in items if item.proxy.endpoints not in gone]
 
 
 class Module(NamedTuple):

@@ -13,7 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.values import decoded
 
 from . import clock, declaration, extensions, federation, objects, ownership, timing
 from .exceptions import (
@@ -35,6 +41,8 @@ TAG_MOST: Final = 64 * 1024
 """Bytes of a user-supplied tag."""
 VALUES_MOST: Final = 16 * 1024 * 1024
 """Bytes of all values of a message."""
+PLAIN_BYTES: Final = 4 * 1024
+"""Of arguments that may be anything before they are checked."""
 HANDLES_MOST: Final = 100_000
 """Handles in one argument."""
 FEDERATES_MOST: Final = 1_000
@@ -147,7 +155,14 @@ _HINT: Final = "See what the service takes"
 
 
 def _shown(value: Any) -> str:
-    return f"{repr(value)[:100]} ({type(value).__name__})"
+    return f"{repr(_begin(value))[:100]} ({type(value).__name__})"
+
+
+def _begin(value: Any) -> Any:
+    """As much of it as is shown."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_begin, value[:10]))
+    return value[:100] if isinstance(value, str | bytes) else value
 
 
 def _of(act: Callable[..., Step], *checks: Callable[[str, Any], Any], needs: int = -1, at: str = "") -> Service:
@@ -254,12 +269,28 @@ def created(name: str) -> Execution:
     )
 
 
+def arguments(service: str, data: msgspec.Raw) -> list[Any]:
+    """The arguments of a call as a federate has sent them. Of large ones nothing is made that no service takes: a
+    million small items would take long. Raises InvalidArgument."""
+    try:
+        if len(data) <= PLAIN_BYTES:
+            return decoded(_ANYTHING, data, "arguments")
+        return [
+            decoded(_BYTES if memoryview(each)[0] in _BINARY else _ARGUMENT, each, "argument")
+            for each in decoded(_PARTS, data, "arguments")
+        ]
+    except ProtocolError as exc:
+        raise InvalidArgument(f"{service[:100]}: {exc.message}", hint=_HINT) from exc
+
+
 def call(model: Model, execution: Execution, federate: int, service: str, *arguments: Any) -> Step:
     """What a service does when a federate calls it; who joins is federate 0. Raises an RtiError: nothing has changed
     then."""
     found = SERVICES.get(service)
     if found is None:
-        raise UnknownService(f"no service {service[:100]!r}", hint=_near(service))
+        near = near_name(service, SERVICES)
+        hint = f"Did you mean {near}?" if near else "See jbi_pubsub.hla.rti.SERVICES"
+        raise UnknownService(f"no service {service[:100]!r}", hint=hint)
     if not found.required <= len(arguments) <= len(found.checks):
         takes = (
             str(found.required) if found.required == len(found.checks) else f"{found.required} to {len(found.checks)}"
@@ -294,8 +325,12 @@ def _admit(execution: Execution, federate: int, service: str, is_for: str) -> No
         raise RtiInternalError(f"{INSTANCES_MOST:,} object instances exist", hint="Delete some")
 
 
-def _near(service: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(service, SERVICES, n=1)
-    return f"Did you mean {near[0]}?" if near else "See jbi_pubsub.hla.rti.SERVICES"
+Decoder = msgspec.msgpack.Decoder
+_BINARY: Final = b"\xc4\xc5\xc6"
+"""How values of bytes begin."""
+_ANYTHING: Final[Decoder[list[Any]]] = Decoder(list[Any])
+_PARTS: Final[Decoder[list[msgspec.Raw]]] = Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=10)])
+_BYTES: Final[Decoder[Any]] = Decoder(bytes)
+_ARGUMENT: Final[Decoder[Any]] = Decoder(
+    bool | int | float | str | Annotated[list[int | tuple[int, bytes]], msgspec.Meta(max_length=HANDLES_MOST)] | None
+)

@@ -46,7 +46,7 @@ from .exceptions import (
 from .execution import Execution, Model, Options, Step
 from .federation import Saving
 from .fom import Fom, parsed
-from .proxy import RTI, RTI_TYPE, Module, Rti
+from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti
 from .saves import OF_EXECUTIONS, Saves
 from .sessions import Call, Group, Session, Sessions
@@ -184,7 +184,9 @@ class RtiServer:
         except LookupNotFoundError as exc:
             log.warning("whether another RTI serves %s was not found out: %s", name, exc)
             return False
-        return any(item.proxy.endpoints != (self.address,) for item in found)  # ours may have been destroyed just now
+        # ours may have been destroyed just now
+        others = [item for item in found if item.proxy.endpoints != (self.address,)]
+        return bool(living(others, self._config.security()))
 
     def wait_known(self, name: str, timeout: float) -> None:
         """Until a lookup service holds a federation of ours. Raises LookupNotFoundError."""
@@ -285,28 +287,28 @@ class RtiServer:
 
         self._sessions.order(add)
 
-    def called(self, session: Session, calls: list[Call]) -> None:
-        """What a federate called, in its order."""
+    def called(self, session: Session, call: Call) -> None:
+        """What a federate called."""
         federation = self._of[session]
-        for ticket, service, arguments in calls:
-            federation.calls += 1
-            try:
-                step = self._call(federation, session, service, arguments)
-            except RtiError as exc:
-                self._sessions.say(session, ticket, "!", report(exc))
-                session.leaving = session.leaving or session.federate == 0
-                continue
-            answer = step.answer
-            if service == rti.JOIN:
-                answer = self._joined(federation, session, answer)
-            if ticket:
-                self._sessions.say(session, ticket, "", answer)
-            self._tell(federation, step)
-            if service == rti.LEAVE:
-                self._gone(federation, session)
-                session.leaving = True
+        federation.calls += 1
+        ticket, service, given = call
+        try:
+            step = self._call(federation, session, service, rti.arguments(service, given))
+        except RtiError as exc:
+            self._sessions.say(session, ticket, "!", report(exc))
+            session.leaving = session.leaving or session.federate == 0
+            return
+        answer = step.answer
+        if service == rti.JOIN:
+            answer = self._joined(federation, session, answer)
+        if ticket:
+            self._sessions.say(session, ticket, "", answer)
+        self._tell(federation, step)
+        if service == rti.LEAVE:
+            self._gone(federation, session)
+            session.leaving = True
 
-    def _call(self, federation: Federation, session: Session, service: str, arguments: list[Any]) -> Step:
+    def _call(self, federation: Federation, session: Session, service: str, arguments: Sequence[Any]) -> Step:
         before = federation.execution
         try:
             step = rti.call(federation.model, before, session.federate, service, *arguments)
@@ -394,9 +396,6 @@ class RtiServer:
         federation.joined.pop(session.federate, None)
         federation.names.pop(session, None)
         session.federate = 0
-
-    def tick(self) -> None:
-        """Nothing depends on the time of day."""
 
 
 def _facts(federation: Federation) -> dict[str, Any]:

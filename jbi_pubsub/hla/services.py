@@ -3,8 +3,8 @@
 Handles are whole numbers; values of attributes and parameters are bytes, by their handles; times are seconds of logical
 time. What every call may raise is not said each time: NotConnected, FederateNotExecutionMember, SaveInProgress,
 RestoreInProgress, InvalidArgument, and for what an instance or class is named by ObjectInstanceNotKnown,
-AttributeNotDefined. An update or interaction without a time is not waited for: what an RTI refuses of these is raised
-by the next call that waits.
+AttributeNotDefined. An update or interaction without a time is not waited for: what an RTI refuses of these is told by
+the callback `call_refused`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,14 @@ by its name and arguments; "!" is then the error of a call that wanted no answer
 lives.
 
 One thread reads all sockets, has what it reads done, and writes all that was said in a round with one send a session:
-between a request and the grants of a hundred others no thread is switched. Who does not read slows down those who send
-to it: with HIGH_BYTES unsent the others of its group are not read, until it is at LOW_BYTES or has ended; after
-STALL_SECONDS its session ends. So does that of a federate from which nothing has come for its lease.
+between a request and the grants of a hundred others no thread is switched. A session's turn is bounded in calls, bytes
+and time. Few calls are done when they come. Many calls, or large ones, wait in a line, of which one session has its
+turn in a round; a session is not read again before its calls are done. So nobody waits for the flood of another one.
+
+Who does not read slows down those who send to it: with HIGH_BYTES unsent the others of its group are neither read nor
+served, until it is at LOW_BYTES or has ended; after STALL_SECONDS its session ends. Above LOW_BYTES its own calls wait.
+A session from which nothing has come for its lease ends as well. The time in which this thread was kept from listening
+counts for nobody.
 """
 
 from __future__ import annotations
@@ -23,19 +28,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.guard import guarded, note
-from jbi_pubsub.core.values import decoded, decoder_of
+from jbi_pubsub.core.values import decoded
 
 log = logging.getLogger("jbi_pubsub.hla")
 
 LENGTH: Final = struct.Struct("!I")
 FRAME_MOST: Final = 32 << 20
 """Bytes of a frame: a call with the most values, and more."""
+CALLS_MOST: Final = 10_000
+"""Of a frame from a federate."""
+LIGHT_BYTES: Final = 64 << 10
+"""Calls of at most so many bytes do not wait in the line."""
+TURN_CALLS: Final = 1_000
+TURN_BYTES: Final = 1 << 20
+TURN_SECONDS: Final = 0.01
 READ_BYTES: Final = 256 << 10
 HIGH_BYTES: Final = 4 << 20
 LOW_BYTES: Final = 1 << 20
@@ -44,7 +57,8 @@ TICK_SECONDS: Final = 1.0
 ENTRIES_MOST: Final = 5_000
 """Of a frame to a federate."""
 
-Call = tuple[int, str, list[Any]]
+Call = tuple[int, str, msgspec.Raw]
+"""Its arguments are not decoded."""
 Said = tuple[int, str, Any]
 
 
@@ -74,8 +88,10 @@ class Session:
         """It ends when all is written."""
         self.reason = ""
         """Why it has ended."""
-        self.heard = time.monotonic()
+        self.heard = 0.0
         self.got = bytearray()
+        self.calls: deque[msgspec.Raw] = deque()
+        """What is to be done."""
         self.out: deque[memoryview] = deque()
         self.unsent = 0
         self.crowded_since = 0.0
@@ -85,16 +101,12 @@ class Session:
 class Serving(Protocol):
     """Who has the federations. All is called on the thread of the sessions."""
 
-    def called(self, session: Session, calls: list[Call]) -> None:
-        """What a federate called."""
+    def called(self, session: Session, call: Call) -> None:
+        """What a federate called. Raises nothing that is the federate's fault."""
         ...
 
     def ended(self, session: Session) -> None:
         """It is over, for `session.reason`."""
-        ...
-
-    def tick(self) -> None:
-        """A second has gone by."""
         ...
 
 
@@ -111,6 +123,10 @@ class Sessions:
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._all: set[Session] = set()
         self._dirty: dict[Session, None] = {}
+        self._line: dict[Session, None] = {}
+        """Who has calls that may be done."""
+        self._clock = 0.0
+        """Seconds in which this thread has listened: a round adds TICK_SECONDS at most, however long it took."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rti-sessions", daemon=True)
 
@@ -146,7 +162,7 @@ class Sessions:
         session.group.sessions.add(session)
         self._listen(session)
         if self._coming(session):
-            self._read(session)
+            self._do(self._read, session)
 
     def say(self, session: Session, ticket: int, word: str, value: Any) -> None:
         """Something for a federate, at the end of this round."""
@@ -160,6 +176,7 @@ class Sessions:
         session.reason = reason
         self._all.discard(session)
         self._dirty.pop(session, None)
+        self._line.pop(session, None)
         if session.mask:
             self._selector.unregister(session.sock)
         session.group.sessions.discard(session)
@@ -172,68 +189,99 @@ class Sessions:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        tick = time.monotonic() + TICK_SECONDS
+        began = tick = time.monotonic()
         while not self._stopping.is_set():
-            for key, mask in self._selector.select(TICK_SECONDS):
+            found = self._selector.select(0.0 if self._line else TICK_SECONDS)
+            now = time.monotonic()
+            self._clock += min(now - began, TICK_SECONDS)
+            began = now
+            for key, mask in found:
                 if key.data is None:
                     self._take_orders()
                     continue
                 if mask & selectors.EVENT_READ:
-                    self._read(key.data)
+                    self._do(self._read, key.data)
                 if mask & selectors.EVENT_WRITE:
                     self._dirty[key.data] = None
-            self._write_all()
-            if time.monotonic() >= tick:
-                tick = time.monotonic() + TICK_SECONDS
-                with guarded("rti tick"):
-                    self._look()
-                    self._serving.tick()
-                self._write_all()
+            if self._line:
+                self._do(self._serve, next(iter(self._line)))
+            if now >= tick:
+                tick = now + TICK_SECONDS
+                self._look()
+            while self._dirty:
+                self._do(self._write, self._dirty.popitem()[0])
         for session in list(self._all):
             session.close()
 
-    def _take_orders(self) -> None:
+    def _do(self, act: Callable[[Session], None], session: Session) -> None:
+        """Something for a session, whose fault ends that session alone."""
         try:
-            self._woken.recv(4096)
-        except OSError:
-            return
-        while self._orders:
-            with guarded("rti order"):
-                self._orders.popleft()()
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        for session in list(self._all):
-            if session.crowded_since and now - session.crowded_since > STALL_SECONDS:
-                self.end(session, f"the federate has read nothing for {STALL_SECONDS:g} s")
-            elif session.mask & selectors.EVENT_READ and now - session.heard > session.lease:
-                self.end(session, f"nothing has come from the federate for {session.lease:g} s")
-
-    def _read(self, session: Session) -> None:
-        if session not in self._all:
-            return
-        try:
-            while session in self._all:
-                data = session.sock.recv(READ_BYTES)
-                if not data:
-                    self.end(session, "the federate's connection was closed")
-                    return
-                session.heard = time.monotonic()
-                session.got += data
-                calls = self._calls(session)
-                if calls:
-                    self._serving.called(session, calls)
-                if not self._coming(session):
-                    return
+            if session in self._all:
+                act(session)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except ProtocolError as exc:
             self.end(session, exc.message)
         except OSError as exc:
             self.end(session, f"the federate's connection is lost: {exc}")
-        except Exception as exc:  # noqa: BLE001  # one session's fault ends that session
+        except Exception as exc:  # noqa: BLE001  # see above
             note("rti session", exc)
             self.end(session, "a fault of the RTI")
+
+    def _take_orders(self) -> None:
+        try:
+            self._woken.recv(4096)
+        except OSError:
+            return
+        for _ in range(len(self._orders)):
+            with guarded("rti order"):
+                self._orders.popleft()()
+
+    def _look(self) -> None:
+        for session in list(self._all):
+            with guarded("rti sessions"):
+                if session in session.group.crowded and self._clock - session.crowded_since > STALL_SECONDS:
+                    self.end(session, f"the federate has read nothing for {STALL_SECONDS:g} s")
+                elif (
+                    self._clock - session.heard > session.lease
+                    and session not in self._line
+                    and not self._waits_for_others(session)
+                ):
+                    self.end(session, f"nothing has come from the federate for {session.lease:g} s")
+
+    def _read(self, session: Session) -> None:
+        while not session.calls:
+            data = session.sock.recv(READ_BYTES)
+            if not data:
+                self.end(session, "the federate's connection was closed")
+                return
+            session.heard = self._clock
+            session.got += data
+            if self._take(session) <= LIGHT_BYTES and session.unsent < LOW_BYTES:
+                self._turn(session)
+            self._listen(session)
+            if not self._coming(session):
+                return
+
+    def _serve(self, session: Session) -> None:
+        """The turn of who is first in the line."""
+        del self._line[session]
+        self._turn(session)
+        self._listen(session)
+        if self._coming(session):
+            self._read(session)
+
+    def _turn(self, session: Session) -> None:
+        """Some calls of a session."""
+        until, size = time.monotonic() + TURN_SECONDS, 0
+        for _ in range(min(TURN_CALLS, len(session.calls))):
+            data = session.calls.popleft()
+            size += len(data)
+            self._serving.called(session, decoded(_CALL, data, "call of a federate"))
+            if session.leaving:
+                session.calls.clear()
+            if size > TURN_BYTES or time.monotonic() > until:
+                return
 
     @staticmethod
     def _coming(session: Session) -> bool:
@@ -241,9 +289,9 @@ class Sessions:
         return isinstance(session.sock, ssl.SSLSocket) and session.sock.pending() > 0
 
     @staticmethod
-    def _calls(session: Session) -> list[Call]:
-        """The entries of all frames that are whole."""
-        got, at, calls = session.got, 0, []
+    def _take(session: Session) -> int:
+        """The calls of all frames that are whole; how many bytes they have."""
+        got, at = session.got, 0
         while len(got) - at >= LENGTH.size:
             (length,) = LENGTH.unpack_from(got, at)
             if length > FRAME_MOST:
@@ -251,23 +299,13 @@ class Sessions:
             end = at + LENGTH.size + length
             if len(got) < end:
                 break
-            more: list[Call] = decoded(_CALLS, memoryview(got)[at + LENGTH.size : end].tobytes(), "frame of a federate")
-            calls.extend(more)
+            frame = memoryview(got)[at + LENGTH.size : end].tobytes()
+            calls: list[msgspec.Raw] = decoded(_CALLS, frame, "frame of a federate")
+            session.calls.extend(calls)
             at = end
         if at:
             del got[:at]
-        return calls
-
-    def _write_all(self) -> None:
-        while self._dirty:
-            session, _ = self._dirty.popitem()
-            try:
-                self._write(session)
-            except OSError as exc:
-                self.end(session, f"the federate's connection is lost: {exc}")
-            except Exception as exc:  # noqa: BLE001  # one session's fault ends that session
-                note("rti session", exc)
-                self.end(session, "a fault of the RTI")
+        return at
 
     def _write(self, session: Session) -> None:
         said = session.said
@@ -277,7 +315,8 @@ class Sessions:
                 body = msgspec.msgpack.encode(said[at : at + ENTRIES_MOST])
                 session.out.append(memoryview(LENGTH.pack(len(body)) + body))
                 session.unsent += LENGTH.size + len(body)
-        try:
+        before = session.unsent
+        with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             while session.out:
                 sent = session.sock.send(session.out[0])
                 session.unsent -= sent
@@ -285,37 +324,42 @@ class Sessions:
                     session.out.popleft()
                 else:
                     session.out[0] = session.out[0][sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            self._crowd(session)
-            self._listen(session)
-            return
-        if session.leaving:
+        if session.leaving and not session.out:
             self.end(session, "resigned")
             return
+        if session.calls and session.unsent < before:
+            session.heard = self._clock  # it is not read, but reads
         self._crowd(session)
         self._listen(session)
 
     def _crowd(self, session: Session) -> None:
         crowded = session.group.crowded
         if session.unsent > HIGH_BYTES and session not in crowded:
-            session.crowded_since = time.monotonic()
+            session.crowded_since = self._clock
             crowded.add(session)
             self._listen_all(session.group)
         elif session.unsent < LOW_BYTES and session in crowded:
-            session.crowded_since = 0.0
             crowded.discard(session)
             self._listen_all(session.group)
 
     def _listen_all(self, group: Group) -> None:
         for session in group.sessions:
-            session.heard = time.monotonic()  # of who was not read nothing could come
             self._listen(session)
 
+    @staticmethod
+    def _waits_for_others(session: Session) -> bool:
+        crowded = session.group.crowded
+        return bool(crowded) and crowded != {session}
+
     def _listen(self, session: Session) -> None:
-        """Wait for what is wanted of a session: to read, but not while another one of its group is crowded; to write,
-        while there is something."""
-        held = session.group.crowded - {session} if session.group.crowded else None
-        mask = (0 if held else selectors.EVENT_READ) | (selectors.EVENT_WRITE if session.out else 0)
+        """Wait for what is wanted of a session: its turn, when it has calls; else to read; neither while another one of
+        its group is crowded. And to write, while there is something."""
+        held = self._waits_for_others(session)
+        if session.calls and not held and session.unsent < LOW_BYTES:
+            self._line.setdefault(session)
+        else:
+            self._line.pop(session, None)
+        mask = (0 if held or session.calls else selectors.EVENT_READ) | (selectors.EVENT_WRITE if session.out else 0)
         if mask == session.mask or session not in self._all:
             return
         if not session.mask:
@@ -324,7 +368,12 @@ class Sessions:
             self._selector.unregister(session.sock)
         else:
             self._selector.modify(session.sock, mask, session)
+        if mask & ~session.mask & selectors.EVENT_READ:
+            session.heard = self._clock  # of who was not read nothing could come
         session.mask = mask
 
 
-_CALLS: Final = decoder_of(list[Call])
+_CALLS: Final[msgspec.msgpack.Decoder[list[msgspec.Raw]]] = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(max_length=CALLS_MOST)]
+)
+_CALL: Final[msgspec.msgpack.Decoder[Call]] = msgspec.msgpack.Decoder(Call)

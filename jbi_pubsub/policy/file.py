@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.near import KNOWN_MOST, near_name
 
 MAX_BYTES: Final = 8 << 20
 """Of a policy file: 10,000 rules have some 2 MB."""
@@ -33,8 +33,6 @@ KEYS_MOST: Final = 32
 """Names with dots between: the memory for their places goes by the square of it."""
 WORD_MOST: Final = 200
 """Characters of a number or a name without quotes."""
-NEAR_MOST: Final = 1_000
-"""Words among which the nearest is looked for."""
 
 QOS_KINDS: Final = ("space", "preference", "policy", "template", "mission", "link")
 """What policyfile.py reads."""
@@ -164,9 +162,9 @@ def failure(file: str, message: str, place: Place = WHOLE, hint: str = "") -> Po
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is none of the known ones."""
-    words = list(itertools.islice(known, NEAR_MOST))
-    near = difflib.get_close_matches(word[:WORD_MOST], words, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, words[:20])) or 'none'}"
+    words = list(itertools.islice(known, KNOWN_MOST))
+    near = near_name(word, words, 0.5)
+    return f"Did you mean {near!r}?" if near else f"There is {', '.join(map(repr, words[:20])) or 'none'}"
 
 
 def read(path: Path, *, name: str = "") -> tuple[Document, list[str]]:

@@ -14,12 +14,12 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import (
     LEVELS,
     SHAPES,
@@ -301,9 +301,9 @@ class _Reader:
 
     def _check_key(self, said: str, where: Where) -> None:
         """A word that is nearly one of ours is an XPath that finds nothing."""
-        if said.isidentifier() and (near := get_close_matches(said, _KEYS, 1, 0.7)):
+        if said.isidentifier() and (near := near_name(said, _KEYS, 0.7)):
             place = self._document.value(where)
-            self._document.warn(place, f"replace: {said!r} is an XPath here", f"Did you mean {near[0]!r}?")
+            self._document.warn(place, f"replace: {said!r} is an XPath here", f"Did you mean {near!r}?")
 
     def _allow(self, table: Table, at: Where) -> Mapping[str, Any]:
         said = table.get("allow", {})

@@ -39,7 +39,7 @@ from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.deflate import Allowance
-from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, is_gone
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -486,13 +486,15 @@ class PolicyServer:
     def _look_at_others(self) -> None:
         superseded = fault = ""
         for item in self._managers.items():
-            if item.service_id == self.manager:
-                continue
             epoch = epoch_of(item)
+            if item.service_id == self.manager or epoch < self._space.epoch:
+                continue
+            if is_gone(item.proxy, self._config.security()):
+                continue
             where = f"manager {item.service_id[:8]} at {', '.join(item.proxy.endpoints)}"
             if epoch > self._space.epoch:
                 superseded = f"{where} has taken over, with epoch {epoch}"
-            elif epoch == self._space.epoch:
+            else:
                 fault = f"{where} serves this space as well, with the same epoch {epoch}: stop one of them"
         self._superseded = superseded
         fault = superseded or fault

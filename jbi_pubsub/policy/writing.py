@@ -9,11 +9,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
+from jbi_pubsub.core.near import near_name
 
 from .access import access_rules
 from .file import Document, Where, nearest, parse, read
@@ -146,12 +146,12 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
         if names[1] not in named:
             raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))
         return (kind, named.index(names[1]), names[2]), ""
-    near = get_close_matches(kind, ("space", "policy", "link", "mission", "preference", "role", "group"), 1)
+    near = near_name(kind, ("space", "policy", "link", "mission", "preference", "role", "group"))
     example = 'For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active'
-    is_near = near and near[0] != kind
+    is_near = near and near != kind
     raise PolicyError(
         f"{key[:NAME_MOST]!r} is no path of a policy file",
-        hint=f"Did you mean {near[0]!r}? {example}" if is_near else example,
+        hint=f"Did you mean {near!r}? {example}" if is_near else example,
     )
 
 

@@ -24,6 +24,7 @@ from jbi_pubsub.codegen.repository import InformationType
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.near import NAME_MOST
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep
@@ -203,11 +204,12 @@ def with_local_name(name: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """The names in order of likeness, letter case and namespace apart."""
+    """The names in order of likeness, letter case and namespace apart; of long ones their beginnings are compared."""
 
     def likeness(known: str) -> float:
         pairs = ((name, known), (local_name(name), local_name(known)))
-        return max(difflib.SequenceMatcher(None, a.casefold(), b.casefold()).ratio() for a, b in pairs)
+        begins = ((a[:NAME_MOST].casefold(), b[:NAME_MOST].casefold()) for a, b in pairs)
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in begins)
 
     return sorted(names, key=likeness, reverse=True)
 

@@ -7,7 +7,6 @@ path, `read` gives its parameters' values from path, query and headers, and `doc
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from jbi_pubsub.core.errors import ArgumentError, OversizeError
+from jbi_pubsub.core.near import near_name
 
 from .problem import Problem, codes
 
@@ -188,8 +188,8 @@ def read(operation: Operation, path: Mapping[str, str], query: str, headers: Map
     for name, text in given:
         parameter = known.get(name)
         if parameter is None:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known) or 'none'}"
+            near = near_name(name, known, 0.5)
+            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known) or 'none'}"
             raise ArgumentError(f"{operation.name} has no parameter {name[:60]!r}", hint=hint, argument=name[:60])
         if len(text) > TEXT_MOST:
             raise OversizeError(f"{name} has {len(text)} characters, the limit is {TEXT_MOST}", argument=name)

@@ -7,7 +7,6 @@ stay until they are removed, or the connection ends. What a panel does when it i
 
 from __future__ import annotations
 
-import difflib
 import threading
 import time
 import tomllib
@@ -35,6 +34,7 @@ from jbi_pubsub.capi.connection import Share
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
 
 PANELS_MOST: Final = 100
@@ -620,6 +620,6 @@ def _nearest(document: Mapping[str, Any]) -> str:
         known = [each.encode_name for each in msgspec.structs.fields(kind)]
         for key in table if isinstance(table, dict) else ():
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+                near = near_name(key, known)
+                return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}"
     return "See docs/client.md"

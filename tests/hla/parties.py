@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
+import msgspec
 import pytest
 
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.sessions import LENGTH
 
 CALLBACKS = [name for name in vars(FederateAmbassador) if name[0] != "_"]
 
@@ -46,3 +52,22 @@ class Federate:
                     return each
             self.rti.evoke_callback(0.01)
         pytest.fail(f"no {name}: {self.told.log}")
+
+
+def session(federation: Any, name: str) -> socket.socket:
+    """A connection of a federate that speaks for itself."""
+    rti = RTIAmbassador(federation.config)
+    rti.connect(FederateAmbassador())
+    try:
+        found = rti._federation(name, 20.0)
+    finally:
+        rti.disconnect()
+    client = ControlClient(found.proxy, Security(), timeout=20.0)
+    token = client.call("join", str, name)
+    client.close()
+    sock = dial(found.proxy, DATA, Security(), 20.0)
+    greet(Line(sock), Hello.of(token))
+    sock.settimeout(20.0)
+    body = msgspec.msgpack.encode([(1, "join_federation_execution", ["ugly", "delete_objects"])])
+    sock.sendall(LENGTH.pack(len(body)) + body)
+    return sock

@@ -90,8 +90,9 @@ def test_a_point_is_reached_when_all_have_said_so(rig: Any) -> None:
 def test_a_point_of_some_federates_is_theirs_alone(rig: Any) -> None:
     it = rig("a", "b", "c")
     members = (it.handles["a"], it.handles["b"])
-    it.call("c", "register_federation_synchronization_point", "pair", b"", members)
+    it.call("c", "register_federation_synchronization_point", "pair", b"", members * 3)
     assert it.heard("c") == [("synchronization_point_registration_succeeded", "pair")]
+    assert it.heard("b") == [("announce_synchronization_point", "pair", b"")]
     with pytest.raises(exc.SynchronizationPointLabelNotAnnounced):
         it.call("c", "synchronization_point_achieved", "pair")
     for each in "ab":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 
 from jbi_pubsub.hla.exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
-from jbi_pubsub.hla.fom import PRIVILEGE, parsed
+from jbi_pubsub.hla.fom import PRIVILEGE, Fom, parsed
 
 MODULE = b"""<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010"><objects><objectClass>
 <name>HLAobjectRoot</name>%s</objectClass></objects></objectModel>"""
@@ -40,6 +43,96 @@ def test_modules_make_the_same_model_in_whichever_order() -> None:
     assert parsed(base, more).digest != parsed(base).digest
     ship = parsed(base, more).object_class("Vehicle.Ship")
     assert parsed(base, more).attribute(ship, "position")
+
+
+def interactions(*classes: bytes, root: bytes = b"") -> bytes:
+    return (
+        b"<objectModel><interactions><interactionClass><name>HLAinteractionRoot</name>%s%s"
+        b"</interactionClass></interactions></objectModel>" % (root, b"".join(classes))
+    )
+
+
+def radio(*parameters: bytes, order: bytes = b"") -> bytes:
+    rows = b"".join(b"<parameter><name>%s</name></parameter>" % each for each in parameters)
+    said = b"<order>%s</order>" % order if order else b""
+    return b"<interactionClass><name>Radio</name>%s%s</interactionClass>" % (said, rows)
+
+
+PRIVILEGED = b"<attribute><name>%s</name><dataType>HLAtoken</dataType><order>TimeStamp</order></attribute>"
+
+MODULES = {
+    "vehicle": MODULE % cls(b"Vehicle", b"position"),
+    "the same": MODULE % cls(b"Vehicle", b"position"),
+    "vehicle with more": MODULE % cls(b"Vehicle", b"position", b"speed"),
+    "ship": MODULE % cls(b"Vehicle", inner=cls(b"Ship", b"draught")),
+    "ship with a position": MODULE % cls(b"Vehicle", inner=cls(b"Ship", b"position")),
+    "standard": MODULE % (PRIVILEGED % PRIVILEGE.encode()),
+    "standard with another type": MODULE % (b"<attribute><name>%s</name></attribute>" % PRIVILEGE.encode()),
+    "root with an id": MODULE % b"<attribute><name>id</name></attribute>",
+    "root with all": MODULE % (PRIVILEGED % PRIVILEGE.encode() + b"<attribute><name>id</name></attribute>"),
+    "root with a name": MODULE % b"<attribute><name>name</name></attribute>",
+    "vehicle with an id": MODULE % cls(b"Vehicle", b"id"),
+    "radio": interactions(radio(b"text")),
+    "radio by time": interactions(radio(b"text", order=b"TimeStamp")),
+    "radio named": interactions(radio(), root=b"<order>TimeStamp</order>"),
+    "radio named by time": interactions(radio(order=b"TimeStamp"), root=b"<order>Receive</order>"),
+    "radio named as it comes": interactions(radio(order=b"Receive")),
+    "no module": b"<a/>",
+    "no xml": b"<",
+}
+
+
+def outcome(modules: Sequence[tuple[str, bytes]]) -> object:
+    try:
+        return parsed(*modules)
+    except (ErrorReadingFom, InconsistentFom) as exc:
+        return type(exc), str(exc)
+
+
+def test_modules_make_the_same_model_or_the_same_refusal_in_every_order() -> None:
+    models, refusals = 0, 0
+    for modules in itertools.combinations(MODULES.items(), 3):
+        first, *others = [outcome(each) for each in itertools.permutations(modules)]
+        assert all(each == first for each in others), [name for name, _ in modules]
+        models, refusals = models + isinstance(first, Fom), refusals + (not isinstance(first, Fom))
+    assert min(models, refusals) > 200
+
+
+@pytest.mark.parametrize(
+    ("names", "members"),
+    [
+        (("vehicle", "root with an id"), [PRIVILEGE, "id", "position"]),
+        (("standard", "vehicle", "root with an id", "ship"), [PRIVILEGE, "id", "position"]),
+        (("root with an id", "root with all", "vehicle"), [PRIVILEGE, "id", "position"]),
+        (("standard", "vehicle"), [PRIVILEGE, "position"]),
+    ],
+)
+def test_modules_that_only_name_the_root_go_with_those_that_say_what_it_has(
+    names: tuple[str, ...], members: list[str]
+) -> None:
+    fom = parsed(*((name, MODULES[name]) for name in names))
+    vehicle = fom.objects[fom.object_class("Vehicle") - 1]
+    assert sorted(fom.attributes[each - 1].name for each in vehicle.members) == sorted(members)
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (("standard", "standard with another type"), f"HLAobjectRoot: {PRIVILEGE}"),
+        (("root with an id", "root with a name"), "HLAobjectRoot: id, name"),
+        (("radio named by time", "radio named as it comes"), "Radio: order"),
+        (("radio", "radio by time", "radio named as it comes"), ""),
+        (("radio named", "radio named by time"), ""),
+    ],
+)
+def test_modules_that_say_different_things_do_not_go_together(names: tuple[str, ...], word: str) -> None:
+    modules = [(name, MODULES[name]) for name in names]
+    if word:
+        with pytest.raises(InconsistentFom, match=word):
+            parsed(*modules)
+    else:
+        fom = parsed(*modules)
+        assert fom.interactions[fom.interaction_class("Radio") - 1].order == "timestamp"
 
 
 def test_who_means_something_else_is_told_what_is_near(air: bytes) -> None:

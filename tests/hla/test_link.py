@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +15,15 @@ import pytest
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, NotConnected, RtiInternalError
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.link import RtiLink
-from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.proxy import RTI, RTI_TYPE, Module, Rti
 from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.opening import open_lookup
 from tests.hla.parties import Federate
 
@@ -174,6 +178,39 @@ def test_a_federation_that_goes_and_comes_is_joined_again(two: Two, eventually: 
         # When there is an RTI again; Expect them to join
         two.serve()
         late.join_federation_execution("Sea", "late", timeout=20.0)
+
+
+def test_a_link_leaves_an_rti_that_was_killed_for_one_that_lives(two: Two, eventually: Callable[..., Any]) -> None:
+    # Given a federation whose RTI was killed: its service is held until its lease ends
+    two.rti.stop()
+    eventually(lambda: not two.link.is_there())
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    community = JoinManager(two.here, name="killed")
+    two.stack.callback(community.close)
+    entry = Rti(federation="Air", model="").rep()
+    community.join(ServiceItem("killed", (RTI_TYPE,), ServiceRef("killed", RTI, (address,)), (entry,)))
+    eventually(two.link.is_there)
+    # When there is another one; Expect federates to join it over the link
+    two.serve()
+    two.join("a", over=True)
+    # and when the dead one is gone, too
+    community.leave("killed")
+    two.join("b", over=True)
+
+
+def test_a_link_goes_to_another_rti_when_one_leaves(two: Two, eventually: Callable[..., Any]) -> None:
+    # Given two services of the federation
+    cache = JoinManager(two.here, name="another")
+    two.stack.callback(cache.close)
+    [first] = cache.lookup(ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation="Air").rep(),)))
+    cache.join(ServiceItem("another", first.types, first.proxy, first.entries))
+    cache.wait_joined("another", 20.0)
+    eventually(two.link.is_there)
+    # When the one that the link is to leaves; Expect it to be to the other one
+    two.rti._community.leave(first.service_id)
+    eventually(lambda: two.link._behind is not None and two.link._behind.service_id == "another")
+    two.join("a", over=True)
 
 
 def test_what_only_an_rti_does_is_refused(two: Two, eventually: Callable[..., Any]) -> None:

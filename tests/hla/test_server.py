@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -18,17 +17,18 @@ import pytest
 
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import ProtocolError
-from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
-from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.proxy import RTI_TYPE, Module, Rti
 from jbi_pubsub.hla.saves import OF_EXECUTIONS, Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
-from tests.hla.parties import Federate, Noting
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceTemplate
+from tests.hla.parties import Federate, Noting, session
 
 
 @pytest.fixture
@@ -78,25 +78,72 @@ def test_two_federates_exchange_what_they_have_declared(join: Callable[..., Fede
     assert [b.until("receive_interaction")[2][0][1] for _ in range(1000)] == [b"%d" % n for n in range(1000)]
 
 
-def test_what_an_rti_refuses_is_raised_where_it_was_called_or_with_the_next_call(join: Callable[..., Federate]) -> None:
+def test_what_an_rti_refuses_is_raised_where_it_was_called(join: Callable[..., Federate]) -> None:
     a = join("a")
     cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
     with pytest.raises(exc.ObjectClassNotPublished, match="publish_object_class_attributes first"):
         a.rti.register_object_instance(cls)
     with pytest.raises(exc.InvalidLogicalTime):
         a.rti.time_advance_request(float("nan"))
-    # An update is not waited for: what was wrong with it is raised by the next call, or the one after that, once
-    a.rti.update_attribute_values(4711, {})
-
-    def two_more() -> None:
-        for _ in range(2):
-            a.rti.query_logical_time()
-
-    with pytest.raises(exc.ObjectInstanceNotKnown, match="4711"):
-        two_more()
-    assert a.rti.query_logical_time() == 0.0
     with pytest.raises(exc.NameNotFound):
         a.rti.get_object_class_handle("Submarine")
+
+
+@pytest.mark.parametrize("how", ["alone", "batched"])
+def test_an_update_that_is_refused_is_told_by_a_callback_and_stops_no_other_call(
+    join: Callable[..., Federate], eventually: Callable[..., Any], how: str
+) -> None:
+    a = join("a")
+    a.rti.enable_time_constrained()
+    a.until("time_constrained_enabled")
+    radio = a.rti.get_interaction_class_handle("Radio")
+    # When updates and interactions, which nobody waits for, are refused, and the federate goes on
+    if how == "batched":
+        with a.rti.batched():
+            a.rti.update_attribute_values(4711, {})
+            a.rti.send_interaction(radio, {})
+    else:
+        a.rti.update_attribute_values(4711, {})
+        eventually(lambda: a.rti._joined().waits())
+        a.rti.send_interaction(radio, {})
+    a.rti.time_advance_request(5.0)
+    # Expect it to be told, in order, and all that it has called since to be done
+    for expected, words in ((exc.ObjectInstanceNotKnown, "4711"), (exc.InteractionClassNotPublished, "Radio")):
+        _, error = a.until("call_refused")
+        assert isinstance(error, expected)
+        assert words in str(error)
+    assert a.until("time_advance_grant") == ("time_advance_grant", 5.0)
+    # When nobody has said what is to be done then
+    a.rti.connect(FederateAmbassador())
+    a.rti.update_attribute_values(4711, {})
+    # Expect it to be raised where callbacks are evoked, once
+    with pytest.raises(exc.ObjectInstanceNotKnown, match="4711"):
+        a.rti.evoke_callback(20.0)
+    assert a.rti.evoke_callback(0.0) is False
+
+
+def test_a_call_that_is_too_large_is_refused_where_it_is_made_and_takes_no_other_along(
+    join: Callable[..., Federate],
+) -> None:
+    a, b = join("a"), join("b")
+    radio = a.rti.get_interaction_class_handle("Radio")
+    text = a.rti.get_parameter_handle(radio, "text")
+    a.rti.publish_interaction_class(radio)
+    b.rti.subscribe_interaction_class(radio)
+    with a.rti.batched():
+        a.rti.send_interaction(radio, {text: b"before"})
+        with pytest.raises(ProtocolError, match="send_interaction has 33,"):
+            a.rti.send_interaction(radio, {text: bytes(33_500_000)})
+        a.rti.send_interaction(radio, {text: b"after"})
+        # What an RTI takes of values it takes in any company
+        a.rti.send_interaction(radio, {text: bytes(16 << 20)})
+        for number in range(20_000):
+            a.rti.send_interaction(radio, {text: b"%d" % number})
+    got = [b.until("receive_interaction")[2][0][1] for _ in range(20_003)]
+    assert got == [b"before", b"after", bytes(16 << 20), *(b"%d" % number for number in range(20_000))]
+    with pytest.raises(ProtocolError, match="register_object_instance has"):
+        a.rti.register_object_instance(1, "n" * FRAME_MOST)
+    assert a.rti.query_logical_time() == 0.0
 
 
 def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
@@ -310,26 +357,6 @@ def test_nobody_waits_for_a_federate_that_is_gone(
         os.kill(child.pid, signal.SIGKILL)
 
 
-def session(federation: Any, served: RtiServer) -> socket.socket:
-    """A connection of a federate that speaks for itself."""
-    item = served.status()["federations"][0]
-    rti = RTIAmbassador(federation.config)
-    rti.connect(FederateAmbassador())
-    try:
-        found = rti._federation(item["name"], 20.0)
-    finally:
-        rti.disconnect()
-    client = ControlClient(found.proxy, Security(), timeout=20.0)
-    token = client.call("join", str, "Air")
-    client.close()
-    sock = dial(found.proxy, DATA, Security(), 20.0)
-    greet(Line(sock), Hello.of(token))
-    sock.settimeout(20.0)
-    body = msgspec.msgpack.encode([(1, "join_federation_execution", ["ugly", "delete_objects"])])
-    sock.sendall(LENGTH.pack(len(body)) + body)
-    return sock
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -346,7 +373,7 @@ def test_who_sends_rubbish_is_resigned_and_nobody_else_harmed(
 ) -> None:
     before = served.status()["faults"]
     a = join("a")
-    sock = session(federation, served)
+    sock = session(federation, "Air")
     eventually(lambda: served.status()["federations"][0]["federates"] == ["a", "ugly"])
     sock.sendall(data)
     eventually(lambda: served.status()["federations"][0]["federates"] == ["a"])
@@ -374,7 +401,7 @@ def test_who_does_not_read_holds_up_those_who_send_to_it_and_then_is_resigned(
     # Given a federate that subscribes and never reads, and one that sends more than an RTI keeps
     monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 1.0)
     a = join("a")
-    sock = session(federation, served)
+    sock = session(federation, "Air")
     radio = a.rti.get_interaction_class_handle("Radio")
     text = a.rti.get_parameter_handle(radio, "text")
     calls = msgspec.msgpack.encode([(0, "subscribe_interaction_class", [radio])])
@@ -425,6 +452,40 @@ def test_the_command_serves_a_federation_and_says_what_is_wrong(
         assert second.wait(30.0) == 1
     server.signal(signal.SIGTERM)
     assert server.wait(30.0) == 0
+
+
+@pytest.mark.processes
+def test_after_a_kill_an_rti_serves_the_federation_at_once(
+    federation: Any, air: bytes, tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an RTI with a federation, which is killed: its services are held until their leases end
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", federation.lookups[0].address)
+    monkeypatch.setenv("JBI_LOOKUP_GROUPS", federation.config.lookup.groups[0])
+    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
+    (tmp_path / "air.xml").write_bytes(air)
+    serve = ("hla", "serve", "--federation", "Air", "--fom", str(tmp_path / "air.xml"), "--json")
+    killed = start(*serve)
+    killed.fact()
+    with RTIAmbassador(federation.config) as rti:
+        rti.connect(Noting())
+        rti.join_federation_execution("Air", timeout=20.0)
+        os.kill(killed.pid, signal.SIGKILL)
+        assert rti.evoke_callback(20.0)
+        # When it is started again
+        again = start(*serve)
+        assert again.fact()["federation"] == "Air"
+        # Expect federates to join there, though both are held
+        rti.join_federation_execution("Air", timeout=20.0)
+        community = JoinManager(federation.config, name="looks")
+        federation.stack.callback(community.close)
+        template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation="Air").rep(),))
+        assert len(community.lookup(template)) == 2
+        # When that is killed, too; Expect no federation to be found
+        os.kill(again.pid, signal.SIGKILL)
+        assert rti.evoke_callback(20.0)
+        assert rti.list_federation_executions(timeout=0.1) == ()
+        with pytest.raises(exc.FederationExecutionDoesNotExist):
+            rti.join_federation_execution("Air", timeout=0.1)
 
 
 @pytest.mark.parametrize(

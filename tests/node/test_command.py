@@ -58,12 +58,19 @@ def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], 
     assert "no node runs in" in err
 
 
-def test_a_node_is_meant_by_its_name(start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_node_is_meant_by_its_name(
+    start: Callable[..., Any], said: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
+) -> None:
     # Given two nodes that know each other
     first = start(*FLAGS, "node", "start", "--folder", str(tmp_path / "a"), "--name", "tent-3", "--json").fact()
     there = ("--no-multicast", "--locator", first["lookup"], "--set", "lookup.timeout=20")
     own = (*there, "--set", "node.lookup=join", "--set", "node.archive=false")
+    # of which one was killed, and is back while its lease goes on
+    killed = start(*own, "node", "start", "--folder", str(tmp_path / "b"), "--name", "tent-4", "--json")
+    before = killed.fact()["address"]
+    killed.end(kill=True)
     second = start(*own, "node", "start", "--folder", str(tmp_path / "b"), "--name", "tent-4", "--json").fact()
+    assert second["address"] != before
     schema = ("--schema", str(DATA / "Intel_Imagery.xsd"), "--metadata", str(DATA / "fig1.xml"))
     # When somebody publishes at one of them
     code, out, err = said(*there, "--node", "tent-4", "publish", *schema, "--count", "3")
@@ -90,6 +97,7 @@ def test_a_node_is_meant_by_its_name(start: Callable[..., Any], said: Callable[.
         assert why in err
     # When a second one has that name; Expect neither to be taken for the one that was meant
     start(*own, "node", "start", "--folder", str(tmp_path / "c"), "--name", "tent-4", "--json").fact()
+    eventually(lambda: said(*there, "--node", "tent-4", "status")[0] == 1)  # the lookup service knows of it
     for words in (("publish", *schema), ("types", "list"), ("status",)):
         got, out, err = said(*there, "--node", "tent-4", *words)
         assert (got, out, "2 nodes are called tent-4" in err) == (1, "", True), (words, err)

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -17,16 +18,19 @@ import msgspec
 import pytest
 
 from jbi_pubsub import Config, Wish
+from jbi_pubsub.cli import steering
 from jbi_pubsub.cli.app import run
+from jbi_pubsub.cli.settings import Settings
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, PolicyError, ProtocolError, StorageError
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policy import PolicySet
-from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, Joining, PolicyProxy
+from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining, PolicyManager, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, Standing
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
@@ -688,6 +692,29 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
     # Expect it not to be let in there
     with pytest.raises(PolicyError, match="is followed"):
         second.join(Joining("x", "x", first.standing))
+
+
+def test_a_manager_that_was_killed_counts_for_nobody(
+    federation: Any, serve: Callable[..., PolicyServer], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given what the lookup services still hold of a manager that was killed, with a later epoch
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        gone = f"127.0.0.1:{sock.getsockname()[1]}"
+    community = federation.stack.enter_context(_community(federation.config))
+    entry = PolicyManager(epoch=7, address=gone).rep()
+    community.join(ServiceItem("killed", (MANAGER_TYPE,), ServiceRef("killed", POLICY_MANAGER, (gone,)), (entry,)))
+    community.wait_joined("killed", 20.0)
+    # When there is one that lives
+    server = serve()
+    server._managers.wait(2, 20.0)
+    server._look_around()
+    # Expect it to be in charge, and people to be sent to it
+    assert server.status()["fault"] == ""
+    lookup = federation.config.lookup
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", lookup.locators[0])
+    monkeypatch.setenv("JBI_LOOKUP_GROUPS", lookup.groups[0])
+    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
+    assert steering._found(Settings(None, {})).endpoints == (server.address,)
 
 
 def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(

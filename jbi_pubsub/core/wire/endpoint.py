@@ -70,6 +70,8 @@ MAX_CONNECTIONS: Final = 2048
 """Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
 
 
+GONE_SECONDS: Final = 1.0
+"""To find out whether a server has died."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of a service that are tried: one for each interface. Who answers late at thousands must cost no hour."""
 
@@ -233,6 +235,16 @@ def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float, *, w
         except WireError as exc:
             failure = exc
     raise failure
+
+
+def is_gone(ref: ServiceRef, security: Security) -> bool:
+    """Whether a service that lookup services still hold has died: nobody listens where it was. One that can't be
+    reached for another reason may live."""
+    try:
+        dial(ref, CONTROL, security, GONE_SECONDS).close()
+    except WireError as exc:
+        return isinstance(exc.__cause__, ConnectionRefusedError)
+    return False
 
 
 def _dial(

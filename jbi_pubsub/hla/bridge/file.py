@@ -3,7 +3,6 @@ direction. What can't be used is told before anything is opened, with what was m
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from jbi_pubsub.bridge.file import Described, Explained, Place, Platforms, Running, Told, read, settings_of
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.fom import PRIVILEGE, Class, Member, parsed
@@ -292,8 +292,8 @@ def _nearest(document: Mapping[str, Any]) -> str:
         known = [field.encode_name for field in msgspec.structs.fields(kind)]
         wrong = next((key for key in table if key not in known), None)
         if wrong is not None:
-            near = difflib.get_close_matches(wrong, known, n=1)
-            return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+            near = near_name(wrong, known)
+            return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}"
     return "See docs/hla-bridge.md for one"
 
 

@@ -10,11 +10,11 @@ Rules:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.near import near_name
 
 
 class Policy(NamedTuple):
@@ -116,5 +116,5 @@ def explained(policy: Policy) -> Iterator[tuple[str, str, str]]:
 
 
 def _meant(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}"
+    near = near_name(name, known)
+    return f"Did you mean {near}?" if near else f"There are {', '.join(known)}"

@@ -12,10 +12,9 @@ from uuid import uuid4
 
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, AllowAll, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
-from jbi_pubsub.core.wire.endpoint import CONTROL, Caller, Endpoint, dial
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, is_gone
 from jbi_pubsub.core.wire.stream import Line, listen, refuse
 from jbi_pubsub.hla.calls import of_process
 from jbi_pubsub.hla.exceptions import RingOfBridges
@@ -30,9 +29,8 @@ from .rings import Span
 
 KNOWN_SECONDS: Final = 3.0
 """For a lookup service to know of a bridge, and to tell which others there are."""
-DEAD_SECONDS: Final = 1.0
 DEAD_MOST: Final = 20
-"""Bridges that are asked whether they live, each for at most DEAD_SECONDS."""
+"""Bridges that are asked whether they live."""
 
 Facts = Callable[[], dict[str, Any]]
 
@@ -171,14 +169,8 @@ class _Side:
 
     def dead(self, own: frozenset[str]) -> list[str]:
         """Bridges whose process is no more, while their leases go on: nobody listens where they can be asked."""
-        found = []
-        for item in self._others(own)[:DEAD_MOST]:
-            try:
-                dial(item.proxy, CONTROL, self._security, DEAD_SECONDS).close()
-            except WireError as exc:
-                if isinstance(exc.__cause__, ConnectionRefusedError):
-                    found += [span.bridge for span in rings.spans_of(item.entries) if span.hops == 0]
-        return found
+        gone = [item for item in self._others(own)[:DEAD_MOST] if is_gone(item.proxy, self._security)]
+        return [span.bridge for item in gone for span in rings.spans_of(item.entries) if span.hops == 0]
 
     def _others(self, own: frozenset[str]) -> list[ServiceItem]:
         return [item for item in self._cache.items() if item.service_id not in own]

@@ -17,7 +17,6 @@ Rules:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +25,7 @@ from immutables import Map
 from jbi_pubsub.bridge import elements
 from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.hla.datatypes import DataType, Types
 from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, Fom, Member
 
@@ -371,5 +371,5 @@ def _codec(found: DataType | None) -> Codec | None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
+    near = near_name(name, known, 0.5)
+    return f"Did you mean {near}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"

@@ -1,0 +1,180 @@
+"""What one federate does to an RTI holds up no other one, whatever it sends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.hla import rti
+from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH
+from tests.hla.parties import Federate, session
+
+LEASE = 1.5
+HELD_SECONDS = 3.0
+"""Longer than any turn on a slow machine, shorter than any of the floods here was."""
+
+
+@pytest.fixture
+def served(federation: Any, air: bytes) -> RtiServer:
+    """An RTI with two federations."""
+    server = RtiServer(federation.config, lease=LEASE)
+    federation.stack.callback(server.stop)
+    server.start()
+    for name in ("Air", "Sea"):
+        server.create(name, [Module("air.xml", air)])
+    return server
+
+
+def framed(calls: Any) -> bytes:
+    body = calls if isinstance(calls, bytes) else msgspec.msgpack.encode(calls)
+    assert len(body) <= FRAME_MOST
+    return LENGTH.pack(len(body)) + body
+
+
+def items(number: int, item: bytes) -> bytes:
+    """An array of items of msgpack, which is quickly made."""
+    return b"\xdd" + number.to_bytes(4, "big") + item * number
+
+
+def call(service: str, *arguments: bytes, ticket: int = 7) -> bytes:
+    """A call with arguments in msgpack."""
+    head = msgspec.msgpack.encode(ticket) + msgspec.msgpack.encode(service)
+    return b"\x93" + head + bytes([0x90 + len(arguments)]) + b"".join(arguments)
+
+
+FLOODS: dict[str, bytes] = {
+    "a long name": framed([(7, "join" * 7_500_000, [])]),
+    "a long text": framed([(7, "query_synchronization_point", ["L" * 30_000_000])]),
+    "a million calls": framed(items(1_500_000, call("x", ticket=0))),
+    "many calls": framed(items(10_000, call("x"))) * 20,
+    "handles": framed(b"\x91" + call("request_attribute_value_update", b"\x01", items(30_000_000, b"\x01"))),
+    "arrays": framed(b"\x91" + call("update_attribute_values", b"\x01", items(30_000_000, b"\x90"))),
+    "arrays in a few bytes": framed(b"\x91" + call("update_attribute_values", b"\x01", items(1_000_000, b"\x90"))) * 5,
+    "large values": framed(
+        b"\x91" + call("update_attribute_values", b"\x01", b"\x92\x01" + msgspec.msgpack.encode(b"x" * 30_000_000))
+    ),
+    "a map": framed(b"\x91" + call("time_advance_request", b"\xdf\x00\x98\x96\x80" + b"\x01\x01" * 10_000_000)),
+    "reports": framed(
+        items(10_000, call("register_federation_synchronization_point", b"\xa1p", b"\xc4\x00", items(900, b"\x01")))
+    )
+    * 2,
+}
+
+
+@pytest.mark.parametrize(("name", "where"), [*((name, "Air") for name in FLOODS), ("many calls", "Sea")])
+def test_honest_federates_go_on_while_one_floods_the_rti(
+    federation: Any, served: RtiServer, eventually: Callable[..., Any], name: str, where: str
+) -> None:
+    # Given two federates whose time goes on together, and one that sends as much as it can, and reads nothing
+    a, b = (Federate(federation.config, each) for each in ("a", "b"))
+    for each in (a, b):
+        federation.stack.callback(each.rti.disconnect)
+        each.rti.enable_time_regulation(1.0)
+        each.rti.enable_time_constrained()
+        each.until("time_constrained_enabled")
+    hostile = session(federation, where)
+    ended = threading.Event()
+
+    def flood() -> None:
+        try:
+            while not ended.is_set():
+                hostile.sendall(FLOODS[name])
+        except OSError:
+            return  # its session was ended
+
+    thread = threading.Thread(target=flood, name="flood")
+    thread.start()
+    # Expect time to go on, without long waits
+    began, step, longest = time.monotonic(), 0, 0.0
+    while time.monotonic() - began < LEASE or step < 20:
+        step += 1
+        asked = time.monotonic()
+        for each in (a, b):
+            each.rti.time_advance_request(step)
+        for each in (a, b):
+            assert each.until("time_advance_grant") == ("time_advance_grant", step)
+        longest = max(longest, time.monotonic() - asked)
+    ended.set()
+    with suppress(OSError):  # its session may have been ended
+        hostile.shutdown(socket.SHUT_RDWR)
+    thread.join(20.0)
+    hostile.close()
+    assert longest < HELD_SECONDS
+    # and nobody else to be resigned
+    air = next(each for each in served.status()["federations"] if each["name"] == "Air")
+    assert air["federates"][:2] == ["a", "b"]
+    assert served.status()["faults"] == {}
+
+
+def test_a_federate_that_reads_no_answers_holds_up_nobody(
+    federation: Any, served: RtiServer, eventually: Callable[..., Any]
+) -> None:
+    a = Federate(federation.config, "a")
+    federation.stack.callback(a.rti.disconnect)
+    hostile = session(federation, "Air")
+    hostile.settimeout(0.2)
+    try:
+        for _ in range(2_000):
+            hostile.sendall(framed(items(1_000, call("query_federation_state"))))
+    except TimeoutError:
+        pass
+    else:
+        pytest.fail("what it calls is taken without an end")
+    # Expect its calls to wait for it to read: others are served, and what waits for it is bounded
+    assert a.rti.query_logical_time() == 0.0
+    assert served.status()["federations"][0]["unsent"] < 2 << 20
+    # When it reads, it is served
+    hostile.settimeout(20.0)
+    got = 0
+    while got < 4 << 20:
+        data = hostile.recv(1 << 20)
+        assert data
+        got += len(data)
+    hostile.close()
+
+
+@pytest.fixture
+def stalls(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A service that keeps the RTI busy until this is set."""
+    real, go_on = rti.call, threading.Event()
+
+    def called(*arguments: Any) -> Any:
+        if "query_lits" in arguments:
+            go_on.wait(60.0)
+        return real(*arguments)
+
+    monkeypatch.setattr("jbi_pubsub.hla.rti.call", called)
+    yield go_on
+    go_on.set()
+
+
+def test_an_rti_that_did_not_listen_blames_nobody(
+    federation: Any, served: RtiServer, stalls: threading.Event, eventually: Callable[..., Any]
+) -> None:
+    # Given federates that say all the time that they live, one of them of another federation
+    a, b = Federate(federation.config, "a"), Federate(federation.config, "b", "Sea")
+    for each in (a, b):
+        federation.stack.callback(each.rti.disconnect)
+    # When a service takes longer than their leases
+    thread = threading.Thread(target=a.rti.query_lits, name="stalled")
+    thread.start()
+    began = time.monotonic()
+    while time.monotonic() - began < 2 * LEASE:
+        time.sleep(0.05)
+    stalls.set()
+    thread.join(20.0)
+    # Expect nobody to be resigned, then or at the next look
+    began = time.monotonic()
+    while time.monotonic() - began < LEASE:
+        assert [each["federates"] for each in served.status()["federations"]] == [["a"], ["b"]]
+        time.sleep(0.05)
+    assert a.rti.query_logical_time() == b.rti.query_logical_time() == 0.0
