@@ -64,13 +64,16 @@ from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
 from jbi_pubsub.lookup.events import AddressedDiagnostic, AddressedEvent, EventBook, Interest, check_transitions
 from jbi_pubsub.lookup.index import EntryIndex, incompatible
 from jbi_pubsub.lookup.item import (
+    BOUNDS,
     EventRegistration,
+    ItemBounds,
     LeaseResult,
     ServiceItem,
     ServiceMatches,
     ServiceRegistration,
     ServiceTemplate,
     item_facets,
+    size_of,
     template_facets,
 )
 from jbi_pubsub.lookup.posting import Bucket, Matches, joined, parted
@@ -89,30 +92,23 @@ OWN_LEASE: Final = "own"
 """Lease id of the registrar's own item in the book of leases; nobody can renew or cancel it."""
 
 
-class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds, so that no client can take all memory.
+class RegistrarLimits(ItemBounds, frozen=True, forbid_unknown_fields=True):
+    """Bounds, so that no client can take all memory: those of one item, and how many there are.
 
-    A million items of 2 KB are 2 GB; 64 KiB is far above a generated entry with its proxy (about 1 KB). One owner
-    gets a tenth of the places. `matches` bounds the items of one page; `postings` the values of one item, each counted
-    for each class of its entry's lineage: what it costs the index, 4 ms at most.
+    A million items of 2 KB are 2 GB. One owner gets a tenth of the places. `matches` bounds the items of one page.
     """
 
     items: int = 1_000_000
     items_per_owner: int = 100_000
     event_registrations: int = 1_000_000
     event_registrations_per_owner: int = 100_000
-    item_bytes: int = 65_536
-    entries: int = 256
-    types: int = 64
-    postings: int = 8_192
     matches: int = 10_000
-    text: int = 1_024
     groups: int = 64
 
 
-PAGE_BYTES: Final = 1 << 20
-"""Size of a page, over which it goes by less than one item (64 KiB): 1 Mbit/s carry it within the 10 s that a client
-waits for an answer, and some 1,000 items of 1 KB share a round trip."""
+PAGE_BYTES: Final = (1 << 20) - BOUNDS.item_bytes
+"""Size of a page, over which it goes by less than one item, to a megabyte: 1 Mbit/s carry that within the 10 s that a
+client waits for an answer, and some 800 items of 1 KB share a round trip."""
 
 PAGE_STEPS: Final = 5_000
 """Matches that one page looks at, some ms under the lock: most are live, so a page is full before, but after an outage
@@ -122,8 +118,8 @@ COUNT_EACH: Final = 1_000
 """Matches up to which each is asked whether it is live, 0.1 ms; of more, those that are not are taken off."""
 
 SIZE_UNIT: Final = 256
-"""Sizes of items are remembered in such units of bytes, rounded up: 64 KiB are 256 of them, the largest number that
-CPython has ready-made."""
+"""Sizes of items are remembered in such units of bytes, rounded up: 64 KiB, more than nearly all have, are 256 of them,
+the largest number that CPython has ready-made."""
 
 MAX_GROUP: Final = 255
 """Characters of a group name: it travels in a DNS-SD TXT string (RFC 6763 section 6.1: 255 bytes)."""
@@ -133,7 +129,7 @@ MAX_SHARED: Final = 100_000
 
 SHARED_FEW, SHARED_PER_ITEM = 1_024, 16
 """No more are remembered than so many, and for each item that there is; or what comes and goes would leave its parts
-behind, up to 64 KiB each. An item has some ten."""
+behind, up to an item's size each. An item has some ten."""
 
 _COUNTERS: Final = ("lookups", "changes", "renewals", "expired", "events", "diagnostics", "refused")
 
@@ -323,8 +319,8 @@ class Registrar:
         LeaseDeniedError (bad duration, or no room), StorageError (disk full).
         """
         size = self._check_item(item)
-        self._check_text("owner", owner)
-        self._check_text("key", key)
+        self._limits.check_text("owner", owner)
+        self._limits.check_text("key", key)
         seal = sha256(key.encode()).hexdigest() if key else ""
         service_id = item.service_id or self._alike(item.proxy, seal) or self._new_id()
         replaced = self._items.get(service_id)
@@ -375,7 +371,7 @@ class Registrar:
         if limit < 0:
             raise EntryError(f"limit of a lookup is {limit}", hint="Use 0 or more", limit=limit)
         first = self._read_cursor(after) if after else 0
-        self._check_template(template)
+        self._limits.check_parts("template", template)
         self._counts["lookups"] += 1
         if template.service_id:
             found = self._by_id(template, now)
@@ -433,13 +429,13 @@ class Registrar:
         LeaseDeniedError (bad duration, or no room). A log that takes nothing new is no reason to refuse: whoever finds
         the registration gone after a restart makes it again.
         """
-        self._check_template(template)
+        self._limits.check_parts("template", template)
         for entry in template.entries:
             other = self._index.generation(entry.cls.name)
             if other and not self._index.has_class(entry.cls.lineage[0]):
                 raise incompatible(entry.cls, other)
         kind = check_transitions(transitions)
-        self._check_size("event registration", (template, handback, owner, listener))
+        self._limits.check_size("event registration", (template, handback, owner, listener))
         self._check_room("event_registrations", len(self._book), owner, None)
         event_id = self._new_id()
         lease = self._event_leases.grant(event_id, duration, now)
@@ -546,7 +542,7 @@ class Registrar:
         if item.service_id != self.service_id:
             raise EntryError(f"service id {item.service_id} is not the lookup service's own")
         kept = msgspec.structs.replace(item, entries=_distinct(item.entries))
-        size = _size("item", kept)  # unbounded: nobody can make it large from outside
+        size = size_of("item", kept)  # unbounded: nobody can make it large from outside
         held = self._items.get(self.service_id)
         before = held.item if held else None
         if held is None:
@@ -782,37 +778,7 @@ class Registrar:
             raise AccessDeniedError(
                 f"service id {item.service_id} is the lookup service's own", hint="Leave it empty to get a new one"
             )
-        self._check_parts(item.service_id, item.types, item.entries)
-        return self._check_size("item", item)
-
-    def _check_template(self, template: ServiceTemplate) -> None:
-        self._check_parts(template.service_id, template.types, template.entries)
-
-    def _check_parts(self, service_id: str, types: tuple[str, ...], entries: tuple[EntryRep, ...]) -> None:
-        limits = self._limits
-        self._check_text("service id", service_id)
-        if len(types) > limits.types:
-            raise OversizeError(f"{len(types)} types", hint=f"At most {limits.types}")
-        if len(entries) > limits.entries:
-            raise OversizeError(f"{len(entries)} entries", hint=f"At most {limits.entries}")
-        for entry in entries:
-            check_rep(entry)
-        postings = sum(len(e.cls.lineage) * (1 + sum(value is not None for value in e.values)) for e in entries)
-        if postings > limits.postings:
-            raise OversizeError(
-                f"entries with {postings} values, each counted for each class of its lineage",
-                hint=f"At most {limits.postings}",
-            )
-
-    def _check_size(self, what: str, value: object) -> int:
-        size = _size(what, value)
-        if size > self._limits.item_bytes:
-            raise OversizeError(f"{what} of {size} bytes", hint=f"At most {self._limits.item_bytes}", size=size)
-        return size
-
-    def _check_text(self, what: str, text: str) -> None:
-        if len(text) > self._limits.text:
-            raise OversizeError(f"{what} of {len(text)} characters", hint=f"At most {self._limits.text}")
+        return self._limits.check("item", item)
 
     def _check_room(self, kind: Kind, taken: int, owner: str, replaced: str | None) -> None:
         """Raise LeaseDeniedError if `owner` can't have one more; `replaced` is the owner whose place becomes free."""
@@ -864,14 +830,6 @@ class Registrar:
             minimum=factor * DEFAULT_DURATION,
             interval=factor * DEFAULT_INTERVAL,
         )
-
-
-def _size(what: str, value: object) -> int:
-    """Bytes of `value` on the wire. Raises EntryError."""
-    try:
-        return len(msgspec.msgpack.encode(value))
-    except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
-        raise EntryError(f"{what} with text that is no Unicode: {error}") from error
 
 
 def _units(size: int) -> int:

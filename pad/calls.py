@@ -25,7 +25,6 @@ from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ConfigurationError,
     JbiError,
-    LookupNotFoundError,
     OversizeError,
     ProtocolError,
     QosDeniedError,
@@ -121,8 +120,10 @@ class PublisherCalls:
             granted = self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
-        except LookupNotFoundError as exc:
-            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+        except JbiError as exc:
+            if exc.is_final and self._server.delegate.take_back_unlisted(connection_id, uid):
+                raise
+            log.warning("registration %s is listed later: %s", uid, exc)
         return granted
 
     def _register(

@@ -34,6 +34,7 @@ from jbi_pubsub.core.errors import (
     AccessDeniedError,
     BackPressureError,
     ConfigurationError,
+    ErrorReport,
     IncompatibleEntryError,
     JbiError,
     OversizeError,
@@ -41,6 +42,7 @@ from jbi_pubsub.core.errors import (
     SchemaError,
     StorageError,
     UnknownUidError,
+    report,
 )
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
@@ -52,7 +54,7 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
@@ -436,18 +438,21 @@ class Delegate:
         except JbiError:
             self.forget_type(gate.type)
             raise
-        key = () if registration.signing is None else (SigningKeyEntry.of(registration.signing).rep(),)
-        local = (LocalEntry().rep(),) if request.local else ()
-        lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
-        origin = registration.origin
-        told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
-        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key, *told, *local, *lasting))
-        self._announcer.join(item, request.secret)
+        self._announcer.join(self._item(uid, request, entries), request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
         if ended:  # its publisher's lease ran out meanwhile: taking it back came before there was something to take
             self._announcer.leave(registration.uid)
         return registration
+
+    def _item(self, uid: str, request: PublisherRequest, entries: Entries) -> ServiceItem:
+        """What lookup services are told of a registration."""
+        key = () if request.signing is None else (SigningKeyEntry.of(request.signing).rep(),)
+        local = (LocalEntry().rep(),) if request.local else ()
+        lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
+        origin = request.origin
+        told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
+        return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told, *local, *lasting))
 
     def _register(
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
@@ -463,6 +468,13 @@ class Delegate:
             name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
         ).rep()
         entries = (described, *request.entries)
+        try:
+            BOUNDS.check("its item", self._item(uid, request, entries))
+        except OversizeError as exc:
+            raise OversizeError(
+                f"no lookup service lists the registration of {gate.type}: {exc.message}",
+                hint=f"{exc.hint}. Mark as variant what repeats or is long (docs/codegen.md)",
+            ) from exc
         if request.origin is None:
             self._give_way_to_original(uid)
         is_kept, archived = self._archived(connection_id, request, gate.type, uid, entries)
@@ -643,6 +655,32 @@ class Delegate:
                 topic.announced, topic.told = self._clock(), max(topic.told, told)
                 if not topic.unannounced:
                     self._shelves.announced(topic.shelf, topic.announced)
+
+    def unlisted(self, uid: str, why: JbiError) -> None:
+        """A lookup service refuses to list a registration: its publisher is told, unless it may pass by itself. Unknown
+        ids are ignored."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None and why.is_final:
+                registration.untold = why
+
+    def refusals(self, connection_id: str) -> list[tuple[str, ErrorReport]]:
+        """Registrations that lookup services refuse to list, and why; each once. Raises UnknownUidError."""
+        told = [each for each in list(self.connection(connection_id).registrations.values()) if each.untold is not None]
+        found = [(each.uid, report(each.untold)) for each in told if each.untold is not None]
+        for each in told:
+            each.untold = None
+        return found
+
+    def take_back_unlisted(self, connection_id: str, uid: str) -> bool:
+        """Take a registration back that no lookup service has listed yet; whether that was so."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None and uid not in registration.topic.unannounced:
+                return False
+        with contextlib.suppress(UnknownUidError):  # gone already
+            self.unregister_publisher(connection_id, uid)
+        return True
 
     def wait_for_newcomers(self) -> None:
         """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
