@@ -95,13 +95,15 @@ OWN_LEASE: Final = "own"
 class RegistrarLimits(ItemBounds, frozen=True, forbid_unknown_fields=True):
     """Bounds, so that no client can take all memory: those of one item, and how many there are.
 
-    A million items of 2 KB are 2 GB. One owner gets a tenth of the places. `matches` bounds the items of one page.
+    A million items of 2 KB are 2 GB. One owner gets a tenth of the places, and of the bytes on the wire of all that he
+    has here 128 MiB. `matches` bounds the items of one page.
     """
 
     items: int = 1_000_000
     items_per_owner: int = 100_000
     event_registrations: int = 1_000_000
     event_registrations_per_owner: int = 100_000
+    bytes_per_owner: int = 1 << 27
     matches: int = 10_000
     groups: int = 64
 
@@ -288,6 +290,8 @@ class Registrar:
         self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id)
         self._event_leases: Landlord[str] = Landlord(event_leases or self._scaled(EVENT_LEASE_FACTOR), new_id=new_id)
         self._owned: Counter[tuple[Kind, str]] = Counter()
+        self._bytes: Counter[str] = Counter()
+        """On the wire, of all that an owner has here."""
         self._counts: Counter[str] = Counter()
         self._pool = _Pool()
         self._admin = RegistrarAdmin(
@@ -330,14 +334,16 @@ class Registrar:
                 hint="Register under an id of your own; this one is free when its lease has run out",
                 service_id=service_id,
             )
+        freed = replaced.size * SIZE_UNIT if replaced and replaced.owner == owner else 0
         self._check_room("items", self._registered(), owner, replaced.owner if replaced else None)
+        self._check_bytes(owner, size - freed)
         self._check_log()
         lease = self._item_leases.grant(service_id, duration, now)
         kept = msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries))
         kept = self._pool.share(kept, len(self._items))
         events = self._let_go(replaced, now) if replaced else []
         self._hold(kept, lease.lease_id, owner, size, seal)
-        self._owned["items", owner] += 1
+        self._own("items", owner, _units(size) * SIZE_UNIT)
         diagnostics = self._put(kept, now)
         events += self._fire(None, kept, now)
         self._write(ItemKept(kept, lease.lease_id, owner, now + lease.duration, lease.duration, size, seal))
@@ -385,7 +391,7 @@ class Registrar:
 
     def add_attributes(self, service_id: str, lease_id: str, entries: Sequence[EntryRep], now: float) -> Outcome[None]:
         """Add entries to an item; those it has already stay once. Raises UnknownLeaseError, EntryError,
-        OversizeError, StorageError."""
+        OversizeError, LeaseDeniedError (no room), StorageError."""
         held = self._held(service_id, lease_id, now)
         return self._change(held, (*held.item.entries, *entries), now)
 
@@ -435,13 +441,13 @@ class Registrar:
             if other and not self._index.has_class(entry.cls.lineage[0]):
                 raise incompatible(entry.cls, other)
         kind = check_transitions(transitions)
-        self._limits.check_size("event registration", (template, handback, owner, listener))
+        size = self._limits.check_size("event registration", (template, handback, owner, listener))
         self._check_room("event_registrations", len(self._book), owner, None)
+        self._check_bytes(owner, size)
         event_id = self._new_id()
         lease = self._event_leases.grant(event_id, duration, now)
         interest = Interest(event_id, template, kind, listener, lease.lease_id, handback, owner)
-        self._book.add(interest)
-        self._owned["event_registrations", owner] += 1
+        self._own_interest(interest)
         self._write(InterestKept(interest, now + lease.duration, lease.duration))
         return Outcome(EventRegistration(event_id, interest.number, lease.lease_id, lease.duration))
 
@@ -561,7 +567,7 @@ class Registrar:
         for landlord in (self._item_leases, self._event_leases):
             for lease_id, _, _ in tuple(landlord.items()):
                 landlord.drop(lease_id)
-        self._items, self._by_proxy, self._owned = {}, {}, Counter()
+        self._items, self._by_proxy, self._owned, self._bytes = {}, {}, Counter(), Counter()
         self._index, self._book = EntryIndex(), EventBook()
         return self._administer(destroyed=True)
 
@@ -594,13 +600,12 @@ class Registrar:
             service_id = kept.service_id
             self._item_leases.restore(each.lease_id, service_id, each.expires)
             self._hold(kept, each.lease_id, each.owner, each.size, each.seal)
-            self._owned["items", each.owner] += 1
+            self._own("items", each.owner, _units(each.size) * SIZE_UNIT)
             self._put(kept, now)
         for record in state.interests:
             interest = record.interest
             self._event_leases.restore(interest.lease_id, interest.event_id, record.expires)
-            self._book.add(interest)
-            self._owned["event_registrations", interest.owner] += 1
+            self._own_interest(interest)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -656,8 +661,10 @@ class Registrar:
         before = held.item
         after = msgspec.structs.replace(before, entries=_distinct(entries))
         size = self._check_item(after)
+        self._check_bytes(held.owner, size - held.size * SIZE_UNIT)
         self._check_log()
         after = held.item = self._pool.share(after, len(self._items))
+        self._bytes[held.owner] += (_units(size) - held.size) * SIZE_UNIT
         held.size = _units(size)
         diagnostics = self._put(after, now) if after.entries != before.entries else []
         events = self._fire(before, after, now)
@@ -696,7 +703,7 @@ class Registrar:
         del self._items[held.item.service_id]
         self._item_leases.drop(held.lease_id)
         self._unlink(held)
-        self._disown("items", held.owner)
+        self._own("items", held.owner, -held.size * SIZE_UNIT, -1)
         return self._fire(held.item, None, now)
 
     def _link(self, held: _Held) -> None:
@@ -712,12 +719,20 @@ class Registrar:
             del self._by_proxy[key]
 
     def _stop(self, event_id: str) -> None:
-        self._disown("event_registrations", self._book.remove(event_id).owner)
+        interest = self._book.remove(event_id)
+        self._own("event_registrations", interest.owner, -_size_of(interest), -1)
 
-    def _disown(self, kind: Kind, owner: str) -> None:
-        self._owned[kind, owner] -= 1
+    def _own_interest(self, interest: Interest) -> None:
+        self._book.add(interest)
+        self._own("event_registrations", interest.owner, _size_of(interest))
+
+    def _own(self, kind: Kind, owner: str, size: int, count: int = 1) -> None:
+        self._owned[kind, owner] += count
+        self._bytes[owner] += size
         if not self._owned[kind, owner]:
             del self._owned[kind, owner]
+        if not self._bytes[owner]:
+            del self._bytes[owner]
 
     def _renew(self, lease_id: str, duration: float, now: float) -> tuple[Lease, LeaseMoved]:
         kind, landlord = self._landlord(lease_id, now)
@@ -795,6 +810,16 @@ class Registrar:
         self._counts["refused"] += 1
         raise LeaseDeniedError(why, hint="Cancel some, or use another lookup service", kind=kind)
 
+    def _check_bytes(self, owner: str, more: int) -> None:
+        """Raise LeaseDeniedError if `owner` can't have so many bytes more."""
+        most = self._limits.bytes_per_owner
+        if more > 0 and self._bytes[owner] + more > most:
+            self._counts["refused"] += 1
+            what = (
+                f"{owner or 'this client'} has {self._bytes[owner]:,} of its {most:,} bytes, and asks for {more:,} more"
+            )
+            raise LeaseDeniedError(what, hint="Cancel some, or use another lookup service")
+
     def _check_log(self) -> None:
         if self._log is not None:
             try:
@@ -830,6 +855,11 @@ class Registrar:
             minimum=factor * DEFAULT_DURATION,
             interval=factor * DEFAULT_INTERVAL,
         )
+
+
+def _size_of(interest: Interest) -> int:
+    said = interest.template, interest.handback, interest.owner, interest.listener
+    return size_of("event registration", said)
 
 
 def _units(size: int) -> int:

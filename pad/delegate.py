@@ -55,7 +55,7 @@ from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
-from jbi_pubsub.pad.account import Account
+from jbi_pubsub.pad.account import Account, Shares
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
@@ -100,6 +100,7 @@ from jbi_pubsub.pad.subscription import (
     amended,
     check_owner,
     check_publisher,
+    check_request,
     compile_subscription,
     local_name,
     shown,
@@ -124,6 +125,7 @@ UNATTACHED_SECONDS: Final = 15.0
 clients open it at once, which takes some seconds over 7,200 bit/s, and renew at 2/5 of the term meanwhile."""
 
 NO_WISH: Final = Wish()
+NO_SCHEMA: Final = SchemaBundle("", ())
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
@@ -222,6 +224,7 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
+        self._shares = Shares()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
         turns = self._quality.links if self._quality is not None else None
@@ -301,6 +304,7 @@ class Delegate:
             access=self.access,
             max_queries=self._config.archive.max_queries,
             numbers=self._number,
+            shares=self._shares,
             contract=lambda caller, type_, wish: self._contract(caller, "query", type_, wish),
             end_contract=self._end_contract,
             name=f"history-{self.delegate_id[:8]}",
@@ -470,6 +474,7 @@ class Delegate:
         entries = (described, *request.entries)
         try:
             BOUNDS.check("its item", self._item(uid, request, entries))
+            size = BOUNDS.check_size("its request", msgspec.structs.replace(request, schema=NO_SCHEMA))
         except OversizeError as exc:
             raise OversizeError(
                 f"no lookup service lists the registration of {gate.type}: {exc.message}",
@@ -495,7 +500,12 @@ class Delegate:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
+            share = self._shares.take(connection.caller, size)
+            try:
+                contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
+            except JbiError:
+                self._shares.give_back(share)
+                raise
             topic = self._topic_for(entries, gate.type)
             judgement = Judgement(
                 gate, request.entries, topic.table, validate=request.validate, well_formed=request.well_formed,
@@ -503,7 +513,7 @@ class Delegate:
             )  # fmt: skip
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             registration.expiration, registration.local = request.expiration, request.local
-            registration.contract = contract
+            registration.contract, registration.share = contract, share
             registration.persist, registration.archived = is_kept, archived
             registration.origin = request.origin
             topic.is_partly_kept = topic.is_partly_kept or not is_kept
@@ -846,7 +856,16 @@ class Delegate:
                 is_amended = changed != known.request
                 if is_amended:
                     subscription.request = changed
-                    self._amend(key, known, subscription)
+                    size = check_request(changed)
+                    if known.durable is not None:
+                        known.durable.share = self._shares.take(known.caller, size, known.durable.share)
+                    more = self._shares.take(known.caller, max(0, size - known.share[1]))
+                    try:
+                        self._amend(key, known, subscription)
+                    except JbiError:
+                        self._shares.give_back(more)
+                        raise
+                    known.share = more[0], known.share[1] + more[1]
                 self._mail.resume(known)
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
                 given = self._quality_of(known)
@@ -869,10 +888,12 @@ class Delegate:
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
     ) -> Granted:
         """Under the lock: a subscription that is new here, with its contract. Raises as `subscribe`."""
-        subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
+        subscription.share = self._shares.take(subscription.caller, check_request(subscription.request))
         try:
+            subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
             granted = self._open(key, subscription, duration, age, elapsed)
         except JbiError:
+            self._shares.give_back(subscription.share)
             self._end_contract(subscription.contract)
             raise
         self._offers.required_by(subscription)
@@ -1139,8 +1160,14 @@ class Delegate:
             self._store.forget(kept.request.uid)
             return
         self._next_number += 1
-        subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        try:
+            subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        except JbiError as exc:  # another version's, or its language is not installed any more
+            log.error("e-mail subscription %s is not taken over: %s", kept.request.uid, exc)
+            return
         subscription.caller = _caller_of(kept.whose)
+        with contextlib.suppress(OversizeError):  # it was promised
+            subscription.share = self._shares.take(subscription.caller, check_request(kept.request))
         subscription.rights = self._rights(subscription.caller)
         self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
@@ -1670,6 +1697,7 @@ class Delegate:
                 registration.has_ended = True
                 self._tell_registration("removed", registration, of)
                 self._end_contract(registration.contract)
+                self._shares.give_back(registration.share)
                 self._keep_key(registration)
                 self._account.close_registration(registration)
                 self._topics.leave(registration, self._clock())
@@ -1725,6 +1753,7 @@ class Delegate:
             self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
+            self._shares.give_back(subscription.share)
             if subscription.durable is not None and self.history is not None:
                 self.history.detach(key[0], subscription)
             session = self._sessions.get(key[0])

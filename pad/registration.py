@@ -93,6 +93,8 @@ class Registration:
     signed: int = 0
     """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
     bad_signature: int = 0
+    share: tuple[str, int] = field(default=("", 0), repr=False)
+    """What its request takes of its peer's (see account.Shares)."""
     untold: JbiError | None = None
     """Why a lookup service refuses to list it, until its publisher is told."""
     has_ended: bool = False
