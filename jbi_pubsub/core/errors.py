@@ -260,7 +260,7 @@ class DemoError(JbiError, RuntimeError):
 
 
 class ChildError(JbiError, RuntimeError):
-    """Work in a child process ran into a limit; fact `cause` says into which (`core/child.py`)."""
+    """Work in a child process ran into a limit, or can't be done now; fact `cause` says which (`core/child.py`)."""
 
     code = "child"
 
