@@ -59,6 +59,9 @@ OUR_FAULT: Final = "This is a fault of jbi-pubsub or a library, not of the schem
 
 log = logging.getLogger("jbi_pubsub.codegen")
 
+_OUR_ERRORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError)
+"""What code meets that something was not thought of: no word on a schema that is valid."""
+
 _FORMAT: Final = "2"  # changes with the meaning of what is kept; the library versions below cover the rest
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
@@ -93,16 +96,19 @@ def opened(bundle: SchemaBundle) -> Opened:
     except SchemaError as exc:
         fault = exc
         try:
-            load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
+            with contextlib.suppress(*_OUR_ERRORS):
+                load(sources, check=True)  # where it objects as well its words are shorter, and name the place better
         except SchemaError as better:
             fault = better
         raise _told_circle(fault, circle(sources, str(fault.facts.get("document", "")))) from None
     seconds = time.process_time() - begun
     try:
         draft = read_schema(sources)
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError) as exc:
-        load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
-        raise SchemaError(f"schema {sources.names[sources.main]} can't be read: {one_line(str(exc))}") from exc
+    except _OUR_ERRORS as exc:
+        with contextlib.suppress(*_OUR_ERRORS):
+            load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
+        what = one_line(f"{type(exc).__name__}: {exc}")
+        raise SchemaError(f"schema {sources.names[sources.main]} can't be read here: {what}", hint=OUR_FAULT) from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
     return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
 
