@@ -127,7 +127,7 @@ def registrar(n: int) -> Iterator[Row]:
     """A registrar with n items, then n event registrations."""
     population = Population(3)
     decoder = msgspec.msgpack.Decoder(ServiceItem)  # items come from the wire: nothing is shared before
-    limits = RegistrarLimits(items_per_owner=10 * n, event_registrations_per_owner=10 * n)
+    limits = RegistrarLimits(items_per_owner=10 * n, event_registrations_per_owner=10 * n, bytes_per_owner=1 << 40)
     services = Registrar(limits=limits)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -182,7 +182,7 @@ def shapes(n: int) -> Iterator[Row]:
     the median and the longest."""
     population = Population(6)
     random = population.random
-    services = Registrar(limits=RegistrarLimits(items_per_owner=10 * n))
+    services = Registrar(limits=RegistrarLimits(items_per_owner=10 * n, bytes_per_owner=1 << 40))
     took, values = [], []
     gc.collect()
     gc.disable()
@@ -237,7 +237,7 @@ def _spread(what: str, n: int, took: list[float]) -> Row:
 def store(n: int) -> Iterator[Row]:
     """A store of n items: written in one burst, one by one, and recovered. Times are microseconds an item."""
     population = Population(5)
-    limits = RegistrarLimits(items_per_owner=10 * n)
+    limits = RegistrarLimits(items_per_owner=10 * n, bytes_per_owner=1 << 40)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lookup.db"
         kept = Store(path)

@@ -26,14 +26,12 @@ from jbi_pubsub.codegen.values import NotAValueError, canonical_text
 from jbi_pubsub.core.errors import InvariantError, MetadataError
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+from jbi_pubsub.lookup.item import BOUNDS
 
 XSI: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _TYPE: Final = f"{{{XSI}}}type"
 _NIL: Final = f"{{{XSI}}}nil"
 _TRUE: Final = ("true", "1")
-
-MAX_ENTRIES: Final = 10_000
-"""Entries of one document: its invariants are held in memory by every lookup service that knows the publisher."""
 
 MAX_REMEMBERED: Final = 1_024
 """Registrations whose entry sets are kept ready for `check`, and texts per field whose canonical form is kept."""
@@ -299,8 +297,11 @@ class Binder:
 
     def _reps(self, found: list[Found], what: str) -> tuple[EntryRep, ...]:
         distinct = dict.fromkeys(found)
-        if len(distinct) > MAX_ENTRIES:
-            raise MetadataError(f"{what} has {len(distinct)} invariant entries; {MAX_ENTRIES} are allowed")
+        if len(distinct) > BOUNDS.entries:
+            raise MetadataError(
+                f"{what} has {len(distinct):,} invariant entries; lookup services take {BOUNDS.entries:,}",
+                hint="Mark as variant the elements that repeat (docs/codegen.md)",
+            )
         return tuple(EntryRep(self.classes[name], values) for name, values in distinct)
 
     def _remember(self, registered: tuple[EntryRep, ...]) -> tuple[tuple[EntryRep, ...], frozenset[Found]]:

@@ -15,7 +15,7 @@ from jbi_pubsub.codegen.binder import XSI
 from jbi_pubsub.codegen.bundle import normalize
 from jbi_pubsub.codegen.marks import Marks, Steps
 from jbi_pubsub.codegen.model import readable
-from jbi_pubsub.core.child import Children
+from jbi_pubsub.core.child import PASSING, Children
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.values import decoder_of
@@ -51,6 +51,8 @@ def _outlined(bundle: SchemaBundle) -> _Outline:
     try:
         data = Children().run("jbi_pubsub.codegen.drafting:work", msgspec.msgpack.encode(bundle))
     except ChildError as exc:
+        if exc.facts["cause"] in PASSING:
+            raise
         raise SchemaError(f"reading the schema {exc.message}", hint="Write the marks file by hand") from None
     found: _Outline = decoder_of(cast(type[_Outline], _Outline)).decode(data)
     return found

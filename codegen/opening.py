@@ -3,7 +3,8 @@ limits.
 
 Rules:
 - A schema that has not been seen before is opened in a child process (core/child.py). What it says is remembered by the
-  bundle's digest, on disk as well where there is a folder for it: a seen one costs nothing. So are refusals.
+  bundle's digest, on disk as well where there is a folder for it: a seen one costs nothing. So are refusals, but not
+  what says nothing of the schema: a child that was killed from outside, no place, no time left for who asks.
 - What is left to do here is to compile the documents with libxml2 for validation, without Python's lock; the child has
   done and measured just that.
 """
@@ -27,7 +28,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.codegen.model import TypeModel, one_line
-from jbi_pubsub.core.child import LIMITS, PATIENCE, Allowance, Children, Limits
+from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.values import decoder_of
@@ -48,10 +49,18 @@ MAX_REFUSED: Final = 1_000
 REFUSED_SECONDS: Final = 600.0
 """For so long a schema that ran into a limit is refused without another try."""
 
+TRIES: Final = 2
+"""Children for one schema, where the first one is ended from outside."""
+
 MAX_FILES: Final = 500
 """Of a cache folder; the oldest go first."""
 
+OUR_FAULT: Final = "This is a fault of jbi-pubsub or a library, not of the schema: please report it, with the schema"
+
 log = logging.getLogger("jbi_pubsub.codegen")
+
+_OUR_ERRORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError)
+"""What code meets that something was not thought of: no word on a schema that is valid."""
 
 _FORMAT: Final = "2"  # changes with the meaning of what is kept; the library versions below cover the rest
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
@@ -87,16 +96,19 @@ def opened(bundle: SchemaBundle) -> Opened:
     except SchemaError as exc:
         fault = exc
         try:
-            load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
+            with contextlib.suppress(*_OUR_ERRORS):
+                load(sources, check=True)  # where it objects as well its words are shorter, and name the place better
         except SchemaError as better:
             fault = better
         raise _told_circle(fault, circle(sources, str(fault.facts.get("document", "")))) from None
     seconds = time.process_time() - begun
     try:
         draft = read_schema(sources)
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError) as exc:
-        load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
-        raise SchemaError(f"schema {sources.names[sources.main]} can't be read: {one_line(str(exc))}") from exc
+    except _OUR_ERRORS as exc:
+        with contextlib.suppress(*_OUR_ERRORS):
+            load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
+        what = one_line(f"{type(exc).__name__}: {exc}")
+        raise SchemaError(f"schema {sources.names[sources.main]} can't be read here: {what}", hint=OUR_FAULT) from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
     return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
 
@@ -181,7 +193,7 @@ class Opener:
     def open(self, bundle: SchemaBundle, *, cache_dir: Path | None = None, caller: str = "") -> Opened:
         """What opening `bundle` gives. `caller` names who asks, for a fair share of time; `cache_dir` keeps it on disk.
 
-        Raises SchemaError; among others if it takes more than its limits, or `caller` has used up its time.
+        Raises SchemaError; among others if it takes more than its limits. ChildError: not now, try again.
         """
         data = msgspec.msgpack.encode(bundle)
         key = _key(data)
@@ -197,15 +209,18 @@ class Opener:
 
     def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
         """Of several threads that come with one schema, one has it opened."""
-        with self._lock:
-            coming = self._coming.get(key)
-            if coming is None:
-                own = self._coming[key] = Future[bytes]()
-        if coming is not None:
+        while True:
+            with self._lock:
+                coming = self._coming.get(key)
+                if coming is None:
+                    own = self._coming[key] = Future[bytes]()
+                    break
             try:
-                return coming.result(PATIENCE + self._limits.deadline)
+                return coming.result(PATIENCE + TRIES * self._limits.deadline)
             except FutureTimeoutError:
-                raise SchemaError("the schema is still being opened", hint="Try again later") from None
+                raise _not_now("it is still being opened", "busy") from None
+            except ChildError:
+                continue  # the other's time or place, not ours
         try:
             found = self._make(key, data, path, caller)
             own.set_result(found)
@@ -225,11 +240,12 @@ class Opener:
                 self._memory.keep(key, found)
                 return found
         try:
-            found = self._children.run(_WORK, data, limits=self._limits, caller=caller)
+            found = self._run(data, caller)
         except ChildError as exc:
+            if exc.facts["cause"] in PASSING:
+                raise _not_now(exc.message, str(exc.facts["cause"]), exc.hint) from None
             refusal = _refusal(exc)
-            if exc.facts["cause"] not in ("busy", "allowance"):
-                self._memory.refuse(key, report(refusal), time.monotonic() + REFUSED_SECONDS)
+            self._memory.refuse(key, report(refusal), time.monotonic() + REFUSED_SECONDS)
             raise refusal from None
         except JbiError as exc:
             self._memory.refuse(key, report(exc), time.monotonic() + REFUSED_SECONDS)
@@ -239,21 +255,32 @@ class Opener:
             _store(path, found)
         return found
 
+    def _run(self, data: bytes, caller: str) -> bytes:
+        for _ in range(TRIES - 1):
+            try:
+                return self._children.run(_WORK, data, limits=self._limits, caller=caller)
+            except ChildError as exc:
+                if exc.facts["cause"] != "outside":
+                    raise
+                log.warning("opening a schema %s: once more", exc.message)
+        return self._children.run(_WORK, data, limits=self._limits, caller=caller)
+
 
 OPENER: Final = Opener()
 """That of this process: what one repository has seen costs the others nothing."""
 
 
+def _not_now(why: str, cause: str, hint: str = "") -> ChildError:
+    return ChildError(f"the schema has to wait: {why}", hint=hint or "Try again", cause=cause)
+
+
 def _refusal(exc: ChildError) -> SchemaError:
-    """A limit that a schema ran into, in words for who wrote the schema."""
+    """A limit that a schema ran into, in words for who wrote the schema; or our own fault."""
     cause = str(exc.facts["cause"])
-    if cause in ("busy", "allowance"):
-        return SchemaError(f"the schema has to wait: {exc.message}", hint=exc.hint, cause=cause)
-    return SchemaError(
-        f"opening the schema {exc.message}",
-        hint="Groups, unions or types that refer to each other multiply: split the type, or leave out what is not used",
-        cause=cause,
-    )
+    hint = "Groups, unions or types that refer to each other multiply: split the type, or leave out what is not used"
+    if cause == "exception":
+        hint = OUR_FAULT
+    return SchemaError(f"opening the schema {exc.message}", hint=hint, cause=cause)
 
 
 def _key(data: bytes) -> str:

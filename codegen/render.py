@@ -24,7 +24,7 @@ from lxml import etree
 
 from jbi_pubsub.codegen.model import TEXT, EntryModel, Field, TypeModel, one_line, readable
 from jbi_pubsub.codegen.values import kind_of
-from jbi_pubsub.core.child import Children
+from jbi_pubsub.core.child import PASSING, Children
 from jbi_pubsub.core.errors import ChildError, MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.xml import Element, parse_metadata, parser
@@ -56,6 +56,8 @@ def render(model: TypeModel, *, stylesheet: Path | None = None) -> str:
     try:
         return Children().run("jbi_pubsub.codegen.render:work", msgspec.msgpack.encode(order)).decode()
     except ChildError as exc:
+        if exc.facts["cause"] in PASSING:
+            raise
         raise SchemaError(
             f"stylesheet {path.name} {exc.message}", hint="Templates that call each other have to come to an end"
         ) from None

@@ -182,6 +182,15 @@ def outline(sources: Sources, *, limit: int = 1_000) -> tuple[str, dict[str, str
     return root.name, _prefixes(sources), tuple((root.name, tag) for tag in children if _is_marker_tag(tag) is False)
 
 
+def _may_be_absent(element: XsdElement) -> bool:
+    return element.elem.get("minOccurs") == "0"
+
+
+# Simple content that restricts a mixed type asks whether all in that may be absent. xmlschema (4.1) answers by what it
+# reads of elements, and reads them later.
+XsdElement.is_emptiable = _may_be_absent  # type: ignore[method-assign, assignment]  # said of all particles, meant of this
+
+
 def load(sources: Sources, *, check: bool = False) -> xmlschema.XMLSchema10:
     """The schema as xmlschema reads it, but for what is variant. `check`: find what is wrong with it; libxml2 has done
     so otherwise, in a hundredth of the time. Raises SchemaError."""
@@ -837,10 +846,12 @@ class ValueTypes:
         facets: list[tuple[str, str]] = []
         enumeration: list[Any] | None = None
         at: Any = kind
-        while not isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) and at.base_type is not None:
-            if isinstance(at, XsdComplexType):  # simple content that restricts that of another type
+        while True:
+            if isinstance(at, XsdComplexType):  # simple content that restricts that of another type, or a mixed one's
                 at = at.content
                 continue
+            if isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) or at.base_type is None:
+                break
             for name, facet in at.facets.items():
                 if name in _FACETS and getattr(facet, "value", None) is not None:
                     facets.append((_FACETS[name], str(facet.value)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import ErrorReport
+from jbi_pubsub.core.errors import EntryError, ErrorReport, OversizeError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.entry import EntryRep, define, matches
+from jbi_pubsub.lookup.entry import EntryRep, check_rep, define, matches
 
 
 class ServiceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -46,6 +47,69 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and all(t in item.types for t in self.types)
             and all(any(matches(t, e) for e in item.entries) for t in self.entries)
         )
+
+
+class ItemBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a lookup service takes of one item, template or event registration. Who registers goes by the same, so that
+    what will not be listed is refused when it is asked for.
+
+    `entries`: a thousand points of a track, of which each is one. `postings`: values, each counted for each class of
+    its entry's lineage, and the entry once more: what it costs the index, some 10 ms at most. `item_bytes` on the wire:
+    entries of 200 bytes, as generated ones have.
+    """
+
+    item_bytes: int = 262_144
+    entries: int = 1_024
+    types: int = 64
+    postings: int = 12_288
+    text: int = 1_024
+
+    def check(self, what: str, said: ServiceItem | ServiceTemplate) -> int:
+        """The size of an item or template on the wire in bytes. Raises OversizeError, EntryError for malformed
+        entries."""
+        self.check_parts(what, said)
+        return self.check_size(what, said)
+
+    def check_parts(self, what: str, said: ServiceItem | ServiceTemplate) -> None:
+        """The same but for the size."""
+        self.check_text("service id", said.service_id)
+        if len(said.types) > self.types:
+            raise OversizeError(f"{what} with {len(said.types)} types", hint=f"At most {self.types}")
+        entries = said.entries
+        if len(entries) > self.entries:
+            raise OversizeError(f"{what} with {len(entries):,} entries", hint=f"At most {self.entries:,}")
+        for entry in entries:
+            check_rep(entry)
+        postings = sum(len(e.cls.lineage) * (1 + sum(value is not None for value in e.values)) for e in entries)
+        if postings > self.postings:
+            raise OversizeError(
+                f"{what} with {postings:,} values, each counted for each class of its entry's lineage",
+                hint=f"At most {self.postings:,}",
+            )
+
+    def check_size(self, what: str, value: object) -> int:
+        """Bytes of `value` on the wire. Raises OversizeError, EntryError."""
+        size = size_of(what, value)
+        if size > self.item_bytes:
+            raise OversizeError(f"{what} of {size:,} bytes", hint=f"At most {self.item_bytes:,}", size=size)
+        return size
+
+    def check_text(self, what: str, text: str) -> None:
+        """Raises OversizeError."""
+        if len(text) > self.text:
+            raise OversizeError(f"{what} of {len(text):,} characters", hint=f"At most {self.text:,}")
+
+
+BOUNDS: Final = ItemBounds()
+"""Those of every lookup service."""
+
+
+def size_of(what: str, value: object) -> int:
+    """Bytes of `value` on the wire. Raises EntryError."""
+    try:
+        return len(msgspec.msgpack.encode(value))
+    except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
+        raise EntryError(f"{what} with text that is no Unicode: {error}") from error
 
 
 _TYPE = define("\0type", {"name": str})

@@ -64,13 +64,16 @@ from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
 from jbi_pubsub.lookup.events import AddressedDiagnostic, AddressedEvent, EventBook, Interest, check_transitions
 from jbi_pubsub.lookup.index import EntryIndex, incompatible
 from jbi_pubsub.lookup.item import (
+    BOUNDS,
     EventRegistration,
+    ItemBounds,
     LeaseResult,
     ServiceItem,
     ServiceMatches,
     ServiceRegistration,
     ServiceTemplate,
     item_facets,
+    size_of,
     template_facets,
 )
 from jbi_pubsub.lookup.posting import Bucket, Matches, joined, parted
@@ -89,30 +92,25 @@ OWN_LEASE: Final = "own"
 """Lease id of the registrar's own item in the book of leases; nobody can renew or cancel it."""
 
 
-class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds, so that no client can take all memory.
+class RegistrarLimits(ItemBounds, frozen=True, forbid_unknown_fields=True):
+    """Bounds, so that no client can take all memory: those of one item, and how many there are.
 
-    A million items of 2 KB are 2 GB; 64 KiB is far above a generated entry with its proxy (about 1 KB). One owner
-    gets a tenth of the places. `matches` bounds the items of one page; `postings` the values of one item, each counted
-    for each class of its entry's lineage: what it costs the index, 4 ms at most.
+    A million items of 2 KB are 2 GB. One owner gets a tenth of the places, and of the bytes on the wire of all that he
+    has here 128 MiB. `matches` bounds the items of one page.
     """
 
     items: int = 1_000_000
     items_per_owner: int = 100_000
     event_registrations: int = 1_000_000
     event_registrations_per_owner: int = 100_000
-    item_bytes: int = 65_536
-    entries: int = 256
-    types: int = 64
-    postings: int = 8_192
+    bytes_per_owner: int = 1 << 27
     matches: int = 10_000
-    text: int = 1_024
     groups: int = 64
 
 
-PAGE_BYTES: Final = 1 << 20
-"""Size of a page, over which it goes by less than one item (64 KiB): 1 Mbit/s carry it within the 10 s that a client
-waits for an answer, and some 1,000 items of 1 KB share a round trip."""
+PAGE_BYTES: Final = (1 << 20) - BOUNDS.item_bytes
+"""Size of a page, over which it goes by less than one item, to a megabyte: 1 Mbit/s carry that within the 10 s that a
+client waits for an answer, and some 800 items of 1 KB share a round trip."""
 
 PAGE_STEPS: Final = 5_000
 """Matches that one page looks at, some ms under the lock: most are live, so a page is full before, but after an outage
@@ -122,8 +120,8 @@ COUNT_EACH: Final = 1_000
 """Matches up to which each is asked whether it is live, 0.1 ms; of more, those that are not are taken off."""
 
 SIZE_UNIT: Final = 256
-"""Sizes of items are remembered in such units of bytes, rounded up: 64 KiB are 256 of them, the largest number that
-CPython has ready-made."""
+"""Sizes of items are remembered in such units of bytes, rounded up: 64 KiB, more than nearly all have, are 256 of them,
+the largest number that CPython has ready-made."""
 
 MAX_GROUP: Final = 255
 """Characters of a group name: it travels in a DNS-SD TXT string (RFC 6763 section 6.1: 255 bytes)."""
@@ -133,7 +131,7 @@ MAX_SHARED: Final = 100_000
 
 SHARED_FEW, SHARED_PER_ITEM = 1_024, 16
 """No more are remembered than so many, and for each item that there is; or what comes and goes would leave its parts
-behind, up to 64 KiB each. An item has some ten."""
+behind, up to an item's size each. An item has some ten."""
 
 _COUNTERS: Final = ("lookups", "changes", "renewals", "expired", "events", "diagnostics", "refused")
 
@@ -292,6 +290,8 @@ class Registrar:
         self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id)
         self._event_leases: Landlord[str] = Landlord(event_leases or self._scaled(EVENT_LEASE_FACTOR), new_id=new_id)
         self._owned: Counter[tuple[Kind, str]] = Counter()
+        self._bytes: Counter[str] = Counter()
+        """On the wire, of all that an owner has here."""
         self._counts: Counter[str] = Counter()
         self._pool = _Pool()
         self._admin = RegistrarAdmin(
@@ -323,8 +323,8 @@ class Registrar:
         LeaseDeniedError (bad duration, or no room), StorageError (disk full).
         """
         size = self._check_item(item)
-        self._check_text("owner", owner)
-        self._check_text("key", key)
+        self._limits.check_text("owner", owner)
+        self._limits.check_text("key", key)
         seal = sha256(key.encode()).hexdigest() if key else ""
         service_id = item.service_id or self._alike(item.proxy, seal) or self._new_id()
         replaced = self._items.get(service_id)
@@ -334,14 +334,16 @@ class Registrar:
                 hint="Register under an id of your own; this one is free when its lease has run out",
                 service_id=service_id,
             )
+        freed = replaced.size * SIZE_UNIT if replaced and replaced.owner == owner else 0
         self._check_room("items", self._registered(), owner, replaced.owner if replaced else None)
+        self._check_bytes(owner, size - freed)
         self._check_log()
         lease = self._item_leases.grant(service_id, duration, now)
         kept = msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries))
         kept = self._pool.share(kept, len(self._items))
         events = self._let_go(replaced, now) if replaced else []
         self._hold(kept, lease.lease_id, owner, size, seal)
-        self._owned["items", owner] += 1
+        self._own("items", owner, _units(size) * SIZE_UNIT)
         diagnostics = self._put(kept, now)
         events += self._fire(None, kept, now)
         self._write(ItemKept(kept, lease.lease_id, owner, now + lease.duration, lease.duration, size, seal))
@@ -375,7 +377,7 @@ class Registrar:
         if limit < 0:
             raise EntryError(f"limit of a lookup is {limit}", hint="Use 0 or more", limit=limit)
         first = self._read_cursor(after) if after else 0
-        self._check_template(template)
+        self._limits.check_parts("template", template)
         self._counts["lookups"] += 1
         if template.service_id:
             found = self._by_id(template, now)
@@ -389,7 +391,7 @@ class Registrar:
 
     def add_attributes(self, service_id: str, lease_id: str, entries: Sequence[EntryRep], now: float) -> Outcome[None]:
         """Add entries to an item; those it has already stay once. Raises UnknownLeaseError, EntryError,
-        OversizeError, StorageError."""
+        OversizeError, LeaseDeniedError (no room), StorageError."""
         held = self._held(service_id, lease_id, now)
         return self._change(held, (*held.item.entries, *entries), now)
 
@@ -433,19 +435,19 @@ class Registrar:
         LeaseDeniedError (bad duration, or no room). A log that takes nothing new is no reason to refuse: whoever finds
         the registration gone after a restart makes it again.
         """
-        self._check_template(template)
+        self._limits.check_parts("template", template)
         for entry in template.entries:
             other = self._index.generation(entry.cls.name)
             if other and not self._index.has_class(entry.cls.lineage[0]):
                 raise incompatible(entry.cls, other)
         kind = check_transitions(transitions)
-        self._check_size("event registration", (template, handback, owner, listener))
+        size = self._limits.check_size("event registration", (template, handback, owner, listener))
         self._check_room("event_registrations", len(self._book), owner, None)
+        self._check_bytes(owner, size)
         event_id = self._new_id()
         lease = self._event_leases.grant(event_id, duration, now)
         interest = Interest(event_id, template, kind, listener, lease.lease_id, handback, owner)
-        self._book.add(interest)
-        self._owned["event_registrations", owner] += 1
+        self._own_interest(interest)
         self._write(InterestKept(interest, now + lease.duration, lease.duration))
         return Outcome(EventRegistration(event_id, interest.number, lease.lease_id, lease.duration))
 
@@ -546,7 +548,7 @@ class Registrar:
         if item.service_id != self.service_id:
             raise EntryError(f"service id {item.service_id} is not the lookup service's own")
         kept = msgspec.structs.replace(item, entries=_distinct(item.entries))
-        size = _size("item", kept)  # unbounded: nobody can make it large from outside
+        size = size_of("item", kept)  # unbounded: nobody can make it large from outside
         held = self._items.get(self.service_id)
         before = held.item if held else None
         if held is None:
@@ -565,7 +567,7 @@ class Registrar:
         for landlord in (self._item_leases, self._event_leases):
             for lease_id, _, _ in tuple(landlord.items()):
                 landlord.drop(lease_id)
-        self._items, self._by_proxy, self._owned = {}, {}, Counter()
+        self._items, self._by_proxy, self._owned, self._bytes = {}, {}, Counter(), Counter()
         self._index, self._book = EntryIndex(), EventBook()
         return self._administer(destroyed=True)
 
@@ -598,13 +600,12 @@ class Registrar:
             service_id = kept.service_id
             self._item_leases.restore(each.lease_id, service_id, each.expires)
             self._hold(kept, each.lease_id, each.owner, each.size, each.seal)
-            self._owned["items", each.owner] += 1
+            self._own("items", each.owner, _units(each.size) * SIZE_UNIT)
             self._put(kept, now)
         for record in state.interests:
             interest = record.interest
             self._event_leases.restore(interest.lease_id, interest.event_id, record.expires)
-            self._book.add(interest)
-            self._owned["event_registrations", interest.owner] += 1
+            self._own_interest(interest)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -660,8 +661,10 @@ class Registrar:
         before = held.item
         after = msgspec.structs.replace(before, entries=_distinct(entries))
         size = self._check_item(after)
+        self._check_bytes(held.owner, size - held.size * SIZE_UNIT)
         self._check_log()
         after = held.item = self._pool.share(after, len(self._items))
+        self._bytes[held.owner] += (_units(size) - held.size) * SIZE_UNIT
         held.size = _units(size)
         diagnostics = self._put(after, now) if after.entries != before.entries else []
         events = self._fire(before, after, now)
@@ -700,7 +703,7 @@ class Registrar:
         del self._items[held.item.service_id]
         self._item_leases.drop(held.lease_id)
         self._unlink(held)
-        self._disown("items", held.owner)
+        self._own("items", held.owner, -held.size * SIZE_UNIT, -1)
         return self._fire(held.item, None, now)
 
     def _link(self, held: _Held) -> None:
@@ -716,12 +719,20 @@ class Registrar:
             del self._by_proxy[key]
 
     def _stop(self, event_id: str) -> None:
-        self._disown("event_registrations", self._book.remove(event_id).owner)
+        interest = self._book.remove(event_id)
+        self._own("event_registrations", interest.owner, -_size_of(interest), -1)
 
-    def _disown(self, kind: Kind, owner: str) -> None:
-        self._owned[kind, owner] -= 1
+    def _own_interest(self, interest: Interest) -> None:
+        self._book.add(interest)
+        self._own("event_registrations", interest.owner, _size_of(interest))
+
+    def _own(self, kind: Kind, owner: str, size: int, count: int = 1) -> None:
+        self._owned[kind, owner] += count
+        self._bytes[owner] += size
         if not self._owned[kind, owner]:
             del self._owned[kind, owner]
+        if not self._bytes[owner]:
+            del self._bytes[owner]
 
     def _renew(self, lease_id: str, duration: float, now: float) -> tuple[Lease, LeaseMoved]:
         kind, landlord = self._landlord(lease_id, now)
@@ -782,37 +793,7 @@ class Registrar:
             raise AccessDeniedError(
                 f"service id {item.service_id} is the lookup service's own", hint="Leave it empty to get a new one"
             )
-        self._check_parts(item.service_id, item.types, item.entries)
-        return self._check_size("item", item)
-
-    def _check_template(self, template: ServiceTemplate) -> None:
-        self._check_parts(template.service_id, template.types, template.entries)
-
-    def _check_parts(self, service_id: str, types: tuple[str, ...], entries: tuple[EntryRep, ...]) -> None:
-        limits = self._limits
-        self._check_text("service id", service_id)
-        if len(types) > limits.types:
-            raise OversizeError(f"{len(types)} types", hint=f"At most {limits.types}")
-        if len(entries) > limits.entries:
-            raise OversizeError(f"{len(entries)} entries", hint=f"At most {limits.entries}")
-        for entry in entries:
-            check_rep(entry)
-        postings = sum(len(e.cls.lineage) * (1 + sum(value is not None for value in e.values)) for e in entries)
-        if postings > limits.postings:
-            raise OversizeError(
-                f"entries with {postings} values, each counted for each class of its lineage",
-                hint=f"At most {limits.postings}",
-            )
-
-    def _check_size(self, what: str, value: object) -> int:
-        size = _size(what, value)
-        if size > self._limits.item_bytes:
-            raise OversizeError(f"{what} of {size} bytes", hint=f"At most {self._limits.item_bytes}", size=size)
-        return size
-
-    def _check_text(self, what: str, text: str) -> None:
-        if len(text) > self._limits.text:
-            raise OversizeError(f"{what} of {len(text)} characters", hint=f"At most {self._limits.text}")
+        return self._limits.check("item", item)
 
     def _check_room(self, kind: Kind, taken: int, owner: str, replaced: str | None) -> None:
         """Raise LeaseDeniedError if `owner` can't have one more; `replaced` is the owner whose place becomes free."""
@@ -828,6 +809,16 @@ class Registrar:
             return
         self._counts["refused"] += 1
         raise LeaseDeniedError(why, hint="Cancel some, or use another lookup service", kind=kind)
+
+    def _check_bytes(self, owner: str, more: int) -> None:
+        """Raise LeaseDeniedError if `owner` can't have so many bytes more."""
+        most = self._limits.bytes_per_owner
+        if more > 0 and self._bytes[owner] + more > most:
+            self._counts["refused"] += 1
+            what = (
+                f"{owner or 'this client'} has {self._bytes[owner]:,} of its {most:,} bytes, and asks for {more:,} more"
+            )
+            raise LeaseDeniedError(what, hint="Cancel some, or use another lookup service")
 
     def _check_log(self) -> None:
         if self._log is not None:
@@ -866,12 +857,9 @@ class Registrar:
         )
 
 
-def _size(what: str, value: object) -> int:
-    """Bytes of `value` on the wire. Raises EntryError."""
-    try:
-        return len(msgspec.msgpack.encode(value))
-    except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
-        raise EntryError(f"{what} with text that is no Unicode: {error}") from error
+def _size_of(interest: Interest) -> int:
+    said = interest.template, interest.handback, interest.owner, interest.listener
+    return size_of("event registration", said)
 
 
 def _units(size: int) -> int:

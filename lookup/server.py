@@ -775,7 +775,7 @@ class _Registrar:
     @exported
     @leasing
     def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
-        owner, version = _owner(caller), self._server.access.version
+        owner, version = caller.peer, self._server.access.version
         every = self._server.allow_item(caller, item)
 
         def register(registrar: Registrar, now: float) -> Outcome[ServiceRegistration]:
@@ -811,7 +811,7 @@ class _Registrar:
         handback: str,
         listener: str,
     ) -> EventRegistration:
-        owner, version = _owner(caller), self._server.access.version
+        owner, version = caller.peer, self._server.access.version
         self._server.allow(caller, "connect")
         registered = self._server.change(
             lambda registrar, now: registrar.notify(
@@ -977,10 +977,6 @@ def _later(name: str, what: Callable[[], None]) -> threading.Timer:
     timer.name, timer.daemon = name, True
     timer.start()
     return timer
-
-
-def _owner(caller: Caller) -> str:
-    return caller.identity or caller.address.rpartition(":")[0]
 
 
 def _changed(present: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> tuple[str, ...]:

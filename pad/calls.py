@@ -25,7 +25,6 @@ from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ConfigurationError,
     JbiError,
-    LookupNotFoundError,
     OversizeError,
     ProtocolError,
     QosDeniedError,
@@ -39,6 +38,7 @@ from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire.control import exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import BOUNDS
 from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.overview import Terms
@@ -121,8 +121,10 @@ class PublisherCalls:
             granted = self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
-        except LookupNotFoundError as exc:
-            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+        except JbiError as exc:
+            if exc.is_final and self._server.delegate.take_back_unlisted(connection_id, uid):
+                raise
+            log.warning("registration %s is listed later: %s", uid, exc)
         return granted
 
     def _register(
@@ -132,7 +134,7 @@ class PublisherCalls:
         caller = _named(caller, connection.name, NO_CLAIMS)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
-        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
+        opened = self._server.check_type(request, caller.peer)
         try:
             self._server.allow(caller, "publish", Subject(opened.name, opened.version))
             if request.persist:
@@ -473,6 +475,7 @@ _decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
 
 
 def _request(said: msgspec.Raw) -> SubscriptionRequest:
+    BOUNDS.check_size("a subscription", said)  # before it takes more room than that
     try:
         return _decode_request(said)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

@@ -34,6 +34,7 @@ from jbi_pubsub.core.errors import (
     AccessDeniedError,
     BackPressureError,
     ConfigurationError,
+    ErrorReport,
     IncompatibleEntryError,
     JbiError,
     OversizeError,
@@ -41,6 +42,7 @@ from jbi_pubsub.core.errors import (
     SchemaError,
     StorageError,
     UnknownUidError,
+    report,
 )
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
@@ -52,8 +54,8 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.account import Account
+from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
+from jbi_pubsub.pad.account import Account, Shares
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
@@ -99,6 +101,7 @@ from jbi_pubsub.pad.subscription import (
     amended,
     check_owner,
     check_publisher,
+    check_request,
     compile_subscription,
     local_name,
     shown,
@@ -127,6 +130,7 @@ FOLLOWED_SECONDS: Final = 10.0
 the bridge before was shorter, as long as that. One that has it comes as soon as the lookup services tell of the end."""
 
 NO_WISH: Final = Wish()
+NO_SCHEMA: Final = SchemaBundle("", ())
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
@@ -227,6 +231,7 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
+        self._shares = Shares()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
         turns = self._quality.links if self._quality is not None else None
@@ -309,6 +314,7 @@ class Delegate:
             access=self.access,
             max_queries=self._config.archive.max_queries,
             numbers=self._number,
+            shares=self._shares,
             contract=lambda caller, type_, wish: self._contract(caller, "query", type_, wish),
             end_contract=self._end_contract,
             name=f"history-{self.delegate_id[:8]}",
@@ -447,20 +453,22 @@ class Delegate:
         except JbiError:
             self.forget_type(gate.type)
             raise
-        key = () if registration.signing is None else (SigningKeyEntry.of(registration.signing).rep(),)
-        local = (LocalEntry().rep(),) if request.local else ()
-        lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
-        origin = registration.origin
-        told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
-        numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
-        own = (*key, *told, *numbered, *local, *lasting)
-        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *own))
-        self._announcer.join(item, request.secret)
+        self._announcer.join(self._item(uid, request, entries), request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
         if ended:  # its publisher's lease ran out meanwhile: taking it back came before there was something to take
             self._announcer.leave(registration.uid)
         return registration
+
+    def _item(self, uid: str, request: PublisherRequest, entries: Entries) -> ServiceItem:
+        """What lookup services are told of a registration."""
+        key = () if request.signing is None else (SigningKeyEntry.of(request.signing).rep(),)
+        local = (LocalEntry().rep(),) if request.local else ()
+        lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
+        origin = request.origin
+        told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
+        numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
+        return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told, *numbered, *local, *lasting))
 
     def _register(
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
@@ -476,6 +484,14 @@ class Delegate:
             name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
         ).rep()
         entries = (described, *request.entries)
+        try:
+            BOUNDS.check("its item", self._item(uid, request, entries))
+            size = BOUNDS.check_size("its request", msgspec.structs.replace(request, schema=NO_SCHEMA))
+        except OversizeError as exc:
+            raise OversizeError(
+                f"no lookup service lists the registration of {gate.type}: {exc.message}",
+                hint=f"{exc.hint}. Mark as variant what repeats or is long (docs/codegen.md)",
+            ) from exc
         if request.origin is None:
             self._give_way_to_original(uid)
         is_kept, archived = self._archived(connection_id, request, gate.type, uid, entries)
@@ -499,7 +515,12 @@ class Delegate:
             had = self._relayed_up_to(uid, request.origin)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
+            share = self._shares.take(connection.caller, size)
+            try:
+                contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
+            except JbiError:
+                self._shares.give_back(share)
+                raise
             topic = self._topic_for(entries, gate.type)
             judgement = Judgement(
                 gate, request.entries, topic.table, validate=request.validate, well_formed=request.well_formed,
@@ -507,7 +528,7 @@ class Delegate:
             )  # fmt: skip
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             registration.expiration, registration.local = request.expiration, request.local
-            registration.contract = contract
+            registration.contract, registration.share = contract, share
             registration.persist, registration.archived = is_kept, archived
             registration.origin = request.origin
             registration.sequence = registration.judged = had
@@ -676,6 +697,32 @@ class Delegate:
                 if not topic.unannounced:
                     self._shelves.announced(topic.shelf, topic.announced)
 
+    def unlisted(self, uid: str, why: JbiError) -> None:
+        """A lookup service refuses to list a registration: its publisher is told, unless it may pass by itself. Unknown
+        ids are ignored."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None and why.is_final:
+                registration.untold = why
+
+    def refusals(self, connection_id: str) -> list[tuple[str, ErrorReport]]:
+        """Registrations that lookup services refuse to list, and why; each once. Raises UnknownUidError."""
+        told = [each for each in list(self.connection(connection_id).registrations.values()) if each.untold is not None]
+        found = [(each.uid, report(each.untold)) for each in told if each.untold is not None]
+        for each in told:
+            each.untold = None
+        return found
+
+    def take_back_unlisted(self, connection_id: str, uid: str) -> bool:
+        """Take a registration back that no lookup service has listed yet; whether that was so."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None and uid not in registration.topic.unannounced:
+                return False
+        with contextlib.suppress(UnknownUidError):  # gone already
+            self.unregister_publisher(connection_id, uid)
+        return True
+
     def wait_for_newcomers(self) -> None:
         """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
         [pad] settle_seconds since it was told. A publisher that closes at once takes nothing away from him."""
@@ -840,7 +887,16 @@ class Delegate:
                 is_amended = changed != known.request
                 if is_amended:
                     subscription.request = changed
-                    self._amend(key, known, subscription)
+                    size = check_request(changed)
+                    if known.durable is not None:
+                        known.durable.share = self._shares.take(known.caller, size, known.durable.share)
+                    more = self._shares.take(known.caller, max(0, size - known.share[1]))
+                    try:
+                        self._amend(key, known, subscription)
+                    except JbiError:
+                        self._shares.give_back(more)
+                        raise
+                    known.share = more[0], known.share[1] + more[1]
                 self._mail.resume(known)
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
                 given = self._quality_of(known)
@@ -864,10 +920,12 @@ class Delegate:
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
     ) -> Granted:
         """Under the lock: a subscription that is new here, with its contract. Raises as `subscribe`."""
-        subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
+        subscription.share = self._shares.take(subscription.caller, check_request(subscription.request))
         try:
+            subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
             granted = self._open(key, subscription, duration, age, elapsed)
         except JbiError:
+            self._shares.give_back(subscription.share)
             self._end_contract(subscription.contract)
             raise
         self._offers.required_by(subscription)
@@ -1145,8 +1203,14 @@ class Delegate:
             self._store.forget(kept.request.uid)
             return
         self._next_number += 1
-        subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        try:
+            subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        except JbiError as exc:  # another version's, or its language is not installed any more
+            log.error("e-mail subscription %s is not taken over: %s", kept.request.uid, exc)
+            return
         subscription.caller = _caller_of(kept.whose)
+        with contextlib.suppress(OversizeError):  # it was promised
+            subscription.share = self._shares.take(subscription.caller, check_request(kept.request))
         subscription.rights = self._rights(subscription.caller)
         self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
@@ -1676,6 +1740,7 @@ class Delegate:
                 registration.has_ended = True
                 self._tell_registration("removed", registration, of)
                 self._end_contract(registration.contract)
+                self._shares.give_back(registration.share)
                 self._keep_key(registration)
                 self._keep_number(registration, of or self._connections.get(registration.connection))
                 self._account.close_registration(registration)
@@ -1741,6 +1806,7 @@ class Delegate:
             self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
+            self._shares.give_back(subscription.share)
             if subscription.durable is not None and self.history is not None:
                 self.history.detach(key[0], subscription)
             session = self._sessions.get(key[0])

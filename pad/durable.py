@@ -23,11 +23,12 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, IncompatibleEntryError, StorageError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, IncompatibleEntryError, JbiError, StorageError
 from jbi_pubsub.core.history import Consumer
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.pad.account import NO_SHARE, Share, Shares
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.keeping import Keeping
 from jbi_pubsub.pad.subscription import MIN_SECRET, NEW, SubscriptionRequest
@@ -58,6 +59,7 @@ class Durable:
         """What waits, or was sent, and is not acknowledged, ascending."""
         self._limit: float = self.position
         """What is above comes by the feed yet; infinite when it has brought all."""
+        self.share: Share = NO_SHARE
         self.ends = consumer.ends
         self.is_changed = False
         self.is_new = True
@@ -198,10 +200,18 @@ class Durables:
     """All of a delegate's. Any thread."""
 
     def __init__(
-        self, keeping: Keeping, lease: float, under_way: UnderWay, *, wall: Callable[[], float] = time.time
+        self,
+        keeping: Keeping,
+        lease: float,
+        under_way: UnderWay,
+        shares: Shares,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`lease`: seconds that one is kept while nobody has it; `under_way`: see Archiving. Raises StorageError."""
+        """`lease`: seconds that one is kept while nobody has it; `under_way`: see Archiving; `shares`: of whoever makes
+        one, as long as it is known and we run. Raises StorageError."""
         self._keeping = keeping
+        self._shares = shares
         self._under_way = under_way
         self._lease = lease
         self._wall = wall
@@ -232,14 +242,20 @@ class Durables:
                     f"durable subscription {name!r} is open in another process of {has.name[:100]!r}",
                     hint="Close it there first, or take another name",
                 )
+            kept = _kept(request)
+            share = self._shares.take(caller, len(kept), found.share if found is not None else NO_SHARE)
             if found is None:
-                kept = _kept(request)
-                consumer = Consumer(name, owner, kept, begin(), (), self._wall() + self._lease)
-                self._keeping.note([consumer])
+                try:
+                    consumer = Consumer(name, owner, kept, begin(), (), self._wall() + self._lease)
+                    self._keeping.note([consumer])
+                except JbiError:
+                    self._shares.give_back(share)
+                    raise
                 found = self._known[name, owner] = Durable(consumer, request.entries, self._under_way)
             else:
                 found.amend(request)
                 found.is_new = False
+            found.share = share
             found.attach(session)
         return found
 
@@ -251,7 +267,8 @@ class Durables:
     def cancel(self, durable: Durable) -> None:
         """Its subscriber does not want it any more. Raises StorageError."""
         with self._lock:
-            self._known.pop((durable.name, durable.owner), None)
+            if self._known.pop((durable.name, durable.owner), None) is durable:
+                self._shares.give_back(durable.share)
         self._keeping.cancel(durable.name, durable.owner)
 
     def find(self, name: str, owner: str) -> Durable | None:

@@ -62,7 +62,9 @@ from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, joined
-from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
+from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate, size_of
+from jbi_pubsub.pad.account import NO_SHARE, Share, Shares
 from jbi_pubsub.pad.archiving import Archiving, entries_of, provenance_of
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.dissemination import Seal, disseminate, takes
@@ -110,6 +112,8 @@ REGISTRATIONS_MOST: Final = 10_000
 INCARNATIONS_TOLD: Final = 64
 """So often an archive may be started within the lease of an item of its own until a query is called incomplete."""
 TEXT_MOST: Final = 1_024
+QUERY_BOUNDS: Final = msgspec.structs.replace(BOUNDS, item_bytes=1 << 20)
+"""Bytes of a query: 10,000 ids of objects are half of it."""
 """Characters of the name of a type or registration."""
 
 Contracting = Callable[[Caller | None, TypeName, Wish], tuple[Contract | None, GrantedQos]]
@@ -166,6 +170,7 @@ class QueryFeed:
     why: str = ""
     told: Progress | None = None
     """How it has ended: that is on its way."""
+    share: Share = NO_SHARE
 
     def wake(self) -> None:
         """See outlet.Feed."""
@@ -236,6 +241,7 @@ class History:
         access: AccessPolicy,
         max_queries: int,
         numbers: Callable[[], int],
+        shares: Shares,
         contract: Contracting,
         end_contract: Callable[[Contract | None], None],
         name: str,
@@ -251,6 +257,7 @@ class History:
         self._access = access
         self._max_queries = max_queries
         self._numbers = numbers
+        self._shares = shares
         self._contract = contract
         self._end_contract = end_contract
         self._name = name
@@ -269,7 +276,7 @@ class History:
         self._tick = itertools.count()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, wall=wall)
+        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, shares, wall=wall)
         archive.is_wanted = self.durables.wants
         self._incarnations = tuple(itertools.islice(archive.keeping.incarnations, INCARNATIONS_TOLD))
         self._noted = clock()
@@ -676,6 +683,7 @@ class History:
                     f"{SESSION_MOST} queries of this subscriber are open here, the limit",
                     hint="Take their results, or cancel some",
                 )
+            feed.share = self._shares.take(feed.caller, size_of("a query", feed.request))
             self._feeds[feed.key] = feed
             self._begin()
         feed.session.add_query(feed.subscription, feed)
@@ -699,6 +707,8 @@ class History:
         feed.results.cancel()
         feed.session.remove(feed.subscription)
         if is_known or not state:
+            self._shares.give_back(feed.share)
+            feed.share = NO_SHARE
             self._end_contract(feed.contract)
 
     def wake(self, feed: AnyFeed) -> None:
@@ -994,7 +1004,7 @@ def _conditions(query: Query) -> set[tuple[TypeName, Condition]]:
 
 
 def check_query(request: QueryRequest) -> None:
-    """Raises ConfigurationError, PredicateError, EntryError."""
+    """Raises ConfigurationError, PredicateError, EntryError, OversizeError."""
     if request.since > request.until:
         raise ConfigurationError(f"since ({request.since:.3f}) is after until ({request.until:.3f})")
     if request.least_payload > request.most_payload:
@@ -1013,8 +1023,8 @@ def check_query(request: QueryRequest) -> None:
             raise ConfigurationError(f"more than {most} {what}, or one of more than {TEXT_MOST} characters")
     if max(len(request.type), len(request.version), len(request.publisher)) > TEXT_MOST:
         raise ConfigurationError(f"the name of a type, version or publisher of more than {TEXT_MOST} characters")
-    for entry in request.entries:
-        check_rep(entry)
+    BOUNDS.check_parts("a query", ServiceTemplate(entries=request.entries))
+    QUERY_BOUNDS.check_size("a query", request)
     check_namespaces(request.namespaces)
     spaces = dict(request.namespaces)
     if request.predicate:

@@ -416,7 +416,10 @@ class Intake:
 
     def refuse(self, refused: Refused) -> None:
         """Tell the publisher of objects that were not taken."""
-        told = [reported(parcel, why) for parcel, why in refused]
+        self.tell([reported(parcel, why) for parcel, why in refused])
+
+    def tell(self, told: Sequence[tuple[str, ErrorReport]]) -> None:
+        """The same with the ids of objects, or of registrations."""
         if told:
             with self._lock:
                 self._refused.extend(told)

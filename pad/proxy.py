@@ -82,7 +82,7 @@ STANDING_SECONDS: Final = 0.2
 longer asks again."""
 
 Refusals = tuple[tuple[str, ErrorReport], ...]
-"""(object id, why it was refused)."""
+"""(object id, why it was refused), or of a registration, why a lookup service does not list it."""
 
 
 class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -218,7 +218,7 @@ class DisseminationServer:
         self._sockets = self._beside(config)
         if self._sockets is not None:
             undo.callback(self._sockets.stop)
-        self.community = JoinManager(config, name=self.name, joined=self._joined)
+        self.community = JoinManager(config, name=self.name, joined=self._joined, refused=self._unlisted)
         undo.callback(self.community.close)
         self.repositories = Repositories(self.server_id, types, self.community, config.security())
         files = undo.enter_context(ExitStack())
@@ -476,7 +476,8 @@ class DisseminationServer:
 
     def wait_announced(self, uid: str, timeout: float) -> None:
         """Wait until the lookup services hold a registration, and know that something of its type is archived: who asks
-        for what was published goes by that. Raises LookupNotFoundError after `timeout` seconds."""
+        for what was published goes by that. Raises LookupNotFoundError after `timeout` seconds, and what a lookup
+        service refused it with."""
         self.community.wait_joined(uid, timeout)
         if self._stages.archive is not None and not (self._stopping.is_set() or self._draining.is_set()):
             self.community.wait_joined(self.server_id, timeout)
@@ -484,6 +485,10 @@ class DisseminationServer:
     def _joined(self, service_id: str, told: int) -> None:
         """A lookup service has an item of ours that it had not."""
         self.delegate.announced(service_id, told)
+
+    def _unlisted(self, service_id: str, why: JbiError) -> None:
+        """A lookup service refuses an item of ours."""
+        self.delegate.unlisted(service_id, why)
 
     def issue_token(self, kind: str, uid: str) -> str:
         """For a data connection."""
@@ -625,6 +630,7 @@ class DisseminationServer:
             registrations = self.delegate.connection(connection_id).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
+        refused += self.delegate.refusals(connection_id)
         deliveries = Deliveries()
         pipeline = self.delegate.pipeline
         taken: list[Parcel] = []
@@ -655,6 +661,7 @@ class DisseminationServer:
             registrations = self.delegate.connection(connection_id).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
+        intake.tell(self.delegate.refusals(connection_id))
         intake.begin()
         try:
             for number, run in _runs(items, coming, self._clock()):

@@ -28,9 +28,10 @@ from jbi_pubsub.core.quality import Contract, GrantedQos, Unmet, Wish, checked_w
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
-from jbi_pubsub.core.xpath.predicate import XPATH
+from jbi_pubsub.core.xpath.predicate import XPATH, compiler_of
 from jbi_pubsub.core.xpath.view import inside
-from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
+from jbi_pubsub.lookup.entry import Entry, EntryRep
+from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.wire.endpoint import Caller
@@ -558,6 +559,8 @@ class Subscription:
     """The rules that let through a part of some type alone."""
     durable: Durable | None = field(default=None, repr=False)
     """What it has had, over restarts."""
+    share: tuple[str, int] = field(default=("", 0), repr=False)
+    """What its request takes of its peer's (see account.Shares)."""
     is_replayed: bool = False
     """It began in the past, and catches up with an archive."""
     replayed: int = 0
@@ -682,8 +685,7 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     if max(len(request.uid), *(len(k) + len(v) for k, v in (*request.attributes, ("", "")))) > MAX_TEXT:
         raise OversizeError(f"a subscription's id or attribute has more than {MAX_TEXT} characters")
     _check_attributes(request.attributes)
-    for entry in request.entries:
-        check_rep(entry)
+    check_request(request)
     _check_start(request)
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
@@ -692,6 +694,8 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     check_namespaces(request.namespaces)
     spaces = dict(request.namespaces)
     predicate = payload_filter = None
+    if request.language != XPATH:
+        compiler_of(request.language)  # also of one that says nothing in it
     if request.predicate:
         predicate = compile_predicate(request.predicate, namespaces=spaces, language=request.language)
     if request.payload_filter:
@@ -706,6 +710,13 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
             made.predicate = compile_predicate(within, namespaces=spaces)
     made.is_selective = made.combined is not None or bool(request.unlike) or request.local
     return made
+
+
+def check_request(request: SubscriptionRequest) -> int:
+    """Its size in bytes, all that it says together, so that it is kept and watched for. Raises OversizeError,
+    EntryError."""
+    BOUNDS.check_parts("a subscription", ServiceTemplate(entries=request.entries))
+    return BOUNDS.check_size("a subscription", request)
 
 
 def check_namespaces(namespaces: tuple[tuple[str, str], ...]) -> None:

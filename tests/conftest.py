@@ -33,7 +33,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
 
@@ -134,12 +134,12 @@ class Federation:
     stack: ExitStack
     lookups: list[LookupServer] = field(default_factory=list)
 
-    def lookup(self, **changes: Any) -> LookupServer:
+    def lookup(self, limits: RegistrarLimits | None = None, **changes: Any) -> LookupServer:
         """One more lookup service; later parties are told its locator."""
         section = msgspec.structs.replace(self.config.lookup, port=0, **changes)
         server = LookupServer(
             msgspec.structs.replace(self.config, lookup=section),
-            Registrar(groups=section.groups, locators=section.locators),
+            Registrar(groups=section.groups, locators=section.locators, limits=limits),
         )
         server.start()
         self.stack.callback(server.stop)

@@ -10,6 +10,9 @@ Rules:
 - Each child is a fresh interpreter, never a fork: servers have threads. It gets the environment that Python and the
   C library need, and no other; no open file but the two ends of its pipes.
 - What comes back is MessagePack, checked; nothing is unpickled. An error of ours is raised again in the parent.
+- How a child has ended is a verdict on its work where the work alone can be the reason: a limit of processor time or
+  memory, an exception, a fault of machine code. That it was killed from outside, could not begin, met a full disk, or
+  was too slow by the clock (others had the processors) says nothing of it: the same may be done at the next try.
 - Few at once, and for each caller so much time: who has used it up waits, whoever else is not held up.
 """
 
@@ -57,6 +60,10 @@ MAX_REPLY_BYTES: Final = 64 << 20
 _KEPT: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")
 _PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = 5
+PASSING: Final = frozenset({"busy", "allowance", "outside"})
+"""Causes (of ChildError) that say nothing of the work."""
+_FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
+"""Signals that machine code brings upon itself; others come from outside: of operators, of a system without memory."""
 _TOLD_OF_STDERR: Final = 500
 
 
@@ -133,8 +140,8 @@ class Children:
         """What `function` ("module:name", of bytes to bytes) makes of `data`.
 
         A `caller` who is named has one child at a time, and no more time than its allowance. Raises what the function
-        raises of our errors, and ChildError: fact `cause` is "busy" (no place for `patience` seconds), "allowance",
-        "seconds", "memory" or "crash".
+        raises of our errors, and ChildError: fact `cause` is "seconds", "memory", "crash" or "exception", or one that
+        says nothing of the work (PASSING): "busy" (no place for `patience` seconds), "allowance", "outside".
         """
         with self._place(caller, patience):
             reply = _ask(_Request(function, data), limits)
@@ -179,26 +186,31 @@ def _ask(request: _Request, limits: Limits) -> _Reply:
     """Start a child, give it its work, take what it says, or what can be said of its end."""
     command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", _START]
     command += [str(os.getpid()), str(limits.seconds), str(limits.memory)]
-    child = subprocess.Popen(  # noqa: S603  # our own interpreter with words of our own
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        start_new_session=True,
-    )
+    begun = time.monotonic()
+    try:
+        child = subprocess.Popen(  # noqa: S603  # our own interpreter with words of our own
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            start_new_session=True,
+        )
+    except OSError as exc:  # no memory, no process, no file
+        return _failed(f"could not begin: {exc}", "outside", 0.0)
     try:
         said, complaint = child.communicate(msgspec.msgpack.encode(request), timeout=limits.deadline + 2)
     except subprocess.TimeoutExpired:
-        return _ended(-signal.SIGALRM, b"", limits)
+        return _ended(-signal.SIGALRM, b"", limits, limits.seconds)
     finally:
         _end(child)
+    took = min(time.monotonic() - begun, limits.seconds)
     if child.returncode:
-        return _ended(child.returncode, complaint, limits)
+        return _ended(child.returncode, complaint, limits, took)
     try:
         return decoder_of(_Reply).decode(said)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _ended(0, complaint, limits)
+        return _ended(0, complaint, limits, took)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -213,18 +225,20 @@ def _end(child: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _ended(status: int, complaint: bytes, limits: Limits) -> _Reply:
-    """Of a child that did not answer: by what it ended."""
+def _ended(status: int, complaint: bytes, limits: Limits, took: float) -> _Reply:
+    """Of a child that did not answer: by what it ended, after `took` seconds."""
     seconds = limits.seconds
-    if status in (-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGALRM):
-        clock = f" within {limits.deadline:g} s by the clock" if status == -signal.SIGALRM else ""
-        return _failed(f"takes more than {seconds:g} s{clock}", "seconds", seconds)
+    if status in (-signal.SIGPROF, -signal.SIGXCPU):
+        return _failed(f"takes more than {seconds:g} s", "seconds", seconds)
+    if status == -signal.SIGALRM:
+        return _failed(f"did not end within {limits.deadline:g} s by the clock", "outside", seconds)
     if b"MemoryError" in complaint:
         return _too_large(limits, seconds)
     by = f"signal {-status}" if status < 0 else f"status {status}"
     lines = complaint.decode(errors="replace").strip().splitlines()
     said = f": {lines[-1][:_TOLD_OF_STDERR]}" if lines else ""
-    return _failed(f"ended its process by {by}{said}", "crash", seconds)
+    cause = "crash" if -status in _FAULTS else "outside"
+    return _failed(f"ended its process by {by}{said}", cause, took)
 
 
 def _too_large(limits: Limits, seconds: float) -> _Reply:
@@ -297,6 +311,11 @@ def _answer(request: _Request, limits: Limits) -> _Reply:
         return _Reply(data, seconds=time.process_time())
     except JbiError as exc:
         return _Reply(error=report(exc), seconds=time.process_time())
+    except OSError as exc:
+        return _failed(f"was hindered: {exc}", "outside", time.process_time())
     except MemoryError:
         pass  # what was being done is freed first
+    except Exception as exc:  # noqa: BLE001  # of any kind: what it is, is told
+        what = f"{type(exc).__name__}: {exc}"[:_TOLD_OF_STDERR]
+        return _failed(f"met an exception that nobody expected: {what}", "exception", time.process_time())
     return _too_large(limits, time.process_time())

@@ -51,6 +51,8 @@ class JbiError(Exception):
     """
 
     code = "error"
+    is_final = False
+    """The same would be refused again, until somebody mends what the error says; else it may pass by itself."""
 
     def __init__(self, message: str, *, hint: str = "", **facts: Fact) -> None:
         super().__init__(message)
@@ -66,6 +68,7 @@ class ConfigurationError(JbiError, ValueError):
     """A setting is unknown, malformed or unsafe."""
 
     code = "configuration"
+    is_final = True
 
 
 class ArgumentError(ConfigurationError, TypeError):
@@ -90,12 +93,14 @@ class AccessDeniedError(JbiError, PermissionError):
     """The access policy refused the call."""
 
     code = "access_denied"
+    is_final = True
 
 
 class QosDeniedError(JbiError):
     """A quality that a subscription or publication requires is not granted; facts `field`, `policy`."""
 
     code = "qos_denied"
+    is_final = True
 
 
 class PortInUseError(JbiError, OSError):
@@ -114,12 +119,14 @@ class OversizeError(JbiError, ValueError):
     """Something is larger than its bound."""
 
     code = "oversize"
+    is_final = True
 
 
 class SchemaError(JbiError, ValueError):
     """A metadata schema, marks file or stylesheet can't be used."""
 
     code = "schema"
+    is_final = True
 
 
 class TypeConflictError(SchemaError):
@@ -132,6 +139,7 @@ class MetadataError(JbiError, ValueError):
     """A metadata, template or invariant document is malformed or invalid; fact `path` names the element."""
 
     code = "metadata"
+    is_final = True
 
 
 class InvariantError(MetadataError):
@@ -144,18 +152,21 @@ class SignatureError(JbiError, ValueError):
     """The signature of an object, or of what stands for its key, is missing or does not hold; fact `object`."""
 
     code = "signature"
+    is_final = True
 
 
 class PredicateError(JbiError, ValueError):
     """An XPath predicate or payload filter can't be used; facts `argument`, `expression`, `position`."""
 
     code = "predicate"
+    is_final = True
 
 
 class AddressError(JbiError, ValueError):
     """Not exactly one e-mail address."""
 
     code = "address"
+    is_final = True
 
 
 class UnknownUidError(JbiError, LookupError):
@@ -203,6 +214,7 @@ class EntryError(JbiError, ValueError):
     """An entry or template can't be matched."""
 
     code = "entry"
+    is_final = True
 
 
 class IncompatibleEntryError(EntryError):
@@ -248,7 +260,7 @@ class DemoError(JbiError, RuntimeError):
 
 
 class ChildError(JbiError, RuntimeError):
-    """Work in a child process ran into a limit; fact `cause` says into which (`core/child.py`)."""
+    """Work in a child process ran into a limit, or can't be done now; fact `cause` says which (`core/child.py`)."""
 
     code = "child"
 

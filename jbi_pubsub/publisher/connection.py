@@ -319,9 +319,11 @@ class DelegateConnection:
             except (WireError, UnknownUidError):
                 raise
             except JbiError as exc:
-                log.error("%s: the delegate refuses registration %s: %s", self._name, publication.uid, exc)
+                if publication.uid not in self._refusals:
+                    log.error("%s: the delegate refuses registration %s: %s", self._name, publication.uid, exc)
                 refusals[publication.uid] = exc
         if refusals and len(refusals) == len(self._publications):
+            self._refusals = {uid: why for uid, why in refusals.items() if why.is_final}  # who publishes is told
             raise next(iter(refusals.values()))
         self._refusals, self._granted = refusals, granted
 
@@ -422,7 +424,8 @@ class DelegateConnection:
                         log.error("%s: the delegate refuses us: %s", self._name, exc)
                     self._refusals = dict.fromkeys(self._publications, exc)  # who publishes is told
                 except JbiError as exc:
-                    log.error("%s: the delegate refuses us: %s", self._name, exc)
+                    if not self._refusals:
+                        log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:
                 backoff = BACKOFF_FIRST
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -520,20 +523,22 @@ class DelegateConnection:
                 self._queue.weigh(taken.importance, taken.strict)
 
     def _tell_refusals(self, refusals: Refusals) -> None:
-        for object_id, error in refusals:
-            self.refusals += 1
+        for uid, error in refusals:
             rebuilt = rebuild(error)
-            facts = {"object": object_id}
-            log.warning("%s: the delegate refused object %s: %s", self._name, object_id, rebuilt, extra=facts)
-            if self._refused is not None:
-                self._tell(object_id, rebuilt)
+            if uid in self._publications:
+                log.error("%s: a lookup service does not list registration %s: %s", self._name, uid, rebuilt)
+            else:
+                self.refusals += 1
+                log.warning("%s: the delegate refused object %s: %s", self._name, uid, rebuilt, extra={"object": uid})
+            self._tell(uid, rebuilt)
 
-    def _tell(self, object_id: str, error: JbiError) -> None:
-        assert self._refused is not None
+    def _tell(self, uid: str, error: JbiError) -> None:
+        if self._refused is None:
+            return
         try:
-            self._refused(object_id, error)
+            self._refused(uid, error)
         except Exception:  # an application's mistake must not end its publishing
-            log.exception("%s: the callback for refused objects failed", self._name)
+            log.exception("%s: the callback for what is refused failed", self._name)
 
 
 def _decoded(note: memoryview) -> Taken:

@@ -61,9 +61,10 @@ class PublisherAdapterLight:
     `away(delegate, why)` is called on a library thread when the delegate of a connection (its id is given) does not
     answer any more, and with "" when it, or one that takes over, does again; it must not wait.
 
-    Objects of one registration keep the order of publish calls. `refused(object_id, error)` is called on a library
-    thread when a delegate refuses an object that was fine here; by default such refusals are only logged. Without
-    `config` the configuration file and JBI_* variables count.
+    Objects of one registration keep the order of publish calls. `refused(uid, error)` is called on a library thread
+    when a delegate refuses an object that was fine here, with its id; and with that of a registration when a lookup
+    service that came later does not list it: who asks that one does not find it. By default such refusals are only
+    logged. Without `config` the configuration file and JBI_* variables count.
     """
 
     @checked
@@ -156,8 +157,8 @@ class PublisherAdapterLight:
         networks leave them. `owner`: whose they are, for subscribers that do not want those (`unlike`).
 
         Raises UnknownUidError, QosDeniedError (a field that `qos` requires is not granted), SchemaError,
-        TypeConflictError, MetadataError, ArgumentError, AccessDeniedError, ConfigurationError (`persist` where there is
-        no archive), StorageError, WireError.
+        TypeConflictError, MetadataError, OversizeError (no lookup service would list it), ArgumentError,
+        AccessDeniedError, ConfigurationError (`persist` where there is no archive), StorageError, WireError.
         """
         self._check_open()
         connection = self._connection(delegate)

@@ -63,6 +63,7 @@ from jbi_pubsub.pad.subscription import (
     Policy,
     SubscriptionRequest,
     View,
+    check_request,
     compile_subscription,
     owned_uid,
 )
@@ -231,7 +232,8 @@ class SubscriberAdapter:
         Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
         is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
         lost (`missed`). See `wait_matched`, and `matching`, which is logged. Raises ArgumentError, PredicateError,
-        AddressError, MetadataError, SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
+        AddressError, MetadataError, SchemaError, OversizeError, ConfigurationError, LookupNotFoundError: no state is
+        left then.
         """
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
@@ -273,6 +275,7 @@ class SubscriberAdapter:
         )  # fmt: skip
         entries, type_of_template = entries_for(predicate or "", namespaces)
         request = msgspec.structs.replace(request, entries=entries)
+        check_request(request)
         fitness = self._fitness(
             schema, marks, type_name or "", version or "", locations or {}, well_formed=well_formed, validate=validate
         )

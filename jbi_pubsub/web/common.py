@@ -11,7 +11,7 @@ import base64
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -62,6 +62,8 @@ SEQUENCES_MOST: Final = 64
 """Of one of them."""
 CALLS_MOST: Final = 64
 """Calls at once: one that waits for an object holds a thread."""
+KEPT_MOST: Final = 16 << 20
+"""Bytes of all documents, attributes and predicates, that the sequences of these connections keep."""
 IDLE_SECONDS: Final = 120.0
 """How long a connection may be left alone."""
 
@@ -76,6 +78,8 @@ class _Held:
     used: float
     calls: int = 0
     sequences: dict[str, Sequence] = field(default_factory=dict)
+    kept: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Bytes of documents, by sequence and attribute; "" for the predicate."""
 
 
 class Common:
@@ -225,8 +229,10 @@ class Common:
                 del held.sequences[gone], self._of[gone]
         return _sequence(key, new)
 
-    def _destroySequence(self, held: _Held, sequence: Sequence, _: Any, __: None) -> None:  # noqa: N802
+    def _destroySequence(self, held: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> None:  # noqa: N802
         held.connection.destroySequence(sequence)
+        with self.lock:
+            held.kept = {key: size for key, size in held.kept.items() if key[0] != given["sequence"]}
 
     def _getSequenceState(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> SequenceSaid:  # noqa: N802
         return _sequence(given["sequence"], sequence)
@@ -247,13 +253,35 @@ class Common:
         name, version = given["name"], given["version"]
         return Attribute(name, version, sequence.getSequenceAttribute(name, version))
 
-    def _setSequenceAttribute(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document) -> None:  # noqa: N802
-        sequence.setSequenceAttribute(given["name"], given["version"], body.document)
+    def _setSequenceAttribute(  # noqa: N802
+        self, held: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document
+    ) -> None:
+        with self._keeping(held, (given["sequence"], given["name"]), body.document):
+            sequence.setSequenceAttribute(given["name"], given["version"], body.document)
 
-    def _setSequencePredicate(self, _: _Held, sequence: Sequence, __: Any, body: Document) -> None:  # noqa: N802
+    def _setSequencePredicate(self, held: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document) -> None:  # noqa: N802
         if isinstance(sequence, PublisherSequence):
             raise _no_such_call(sequence)
-        sequence.setSequencePredicate(body.document)
+        with self._keeping(held, (given["sequence"], ""), body.document):
+            sequence.setSequencePredicate(body.document)
+
+    @contextlib.contextmanager
+    def _keeping(self, held: _Held, key: tuple[str, str], document: str) -> Iterator[None]:
+        """Around what keeps a document, which counts from then on. Raises BackPressureError."""
+        size = len(document.encode())
+        with self.lock:
+            before = held.kept.get(key, 0)
+            if sum(sum(each.kept.values()) for each in self._held.values()) - before + size > KEPT_MOST:
+                raise BackPressureError(
+                    f"the sequences of these connections keep {KEPT_MOST:,} bytes of documents", hint="Destroy some"
+                )
+            held.kept[key] = size
+        try:
+            yield
+        except BaseException:
+            with self.lock:
+                held.kept[key] = before
+            raise
 
     def _publishInfoObject(  # noqa: N802
         self, _: _Held, sequence: Sequence, given: Mapping[str, Any], body: list[tuple[bytes, bytes]]

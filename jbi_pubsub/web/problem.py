@@ -18,7 +18,7 @@ _STATUS: Final = {
     "metadata": 422, "invariant": 422, "signature": 422, "predicate": 422, "address": 422, "unknown_uid": 404,
     "delegate_not_found": 503, "lookup_not_found": 503, "lease": 503, "lease_denied": 409, "unknown_lease": 410,
     "entry": 422, "incompatible_entry": 409, "study": 500, "wire": 502, "protocol": 502, "wire_timeout": 504,
-    "back_pressure": 429, "demo": 500, "child": 422,
+    "back_pressure": 429, "demo": 500, "child": 503,
     "capi": 500, "capi_permission_denied": 403, "capi_unsupported_version": 400, "capi_version_number": 400,
     "capi_invalid_payload": 400, "capi_invalid_metadata": 422, "capi_object_size": 413, "capi_paused_sequence": 409,
     "capi_sequence_state": 409, "capi_invalid_predicate": 422, "capi_predicate_language": 422,

@@ -23,6 +23,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     AdapterStateError,
+    JbiError,
     LookupNotFoundError,
     UnknownUidError,
     WireError,
@@ -34,7 +35,7 @@ from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
 log = logging.getLogger("jbi_pubsub.lookup")
@@ -51,17 +52,19 @@ class JoinManager:
         secret: str = "",
         own: str = "",
         joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
+        refused: Callable[[str, JbiError], None] = lambda service_id, why: None,  # noqa: ARG005  # nobody wants to know
     ) -> None:
         """`joined(service id, told)` is called when a lookup service has taken an item that it had not, and has told so
-        many others of it. `secret` is what the keys of joined items are made from: the same over restarts for a process
-        that keeps its service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the
-        others.
+        many others of it; `refused(service id, why)` when one has refused an item. `secret` is what the keys of joined
+        items are made from: the same over restarts for a process that keeps its service ids, else a new one. `own` is
+        the id of the lookup service that this is for; it joins the others.
 
         Raises ConfigurationError.
         """
         self._config = config
         self._own = own
         self._on_joined = joined
+        self._on_refused = refused
         self._secret = secret or token_hex(16)
         self._secrets: dict[str, str] = {}
         self._security = config.security()
@@ -134,12 +137,15 @@ class JoinManager:
     def add_lookup_attributes(self, service_id: str, entries: Sequence[EntryRep]) -> None:
         """An administrator adds entries, in every lookup service (Jini's JoinAdmin, LU.2.6).
 
-        Raises UnknownUidError, EntryError (malformed), and AccessDeniedError for service-controlled classes.
+        Raises UnknownUidError, EntryError (malformed), OversizeError, and AccessDeniedError for service-controlled
+        classes.
         """
         item = self._item(service_id)
         self._check_control(service_id, entries)
         added = (*item.entries, *(e for e in entries if e not in item.entries))
-        self._replace(msgspec.structs.replace(item, entries=added))
+        item = msgspec.structs.replace(item, entries=added)
+        BOUNDS.check("item", item)
+        self._replace(item)
 
     def remove_lookup_attributes(self, service_id: str, templates: Sequence[EntryRep]) -> int:
         """An administrator removes the entries that match any of the templates; how many. Raises as above."""
@@ -191,11 +197,20 @@ class JoinManager:
     def wait_joined(self, service_id: str, timeout: float) -> int:
         """Number of lookup services that hold the item as it is now, as soon as all that are connected do.
 
-        Raises LookupNotFoundError when none does within `timeout` seconds.
+        Raises LookupNotFoundError when none answers within `timeout` seconds, and what one refused it with when none
+        holds it.
         """
         with self._changed:
             item = self._items.get(service_id)
-        return self._wait(lambda session: item is not None and session.holds(item), timeout)
+        if item is None:
+            raise UnknownUidError(f"no service {service_id} of this process", uid=service_id)
+        self._wait(lambda session: session.holds(item) or session.refusal(item) is not None, timeout)
+        sessions = self.sessions()
+        held = sum(session.holds(item) for session in sessions)
+        refusals = [why for session in sessions if (why := session.refusal(item)) is not None]
+        if not held and refusals:
+            raise refusals[0]
+        return held
 
     def wait_watching(self, cache: LookupCache, timeout: float) -> int:
         """Number of lookup services that feed `cache`, as soon as all that are connected do.
@@ -317,6 +332,7 @@ class JoinManager:
             away=lambda: self._is_away(registrar_id),
             progress=self._progress,
             joined=self._on_joined,
+            refused=self._on_refused,
             key=lambda service_id: self._key(service_id, registrar_id),
         )
         made.want(self._items, self._caches)

@@ -92,6 +92,7 @@ class _Joined:
 @dataclass(slots=True)
 class _Refused:
     wanted: object  # the item, or the watcher
+    why: JbiError
     pause: float
     again: float  # monotonic seconds
 
@@ -121,6 +122,7 @@ class RegistrarSession:
         away: Callable[[], None],
         progress: Callable[[], None] = lambda: None,
         joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
+        refused: Callable[[str, JbiError], None] = lambda service_id, why: None,  # noqa: ARG005  # nobody wants to know
         compression: str = "none",
         key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
@@ -129,13 +131,14 @@ class RegistrarSession:
 
         `away` is called on each failure: another lookup service may answer there now; `progress` when what `holds`,
         `watches` or `connected` say may have changed; `joined` when an item is registered that was not, with how many
-        others the lookup service has told of it. `key` gives what an item (by
-        its service id) is registered with here, so that nobody else can replace it.
+        others the lookup service has told of it; `refused` when one is refused that was not. `key` gives what an item
+        (by its service id) is registered with here, so that nobody else can replace it.
         """
         self._key = key
         self._away = away
         self._progress = progress
         self._on_joined = joined
+        self._on_refused = refused
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
@@ -220,6 +223,11 @@ class RegistrarSession:
         with self._changed:
             joined = self._joined.get(item.service_id)
             return joined is not None and joined.item == item
+
+    def refusal(self, item: ServiceItem) -> JbiError | None:
+        """Why this very item is refused there, if it is."""
+        refused = self._refused.get(item.service_id)
+        return refused.why if refused is not None and refused.wanted == item else None
 
     def watches(self, watcher: Watcher) -> bool:
         """Whether the watcher has been brought to what is there, and is told of what changes."""
@@ -347,6 +355,8 @@ class RegistrarSession:
         except JbiError as exc:
             if self._refuse(item.service_id, item, exc):
                 log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
+                self._on_refused(item.service_id, exc)
+                self._progress()
             return
         self._refused.pop(item.service_id, None)
         with self._changed:
@@ -387,7 +397,7 @@ class RegistrarSession:
             raise why
         before = self._refused.get(key)
         pause = min(2 * before.pause, REFUSED_MOST) if before else self._probe
-        self._refused[key] = _Refused(wanted, pause, time.monotonic() + pause)
+        self._refused[key] = _Refused(wanted, why, pause, time.monotonic() + pause)
         return before is None
 
     def _resync(self, key: int, watcher: Watcher) -> None:

@@ -15,7 +15,7 @@ from jbi_pubsub.codegen.opening import Opener
 from jbi_pubsub.codegen.repository import TypeRepository, open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.child import Allowance, Children, Limits
-from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 
 TIGHT = Limits(seconds=2.0, memory=256 << 20)
@@ -90,7 +90,7 @@ def test_a_stranger_with_many_costly_schemas_is_put_off_and_the_others_are_not()
     # When a stranger comes with one costly schema after the other
     refusals = []
     for levels in range(40, 43):
-        with pytest.raises(SchemaError) as refused:
+        with pytest.raises((SchemaError, ChildError)) as refused:
             opener.open(doubling_groups(levels), caller="stranger")
         refusals.append(refused.value.facts.get("cause"))
     # Expect all but the first to be refused without a look, and an honest one to be served
@@ -165,3 +165,78 @@ def test_the_cache_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / f"{number}.type").write_bytes(b"old")
     Opener().open(schema(GOOD), cache_dir=tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def _at_work() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "core.child" in " ".join(each.cmdline())]
+
+
+class Killed(Children):
+    """Children of which the first ones are ended from outside."""
+
+    def __init__(self, count: int, eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "core"))
+        self.eventually = eventually
+        self.count = count
+        self.begun = 0
+
+    def run(self, function: str, data: bytes, **options: Any) -> bytes:
+        self.begun += 1
+        if self.begun > self.count:
+            return super().run(function, data, **options)
+
+        def kill() -> None:
+            self.eventually(_at_work)[0].kill()
+
+        with ThreadPoolExecutor(1) as pool:
+            killing = pool.submit(kill)
+            try:
+                return super().run("child_work:rest", b"60", **options)
+            finally:
+                killing.result()
+
+
+def test_a_child_that_is_killed_once_is_not_noticed(eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a good schema, when its child is ended from outside, then another one opens it."""
+    children = Killed(1, eventually, monkeypatch)
+    assert Opener(children=children).open(schema(GOOD)).model.root == "r"
+    assert children.begun == 2
+
+
+def test_what_was_ended_from_outside_is_no_verdict_on_the_schema(
+    eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a good schema, when all its children are ended from outside, then it has to wait, and is opened when they
+    are not any more; nobody says that something is wrong with it."""
+    opener = Opener(children=Killed(2, eventually, monkeypatch))
+    with pytest.raises(ChildError, match="has to wait: ended its process by signal 9") as told:
+        opener.open(schema(GOOD))
+    assert not told.value.is_final
+    assert told.value.hint == "Try again"
+    assert opener.open(schema(GOOD)).model.root == "r"
+
+
+def test_who_comes_with_a_schema_that_another_has_no_time_left_for_has_it_opened() -> None:
+    """Given somebody who has used up its time, whoever comes with the same schema at the same moment is served."""
+    come = threading.Barrier(2)
+
+    class Slow(Children):
+        def run(self, function: str, data: bytes, *, caller: str = "", **options: Any) -> bytes:
+            if caller == "stranger":
+                come.wait()
+                time.sleep(0.2)  # the other one waits for us by then, or comes for itself
+                raise ChildError("stranger used up the time", cause="allowance")
+            return super().run(function, data, caller=caller, **options)
+
+    opener, bundle = Opener(children=Slow()), schema(GOOD)
+
+    def honest() -> str:
+        come.wait()
+        return opener.open(bundle, caller="honest").model.root
+
+    with ThreadPoolExecutor(2) as pool:
+        refused, served = pool.submit(opener.open, bundle, caller="stranger"), pool.submit(honest)
+        assert served.result() == "r"
+        with pytest.raises(ChildError, match="has to wait: stranger"):
+            refused.result()

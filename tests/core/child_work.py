@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -52,3 +53,7 @@ def pid(data: bytes) -> bytes:
     Path(data.decode()).write_text(f"{os.getpid()} ", encoding="ascii")
     threading.Event().wait()
     return b""
+
+
+def full(_data: bytes) -> bytes:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -60,16 +60,32 @@ def test_time_and_memory_have_an_end_and_what_goes_wrong_is_said() -> None:
     assert cause(children, "spin") == ("seconds", "takes more than 0.3 s")
     assert cause(children, "grow") == ("memory", "takes more than 256 MiB of memory")
     assert cause(children, "crash")[0] == "crash"
-    assert cause(children, "fail") == ("crash", "ended its process by status 1: ValueError: that was not expected")
-    assert cause(children, "no_such_function")[0] == "crash"
+    unexpected = "met an exception that nobody expected: ValueError: that was not expected"
+    assert cause(children, "fail") == ("exception", unexpected)
+    assert cause(children, "no_such_function")[0] == "exception"
 
 
 @pytest.mark.slow
 def test_the_clock_ends_a_child_that_only_waits() -> None:
-    assert cause(Children(), "rest", b"60") == (
-        "seconds",
-        f"takes more than 0.3 s within {SOON.deadline} s by the clock",
-    )
+    assert cause(Children(), "rest", b"60") == ("outside", f"did not end within {SOON.deadline} s by the clock")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_killed_from_outside_is_no_verdict_on_the_work(number: signal.Signals, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(cause, Children(), "pid", str(note).encode(), limits=Limits(20.0))
+        eventually(lambda: note.exists() and note.read_text().endswith(" "))
+        os.kill(int(note.read_text()), number)
+        assert ended.result() == ("outside", f"ended its process by signal {number}")
+
+
+def test_who_can_not_begin_or_meets_a_full_disk_is_no_verdict_on_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cause(Children(), "full") == ("outside", "was hindered: [Errno 28] No space left on device")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert cause(Children(), "echo")[0] == "outside"
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert cause(Children(), "echo") == ("outside", "ended its process by status 1")
 
 
 def test_a_child_gets_none_of_the_secrets_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
 from jbi_pubsub.lookup.client.session import RegistrarSession, _Watched
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceMatches, ServiceTemplate
+from jbi_pubsub.lookup.item import ALL_TRANSITIONS, BOUNDS, ServiceItem, ServiceMatches, ServiceTemplate
 from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits
 
 COLOUR = define("Colour", {"name": str, "note": str})
@@ -250,7 +250,7 @@ class TestPages:
                 break
             after = page.after
         assert len(found) == 600
-        assert max(sizes) < PAGE_BYTES + 65_536 + 1000
+        assert max(sizes) < PAGE_BYTES + BOUNDS.item_bytes + 1000
         assert min(sizes[:-1]) > PAGE_BYTES // 2
 
     def test_the_own_item_keeps_its_place_and_counts_with_what_it_is_now(self):

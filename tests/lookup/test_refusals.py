@@ -159,7 +159,7 @@ def test_a_watcher_whose_class_comes_in_another_generation_later(
 
 
 def test_entries_that_are_too_large(registrar: RegistrarProxy) -> None:
-    long, many = colour("x" * 70_000), tuple(colour(str(number)) for number in range(300))
+    long, many = colour("x" * 300_000), tuple(colour(str(number)) for number in range(1_100))
     got = registrar.register(item("one"), 60.0)
     for call in (
         lambda: registrar.register(item("two", long), 60.0),

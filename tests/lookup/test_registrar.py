@@ -502,7 +502,7 @@ class TestLimits:
         ):
             with pytest.raises(OversizeError):
                 call()
-        with pytest.raises(OversizeError, match="each class of its lineage"):
+        with pytest.raises(OversizeError, match="values, each counted for each class"):
             registrar.register(item("q", EntryRep(ANCIENT, ("x",) * 20)), 60.0, NOW)
         assert registrar.lookup(template(), NOW).entries == ()
 

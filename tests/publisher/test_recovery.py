@@ -84,6 +84,34 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     assert subscriber.receive(uid, 60.0).platform.sequence == 2
 
 
+def test_a_publisher_whose_only_registration_is_refused_for_good_is_told(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    """Given a publisher that a delegate has forgotten, when it refuses the registration until somebody mends something,
+    then whoever publishes hears the reason, and goes on when that is mended."""
+    pad, publisher = federation.pad(), federation.light()
+    registration = figures.register(publisher)
+    register = DelegateProxy.register
+
+    def refuses(proxy: DelegateProxy, *arguments: Any) -> Registered:
+        raise OversizeError("too many of them", hint="Take fewer")
+
+    monkeypatch.setattr(DelegateProxy, "register", refuses)
+    _forget(pad)
+
+    def why() -> str:
+        try:
+            publisher.publish(registration, figures.figure_1)
+        except WireError as exc:
+            return str(exc)
+        return ""
+
+    assert "too many of them" in eventually(why)
+    monkeypatch.setattr(DelegateProxy, "register", register)
+    eventually(lambda: not why())
+    publisher.flush(60.0)
+
+
 def _of_several(federation: Any, figures: Any, count: int) -> tuple[Any, Any, list[str]]:
     """A delegate, and a publisher with so many registrations by one connection."""
     pad = federation.pad()

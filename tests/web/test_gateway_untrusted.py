@@ -18,7 +18,7 @@ import pytest
 from jbi_pubsub.core import spool
 from jbi_pubsub.core.errors import BackPressureError, OversizeError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
-from jbi_pubsub.web import feeds, gateway
+from jbi_pubsub.web import common, feeds, gateway
 from jbi_pubsub.web.feeds import Feed, Feeds
 from jbi_pubsub.web.operations import objects_in
 
@@ -266,6 +266,34 @@ def test_sequences_of_one_connection_may_be_made_at_once(reached: Callable[..., 
     at = f"/connections/{made}/repository"
     said = post(at, kind="property", type="report", name="n", value_base64="\xe9")
     assert (said.status, said.json()["code"]) == (400, "argument")
+
+
+def test_what_sequences_keep_is_bounded_together(reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given documents up to what one user's sequences may keep, more are refused until a sequence is destroyed; one
+    that takes another's place, or was not taken, counts once, or not."""
+    monkeypatch.setattr(common, "KEPT_MOST", 300_000)
+    it = reached(archive=False)
+    json_ = {"Content_Type": "application/json"}
+
+    def said(method: str, path: str, **body: str) -> Any:
+        return it.ask(method, f"/v1/capi{path}", json.dumps(body).encode() if body else None, **(json_ if body else {}))
+
+    made = said("POST", "/connections", name="c").json()["connection"]
+    assert said("POST", f"/connections/{made}/connect").status == 204
+    asked = {"kind": "subscriber", "type": "report", "version": "1.0"}
+    one, two = (said("POST", f"/connections/{made}/sequences", **asked).json()["sequence"] for _ in range(2))
+
+    def set_predicate(sequence: str, expression: str, padding: int = 160_000) -> int:
+        parts = "<predicateType>XPath</predicateType>" + f"<predicateInstance>{expression}</predicateInstance>"
+        document = f"<predicate>{parts}{' ' * padding}</predicate>"
+        return int(said("PUT", f"/sequences/{sequence}/predicate", document=document).status)
+
+    assert set_predicate(one, "/a") == set_predicate(one, "/b") == 204
+    assert set_predicate(two, "/a") == 429
+    assert set_predicate(two, "/a[", 100_000) == 422
+    assert set_predicate(two, "/a", 100_000) == 204
+    assert said("DELETE", f"/connections/{made}/sequences/{one}").status == 204
+    assert set_predicate(two, "/a") == 204
 
 
 def test_what_is_no_http_is_told_as_all_errors_and_ends_what_is_under_way(

@@ -149,6 +149,11 @@ class Caller:
             object.__setattr__(self, "claimed", False)
 
     @property
+    def peer(self) -> str:
+        """Whose shares are used: its identity's, else those of the host that it is at, as places at a port are."""
+        return self.identity or self.place.peer or self.address.rpartition(":")[0]
+
+    @property
     def holder(self) -> str:
         """Of its certificate (`x509.Certificate.holder`), "" without TLS."""
         return self.place.holder

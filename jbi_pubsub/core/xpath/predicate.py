@@ -272,6 +272,20 @@ def languages() -> tuple[str, ...]:
     return tuple(sorted({XPATH, *_languages, *installed}))
 
 
+def compiler_of(language: str, argument: str = "language") -> Compiler:
+    """That of a further language. Raises PredicateError for one that is not known here."""
+    compiler = _languages.get(language) or cast("Compiler | None", plugins.find("language", language))
+    if compiler is None:
+        raise PredicateError(
+            f"{argument}: unknown predicate language {language[:MAX_SHOWN]!r}",
+            hint=f"Known: {', '.join(languages())}",
+            argument=argument,
+            expression="",
+            position=0,
+        )
+    return compiler
+
+
 def compile_predicate(
     expression: str,
     *,
@@ -408,17 +422,8 @@ MAX_SHOWN: Final = 100
 
 
 def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str, argument: str) -> Predicate:
-    compiler = _languages.get(language) or cast("Compiler | None", plugins.find("language", language))
-    if compiler is None:
-        raise PredicateError(
-            f"{argument}: unknown predicate language {language!r}",
-            hint=f"Known: {', '.join(languages())}",
-            argument=argument,
-            expression=expression,
-            position=0,
-        )
     try:
-        evaluator = compiler(expression, dict(bound))
+        evaluator = compiler_of(language, argument)(expression, dict(bound))
     except PredicateError:
         raise
     except FOREIGN_ERRORS as exc:
