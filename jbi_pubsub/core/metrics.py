@@ -3,8 +3,9 @@
 A server says what it knows as `Sample` values when it is asked; nothing is counted twice. What of its threads' steps
 has failed (`core.guard`) is told beside it.
 
-One thread answers, one request after the other, of CONNECTIONS_MOST connections at most: the oldest gives way. Each has
-one request, of REQUEST_BYTES within REQUEST_SECONDS, and one answer within ANSWER_SECONDS.
+One thread answers, one request after the other, of CONNECTIONS_MOST connections at most: the oldest of the peer that
+has the most gives way. Each has one request, of REQUEST_BYTES within REQUEST_SECONDS, and one answer within
+ANSWER_SECONDS.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from .errors import PortInUseError
 from .guard import faults, guarded
+from .wire.places import Place, peer_of, room
 
 log = logging.getLogger("jbi_pubsub.metrics")
 
@@ -65,8 +67,8 @@ class MetricsServer:
                 port=port,
             ) from exc
         self.port = int(self._listener.getsockname()[1])
-        self._writers: dict[asyncio.StreamWriter, None] = {}
-        """Open connections, the oldest first; of the thread alone."""
+        self._writers: dict[asyncio.StreamWriter, Place] = {}
+        """Open connections; of the thread alone."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=f"metrics-{self.port}", daemon=True)
@@ -90,11 +92,11 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= CONNECTIONS_MOST:
-            oldest = next(iter(self._writers))
+        peer = peer_of((writer.get_extra_info("peername") or ("",))[0])
+        for oldest in room(self._writers, peer, CONNECTIONS_MOST) or ():
             del self._writers[oldest]
             oldest.transport.abort()
-        self._writers[writer] = None
+        self._writers[writer] = Place(peer)
         with guarded("metrics"):
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):

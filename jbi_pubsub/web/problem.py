@@ -9,6 +9,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ErrorReport, Fact, JbiError, rebuild
 
+PROBLEM: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
 """What a client is to wait that was told 429 or 503."""
 

@@ -97,6 +97,20 @@ def test_half_requests_hold_no_threads_and_keep_nobody_out(shown: Shown, eventua
         assert heard(halves[0]) == ("", "")
 
 
+def test_a_crowd_from_one_address_ends_no_connection_of_another(shown: Shown) -> None:
+    with ExitStack() as stack:
+        # Given somebody who is slow, and a stranger who connects more often than there are places
+        slow = stack.enter_context(shown.connect())
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
+        for _ in range(3 * CONNECTIONS_MOST):
+            address = "127.0.0.1", shown.server.port
+            stack.enter_context(socket.create_connection(address, 5.0, source_address=("127.0.0.2", 0)))
+        # Expect the slow one to have its answer
+        assert shown.values()[("jbi_things", ())] == 7
+        slow.sendall(b"\r\n")
+        assert heard(slow)[0] == "200 OK"
+
+
 def test_half_a_request_and_a_large_one_end_by_themselves(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.05)
     with shown.connect() as half:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -278,3 +279,22 @@ def test_who_is_out_does_not_wait_for_what_others_have_left(
     finally:
         release.set()
     stream.close()
+
+
+def test_slow_bodies_of_a_user_keep_no_other_out(
+    reached: Callable[..., Any], policy: Path, users: str, eventually: Callable[..., Any]
+) -> None:
+    # Given a user who begins 400 bodies, from two hosts
+    it = reached(archive=False, policy=str(policy), users=users)
+    head = f"POST {ANY} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {ALICE}\r\nContent-Type: text/xml\r\n"
+    address = "127.0.0.1", it.gateway.port
+    with contextlib.ExitStack() as stack:
+        for number in range(400):
+            host = f"127.0.0.{2 + number % 2}"
+            made = stack.enter_context(socket.create_connection(address, 20.0, source_address=(host, 0)))
+            made.sendall(f"{head}Content-Length: 9\r\n\r\n<".encode())
+        # Expect the user to have a share of the places, and others to be let in, from the same host as well
+        eventually(lambda: len(it.gateway.connections) >= 192)
+        assert [it.ask("GET", "/v1/types", Authorization=BOB).status for _ in range(20)] == [200] * 20
+        eventually(lambda: {each.place.peer for each in it.gateway.connections._open.values()} <= {"user alice"})
+        assert len(it.gateway.connections) <= 192
