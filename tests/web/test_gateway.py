@@ -209,9 +209,10 @@ def test_bad_requests_are_told_what_is_wrong(reached: Callable[..., Any]) -> Non
         ("POST", f"{TYPE}/objects?validate=maybe", part % b"metadata", form, 400, "argument"),
         ("POST", f"{TYPE}/objects?validate=false", b"<a", {"Content_Type": "application/xml"}, 422, "metadata"),
         ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "application/json"}, 400, "argument"),
+        ("POST", "/v1/capi/connections", b'{"name": ""}', {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b"[" * 100_000, {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "text/plain"}, 400, "argument"),
-        ("POST", "/v1/capi/connections/x/connect", None, {}, 502, "capi_connection"),
+        ("POST", "/v1/capi/connections/x/connect", None, {}, 409, "capi_connection"),
         ("GET", "/v1/capi/sequences/x", None, {}, 409, "capi_sequence_state"),
     ):
         said = it.ask(method, path, body, **headers)
