@@ -294,6 +294,7 @@ class DuckIndex:
             "lock_configuration": True,
         }
         self._connection = self._duckdb.connect(str(self._folder / NAME), config=settings)
+        (self._folder / NAME).chmod(0o600)  # it makes it as the umask says; the folder is nobody else's
 
     def _load(self) -> None:
         run = self._connection

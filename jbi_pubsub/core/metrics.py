@@ -23,8 +23,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .errors import PortInUseError
+from .access import AccessPolicy, Subject, demand
+from .config import MetricsSection
+from .errors import AccessDeniedError, PortInUseError
 from .guard import faults, guarded
+from .hosts import is_ours, names_of
+from .wire.endpoint import Caller
 from .wire.places import Place, peer_of, room
 
 log = logging.getLogger("jbi_pubsub.metrics")
@@ -49,10 +53,15 @@ class Sample(NamedTuple):
 
 
 class MetricsServer:
-    """Answers GET /metrics on `host`:`port` (0 takes a free port) with what `collect` returns, each time anew."""
+    """Answers GET /metrics on host and port of its section with what `collect` returns, each time anew."""
 
-    def __init__(self, host: str, port: int, collect: Callable[[], Iterable[Sample]]) -> None:
-        """Listens at once. Raises PortInUseError."""
+    def __init__(
+        self, section: MetricsSection, collect: Callable[[], Iterable[Sample]], access: AccessPolicy | None = None
+    ) -> None:
+        """Listens at once; answers who has `status`, of an address. Raises PortInUseError."""
+        host, port = section.host, section.port
+        self._access = access
+        self._names = names_of((host, socket.gethostname(), *section.names))
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(collect))
         try:
@@ -92,7 +101,8 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = peer_of((writer.get_extra_info("peername") or ("",))[0])
+        host, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+        peer = peer_of(host)
         for oldest in room(self._writers, peer, CONNECTIONS_MOST) or ():
             del self._writers[oldest]
             oldest.transport.abort()
@@ -102,7 +112,7 @@ class MetricsServer:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     head = await reader.readuntil(b"\r\n\r\n")
                 writer.transport.set_write_buffer_limits(0)  # drained is sent
-                writer.write(self._answer(head))
+                writer.write(self._answer(head, Caller(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")))
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
             except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
@@ -111,10 +121,18 @@ class MetricsServer:
         self._writers.pop(writer, None)
         writer.close()
 
-    def _answer(self, head: bytes) -> bytes:
+    def _answer(self, head: bytes, caller: Caller) -> bytes:
         line, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
+        hosts = [each.partition(":")[2].strip() for each in lines if each[:5].lower() == "host:"]
+        if len(hosts) > 1 or not all(is_ours(host, self._names) for host in hosts):
+            return _response("403 Forbidden", b"Not by that name: see [metrics] names\n")
+        if self._access is not None:
+            try:
+                demand(self._access, caller, ("status", Subject()))
+            except AccessDeniedError as exc:
+                return _response("403 Forbidden", f"{exc.message}\n".encode())
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"GET /metrics\n")
         if path not in ("/", "/metrics"):

@@ -19,6 +19,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -40,14 +41,15 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.history import MAX_POSITION
+from jbi_pubsub.core.hosts import is_ours, names_of
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
-from jbi_pubsub.core.wire.places import Shares, peer_of, share_of
+from jbi_pubsub.core.wire.places import Shares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.owner import user_secret
 
 from .feeds import Event, Feed
-from .gate import Receive, Scope, Send, headers_of, is_ours
+from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .listing import OPERATIONS, Counted, Found, LossSaid, Next, ObjectSaid, Published, Subscribed, TypeSaid, TypesSaid
 from .operations import JSON, MULTIPART, Operation, Table, objects_in, read
@@ -106,11 +108,7 @@ class Gateway(HttpServer):
             raise ConfigurationError("[gateway] delegate is no pair", hint='For example delegate = ["alpha", "rome"]')
         token = user_secret(section.token, "the gateway's token", "[gateway] token") if section.token else ""
         super().__init__(config, section.host, section.port, section="gateway", ended=ended)
-        self._names = {
-            "localhost",
-            *(n.casefold().rstrip(".") for n in (section.host, socket.gethostname(), *section.names)),
-        }
-        self._names.discard("")
+        self._names = names_of((section.host, socket.gethostname(), *section.names))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jbi-gateway-call")
         self._calls = Shares(WAITING_MOST, "too many calls are under way here")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -158,7 +156,8 @@ class Gateway(HttpServer):
         does."""
         with self._calls.held(peer):
             async with self._turns.setdefault(peer, asyncio.Semaphore(share_of(THREADS))):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                run = copy_context().run
+                return await asyncio.get_running_loop().run_in_executor(self._threads, run, work)
 
     # -- one request --------------------------------------------------------------------------------------------
 
@@ -203,6 +202,7 @@ class Gateway(HttpServer):
         self._let_in(headers)
         guest, caller = await self._guest(headers, scope)
         self.connections.called(scope["client"], guest.user)
+        asked_by.set(caller.place.peer)
         with guest.in_use():
             return await self._done(guest, caller, scope, headers, receive, send)
 
@@ -470,7 +470,8 @@ class Gateway(HttpServer):
         return Reply(200, payload, ((b"content-disposition", b"attachment"),), b"application/octet-stream")
 
     async def _types(self, asked: Asked) -> Reply:
-        found = await self.call(lambda: asked.guest.subscriber().types(), asked.peer)
+        known = await self.call(lambda: asked.guest.subscriber().types(), asked.peer)
+        found = self.guests.seen(asked.caller, known)
         return Reply(200, _encode(TypesSaid(tuple(TypeSaid(each.name, each.version) for each in found))))
 
     async def _say_document(self, _asked: Asked) -> Reply:
@@ -521,6 +522,9 @@ class _Gathering(InTime, HttpToolsProtocol):
         self._unread = 0
         if len(self.pipeline) >= PIPELINED_MOST or not any(name == b"host" for name, _ in self.headers):
             raise ValueError("too many requests, or no host")
+        if not self.url.startswith((b"/", b"*")):  # RFC 9112, section 3.2.2: this host counts, whatever the header says
+            meant = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+            self.headers[:] = [(name, meant if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

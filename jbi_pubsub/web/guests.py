@@ -15,7 +15,7 @@ import binascii
 import hmac
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -24,10 +24,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jbi_pubsub.capi.connection import Share
-from jbi_pubsub.core.access import Accounts, Subject, demand, denied
+from jbi_pubsub.core.access import Accounts, Action, Subject, demand, denied
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place, Shares, peer_of
 from jbi_pubsub.pad.stages import access_of
@@ -188,6 +189,14 @@ class Guests:
         known = [t.name for t in guest.subscriber().types() if name and t.name.rpartition(".")[2] == name]
         subjects = [Subject(each, version, some=not (each and version)) for each in (name, *known)]
         demand(self._access, caller, *(("subscribe", each) for each in subjects))
+
+    def seen(self, caller: Caller, types: Iterable[TypeName]) -> list[TypeName]:
+        """Those of which the gateway's rules let him have or publish something: others are not named to him."""
+        access = self._access
+        if access is None:
+            return list(types)
+        actions: tuple[Action, ...] = ("subscribe", "query", "publish")
+        return [t for t in types if any(access.allow(caller, each, Subject(t.name, t.version)) for each in actions)]
 
     async def dismiss(self) -> None:
         """End users who do nothing, and those who are not to be here any more. Waits for nobody."""

@@ -396,6 +396,28 @@ def test_a_request_of_two_hosts_is_none(reached: Callable[..., Any]) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://evil.example/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET http://evil@localhost/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET http://evil.example?/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET /v1/types HTTP/1.1\r\nHost: evil@localhost",
+        b"GET /v1/types HTTP/1.1\r\nHost: localhost/evil",
+        b"GET /v1/types HTTP/1.1\r\nHost: evil.example#@localhost",
+    ],
+)
+def test_a_foreign_host_is_refused_in_whatever_form(reached: Callable[..., Any], head: bytes) -> None:
+    it = reached(archive=False)
+    with socket.create_connection(("127.0.0.1", it.gateway.port), timeout=20) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(12) in (b"HTTP/1.1 403", b"HTTP/1.1 400")
+    # Expect the absolute form of our own to be as good as any
+    with socket.create_connection(("127.0.0.1", it.gateway.port), timeout=20) as connection:
+        connection.sendall(b"GET http://localhost/v1/types HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def test_a_large_payload_is_read_where_nobody_waits_for_it(
     reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,3 +298,28 @@ def test_slow_bodies_of_a_user_keep_no_other_out(
         assert [it.ask("GET", "/v1/types", Authorization=BOB).status for _ in range(20)] == [200] * 20
         eventually(lambda: {each.place.peer for each in it.gateway.connections._open.values()} <= {"user alice"})
         assert len(it.gateway.connections) <= 192
+
+
+def test_types_that_a_user_may_not_have_are_not_named_to_him(
+    reached: Callable[..., Any], users: str, policy: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given two types with archived objects, of which bob may have neither published nor read one
+    policy.write_text(
+        '[[access]]\nuser = "alice"\n\n[[access]]\nuser = "bob"\naction = ["connect", "query"]\ntype = "report"\n'
+        '\n[[access]]\naddress = "127.0.0.0/8"\nuser = ""\naction = ["connect", "peer"]\n'
+    )
+    it = reached(users=users, policy=str(policy))
+    for name in ("report", "secret"):
+        at = f"/v1/types/{name}/1.0/objects?wait=20&validate=false&persist=true"
+        assert it.ask("POST", at, REPORT, Content_Type="application/xml", Authorization=ALICE).status == 201
+    eventually(lambda: b"secret" in it.ask("GET", "/v1/types", Authorization=ALICE).body)
+    eventually(lambda: b"report" in it.ask("GET", "/v1/types", Authorization=BOB).body)
+    # Expect him to be told of what is his to have alone: by a list, a query of all, and of what is not there
+    asked = [
+        it.ask("GET", path, Authorization=BOB)
+        for path in ("/v1/types", "/v1/types/*/*/query", "/v1/types/sekret/1.0/query", "/v1/types/*/*/count")
+    ]
+    assert [each["type"] for each in asked[0].json()["types"]] == ["report"]
+    assert len(asked[1].json()["objects"]) == 1, asked[1].body
+    assert asked[2].status in (403, 404)
+    assert not any(b"secret" in each.body for each in asked)

@@ -116,6 +116,7 @@ def test_the_printed_address_lets_one_browser_in(server: WebServer) -> None:
         {"Host": "localhost.evil.example"},
         {"Host": ""},
         {"Host": "[::1"},
+        {"Host": "evil@localhost"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:1"},  # another port of this host is another origin

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from jbi_pubsub.core.errors import BackPressureError
 
@@ -123,6 +126,22 @@ class Shares:
             yield
         finally:
             self.give(peer, amount)
+
+
+asked_by: Final = ContextVar("asked_by", default="")
+"""The peer for whom this thread or task works; "" for ourselves."""
+_guard: Final = threading.Lock()  # covers _turns
+_turns: Final[WeakValueDictionary[str, threading.Lock]] = WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """While something is done that takes its time, but not long: one after the other for each peer, so that who asks by
+    many threads gets no more of the processor than who asks by one."""
+    with _guard:
+        turn = _turns.setdefault(asked_by.get(), threading.Lock())
+    with turn:
+        yield
 
 
 def peer_of(host: str) -> str:
