@@ -231,7 +231,8 @@ METRICS: Final = """\
 
 `jbi lookup --metrics-port 9100` and `jbi pad NAME LOCATION --metrics-port 9101` (or `[metrics] port`, which is for RTIs
 and bridges between federations as well) serve Prometheus metrics at `/metrics`, on loopback unless `[metrics] host` says
-otherwise. Everything is read when it is asked for; nothing is counted twice. Counters go on counting when whom they
+otherwise. `Host` must be an address, `localhost`, this host's name or of `[metrics] names`; with a [policy](access.md)
+whoever asks needs `status`, by his address. Everything is read when it is asked for; nothing is counted twice. Counters go on counting when whom they
 counted for has left.
 
 ```toml

@@ -276,7 +276,7 @@ class LookupServer:
         self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
         metrics = config.metrics
         try:
-            self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+            self.metrics = MetricsServer(metrics, self.samples, self.access) if metrics.port >= 0 else None
         except PortInUseError:
             self._endpoint.stop()
             raise

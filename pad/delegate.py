@@ -49,8 +49,9 @@ from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, unmanaged
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Caller, Place
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import TemplateIndex

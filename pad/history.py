@@ -121,7 +121,7 @@ Contracting = Callable[[Caller | None, TypeName, Wish], tuple[Contract | None, G
 
 
 class Asked(NamedTuple):
-    """What a caller may ask, and which types are left out of it."""
+    """What a caller may ask, and what is left out of it, in his own words."""
 
     query: Query
     left_out: tuple[str, ...]
@@ -314,7 +314,7 @@ class History:
         feed = self._feeds.get((session_id, number))
         if feed is None:
             raise UnknownUidError(f"no query {number} of this session is open", number=number)
-        return feed.told or feed.results.progress()
+        return feed.told or _seen(feed.results.progress(), feed.asked)
 
     def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
         """See HistoryProxy.count."""
@@ -366,7 +366,7 @@ class History:
 
     def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
         """See HistoryProxy.explain_query."""
-        asked = self._asked(request, caller)
+        asked = self._asked(request, caller, apart=True)
         if not asked.query.scopes:
             nothing = Explanation(steps=(), objects=0, not_indexed=0, is_exact=True, seconds=0.0)
             return Explained(nothing, asked.left_out)
@@ -482,7 +482,7 @@ class History:
         if start.kind == "new":
             return here
         self._archive.wait_synced(here)
-        scopes, _ = self._scopes(QueryRequest(entries=durable.entries), caller, "subscribe")
+        scopes, *_ = self._scopes(QueryRequest(entries=durable.entries), caller, "subscribe")
         query = Query(scopes=scopes, up_to=here, order="newest", limit=1)
         if start.kind == "since":
             query = msgspec.structs.replace(query, until=max(0.0, math.nextafter(start.since, 0.0)))
@@ -595,49 +595,59 @@ class History:
         )
         return compile_subscription(terms, owner=session.session_id, number=self._numbers())
 
-    def _asked(self, request: QueryRequest, caller: Caller | None) -> Asked:
-        """What that is for this caller, over all that is on disk by now. Raises AccessDeniedError, PredicateError,
-        ConfigurationError, EntryError, StorageError."""
+    def _asked(self, request: QueryRequest, caller: Caller | None, *, apart: bool = False) -> Asked:
+        """What that is for this caller, over all that is on disk by now; `apart` as in `_scopes`. Raises
+        AccessDeniedError, PredicateError, ConfigurationError, EntryError, StorageError."""
         check_query(request)
         if caller is not None:
             subject = Subject(request.type, request.version, some=not (request.type and request.version))
             demand(self._access, caller, ("connect", Subject()))
             demand(self._access, caller, ("query", subject))
         up_to = min(request.up_to, self._archive.keeping.synced)
-        scopes, left_out = self._scopes(request, caller, "query")
+        scopes, left_out, is_narrowed = self._scopes(request, caller, "query", apart=apart)
         if left_out and not scopes and caller is not None:
             raise denied(caller, "query", Subject(request.type, request.version))
         query = Query(
             scopes=scopes, after=min(request.after, up_to), up_to=up_to, since=request.since, until=request.until,
             by_receipt=request.by_receipt, least_payload=request.least_payload, most_payload=request.most_payload,
             object_ids=request.object_ids, latest_by=request.latest_by, order=request.order, limit=request.limit,
+            is_narrowed=is_narrowed,
         )  # fmt: skip
         return Asked(query, left_out)
 
     def _scopes(
-        self, request: QueryRequest, caller: Caller | None, action: Action
-    ) -> tuple[tuple[Scope, ...], tuple[str, ...]]:
-        """The types that the caller may read something of, with what; and those that he may not."""
+        self, request: QueryRequest, caller: Caller | None, action: Action, *, apart: bool = False
+    ) -> tuple[tuple[Scope, ...], tuple[str, ...], bool]:
+        """The types that the caller may read something of, with what; what is left out, in his own words, as he is not
+        told which types there are that he may not read; and whether rules hide anything. `apart`: what they let him
+        have stands beside what he asks for."""
         scopes: list[Scope] = []
-        left_out: list[str] = []
+        left_out: tuple[str, ...] = ()
+        is_narrowed = False
         for type_, uids in self._wanted(request).items():
             is_combined = request.view == "combined" and bool(request.predicate)
             condition: Condition = ("", ()) if is_combined else (request.predicate, request.namespaces)
+            rule: Condition = ("", ())
             if caller is not None:
                 decision = self._access.allow(caller, action, Subject(type_.name, type_.version))
                 if not decision:
                     self._access.record(caller, action, Subject(type_.name, type_.version), decision)
-                    left_out.append(str(type_))
+                    left_out, is_narrowed = (str(TypeName(request.type or "*", request.version or "*")),), True
                     continue
                 if decision.where:
-                    condition = _narrowed(condition, (decision.where, decision.namespaces))
+                    is_narrowed = True
+                    rule = decision.where, decision.namespaces
+                    both = _narrowed(condition, rule)
+                    condition, rule = (condition, rule) if apart else (both, ("", ()))
             scope = Scope(type_, *condition, tuple(uids) if uids is not None else None)
+            if apart:
+                scope = msgspec.structs.replace(scope, where=rule[0], bound=rule[1])
             if is_combined:
                 scope = msgspec.structs.replace(
                     scope, combined=request.predicate, prefixes=request.namespaces, origins=self._origins(type_, uids)
                 )
             scopes.append(scope)
-        return tuple(scopes), tuple(left_out)
+        return tuple(scopes), left_out, is_narrowed
 
     def _origins(self, type_: TypeName, uids: Sequence[str] | None) -> tuple[tuple[Provenance, tuple[str, ...]], ...]:
         """Who publishes what of a type, of these registrations or of all."""
@@ -920,7 +930,7 @@ class History:
     def _round(self, feed: ReplayFeed) -> Query:
         request, caller = feed.subscription.request, feed.subscription.caller
         start = request.start
-        scopes, _ = self._scopes(
+        scopes, *_ = self._scopes(
             QueryRequest(
                 entries=request.entries, predicate=request.predicate, namespaces=request.namespaces, view=request.view
             ),
@@ -989,6 +999,7 @@ class History:
 
     def _finish(self, feed: QueryFeed, progress: Progress, state: State, why: str, *, drop: bool = False) -> None:
         """Have its end told, and give up what it holds."""
+        progress = _seen(progress, feed.asked)
         feed.told = msgspec.structs.replace(progress, state=state, error=why)
         feed.results.cancel()
         told = Finished(
@@ -996,6 +1007,13 @@ class History:
             feed.asked.left_out,
         )  # fmt: skip
         feed.session.finish(feed.subscription, msgspec.msgpack.encode(told), drop=drop)
+
+
+def _seen(progress: Progress, asked: Asked) -> Progress:
+    """As its caller may know it: how many objects were candidates before the rules were asked he may not."""
+    if not asked.query.is_narrowed:
+        return progress
+    return msgspec.structs.replace(progress, candidates=progress.matched, verified=0)
 
 
 def _conditions(query: Query) -> set[tuple[TypeName, Condition]]:

@@ -151,7 +151,7 @@ class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     end: Position
     left_out: tuple[str, ...] = ()
-    """Types that the caller may not read."""
+    """Of what the caller may not read all, in his own words: `* *` if he has named no type."""
     qos: GrantedQos = GrantedQos()
     incarnations: tuple[str, ...] = ()
     """Which archive answers: the id of this time that it is open, then of those before. So whoever knows of one that

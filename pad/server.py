@@ -248,7 +248,7 @@ class DisseminationServer:
         if stages.quality is not None and config.qos.publish_measurements:
             self._measurements = Measurements(self.delegate, stages.quality, stages.signer, self.name)
         metrics = config.metrics
-        self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+        self.metrics = MetricsServer(metrics, self.samples, stages.access) if metrics.port >= 0 else None
 
     def _listen(self, host: str, port: int, advertise: str = "") -> Endpoint:
         def data(sock: socket.socket, caller: Caller) -> None:

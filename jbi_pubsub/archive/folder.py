@@ -173,6 +173,7 @@ def _id_of(path: Path) -> bytes:
             raise
     found = known or uuid.uuid4().bytes
     beside = path / f"{MARK}.new"
+    beside.touch(0o600)
     with beside.open("w", encoding="ascii") as file:
         file.write(f"{_FORMAT}\n{uuid.UUID(bytes=found)}\n")
         file.flush()

@@ -27,7 +27,7 @@ import msgspec
 from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, Held, decode_known
 from jbi_pubsub.archive.leaves import UNHELD, Paths, Row, Value, Values
 from jbi_pubsub.archive.plan import Restriction, places
-from jbi_pubsub.archive.query import Asked, Candidates, Counted
+from jbi_pubsub.archive.query import Asked, Candidates, Counted, asked_of_scope
 from jbi_pubsub.archive.sql import Select, among, either
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
@@ -196,9 +196,11 @@ class DuckIndex:
             positions, sure = positions[::-1], sure if sure is None else sure[::-1]
         return Candidates(positions.tolist(), [exact == "true"] * len(positions) if sure is None else sure.tolist())
 
-    def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
-        """See query.Asking."""
-        made = self._made(asked, query, after, up_to)
+    def count(
+        self, asked: Asked, query: Query, after: int, up_to: int, restricted: Restriction | None = None
+    ) -> Counted:
+        """See query.Asking; `restricted`: of these alone."""
+        made = self._made(asked, query, after, up_to, restricted)
         if made is None:
             return Counted(0, 0)
         counts = f"count(*), count(*) FILTER (({made.exact}) IS TRUE)"
@@ -233,15 +235,19 @@ class DuckIndex:
         known = self._of(scope)
         if known is None:
             return (), 0, True
-        everything = self.count(Asked(msgspec.structs.replace(scope, predicate=""), None, True), query, after, up_to)
-        counted = self.count(asked, query, after, up_to)
+        rule = asked_of_scope(Scope(scope.type, scope.where, scope.bound, scope.registrations))
+        everything = self.count(rule, query, after, up_to)
+        lets = known.restriction(rule).conjuncts
         steps = []
         for conjunct in known.restriction(asked).conjuncts:
-            made = self._made(asked, query, after, up_to, Restriction((conjunct,)))
-            sql = f"SELECT count(*) FROM {made.rows}" if made is not None else ""  # noqa: S608  # numbers and our own words
-            rows = self._asked(made, sql).fetchone()[0] if made is not None else 0
+            within = Restriction(tuple(conjunct.within(each) for each in lets) if scope.where else (conjunct,))
+            found = self.count(rule if asked.is_everything else asked, query, after, up_to, within)
             words = *(on.words for on in conjunct.on), *(f"payload {test} {size:g}" for test, size in conjunct.payload)
+            rows = found.exact if scope.where else found.candidates
             steps.append(Step(scope.type, words, conjunct.why, rows))
+        if scope.where:
+            return tuple(steps), everything.exact, not any(step.left for step in steps)
+        counted = self.count(asked, query, after, up_to)
         return tuple(steps), everything.candidates, counted.exact == counted.candidates
 
     def drop(self) -> None:
@@ -288,6 +294,7 @@ class DuckIndex:
             "lock_configuration": True,
         }
         self._connection = self._duckdb.connect(str(self._folder / NAME), config=settings)
+        (self._folder / NAME).chmod(0o600)  # it makes it as the umask says; the folder is nobody else's
 
     def _load(self) -> None:
         run = self._connection

@@ -54,6 +54,10 @@ class Conjunct(msgspec.Struct, frozen=True):
     payload: tuple[tuple[str, float], ...] = ()
     """Comparisons of the payload's length, as published."""
 
+    def within(self, rule: Conjunct) -> Conjunct:
+        """The candidates of this one for which the rule holds; the exact ones are those for which it does certainly."""
+        return Conjunct(self.on + rule.on, rule.single, rule.why, self.payload + rule.payload)
+
 
 class Restriction(msgspec.Struct, frozen=True):
     """Which documents of a type may match, and of which the index can say that they do."""

@@ -159,7 +159,7 @@ def asked_of(query: Query) -> tuple[Asked, ...]:
     if query.latest_by:
         for scope in query.scopes:
             Key(scope, query.latest_by)
-    return tuple(map(_asked, query.scopes))
+    return tuple(map(asked_of_scope, query.scopes))
 
 
 class Cursor:
@@ -493,7 +493,8 @@ def _place(key: Predicate) -> Where | None:
     return condition.where
 
 
-def _asked(scope: Scope) -> Asked:
+def asked_of_scope(scope: Scope) -> Asked:
+    """With its predicates compiled. Raises PredicateError."""
     predicate = _compiled(scope.predicate, scope.namespaces)
     view = _compiled(scope.combined, scope.prefixes)
     costs = [each.seconds(rough_extent(SMALL_BYTES)) for each in (predicate, view) if each is not None]
@@ -527,7 +528,7 @@ def explained(query: Query, index: Asking | None, end: int, *, objects: int) -> 
     else:
         asked_of(query)
     spread = up_to - max(after, indexed)
-    tail = min(objects, spread) if indexed < up_to else 0
+    tail = min(objects, spread) if indexed < up_to and not query.is_narrowed else 0
     return Explanation(
         steps=tuple(steps),
         objects=rows + tail,

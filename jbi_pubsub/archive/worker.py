@@ -404,6 +404,7 @@ def main(arguments: list[str]) -> NoReturn:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
+    os.umask(0o077)  # the index has no word for the rights of its files
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=number) as sock:
         line = _Line(sock)

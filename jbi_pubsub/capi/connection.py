@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 import msgspec
 
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, WireError
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.proxy import fetch_status
 from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
@@ -32,7 +32,7 @@ from jbi_pubsub.subscriber.listeners import ListenerPool
 
 from . import bindings, objects
 from .callbacks import ConnectionCallback, QueryProvider
-from .errors import CapiException, ConnectionException, SequenceStateException, call
+from .errors import CapiException, ConnectionException, NodeAwayException, SequenceStateException, call
 from .metadata_repository import MetadataRepository
 from .objects import InfoObject, type_of
 from .sequences import InfoObjectSequence, Left, PublisherSequence, QuerySequence, SubscriberSequence
@@ -429,7 +429,7 @@ class Connection:
         """Where the node is now."""
         addresses = self.node_addresses()
         if not addresses:
-            raise ConnectionException("the node is away")
+            raise NodeAwayException("the node is away")
         return ServiceRef("", "", tuple(addresses))
 
     def _refused(self, object_id: str, error: JbiError) -> None:
@@ -472,7 +472,8 @@ def _as_connection() -> Iterator[None]:
     except (ConfigurationError, WireError) as exc:
         if isinstance(exc, CapiException):
             raise
-        raise ConnectionException(exc.message, hint=exc.hint, **exc.facts) from exc
+        kind = NodeAwayException if isinstance(exc, WireError) else ConnectionException
+        raise kind(exc.message, hint=exc.hint, **exc.facts) from exc
 
 
 class ConnectionManager:
@@ -489,12 +490,13 @@ class ConnectionManager:
     def createConnection(self, name: str, descriptor: str | None = None) -> Connection:
         """A new connection, which is not connected yet. `name` is the publisher's that others see, `descriptor` where
         it goes, as a document (schemas/connection.xsd); "" or None: any node that the configuration leads to. Raises
-        InvalidMetadataException, ConnectionException for a configuration that is no good."""
+        InvalidMetadataException, ArgumentError for a bad name, ConnectionException for a bad configuration."""
         said = (
             bindings.read(bindings.ConnectionDescriptor, descriptor) if descriptor else bindings.ConnectionDescriptor()
         )
         if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
-            raise ConnectionException(f"{name[:60]!r} is no name", hint=f"1 to {MAX_NAME} printable characters")
+            hint = f"1 to {MAX_NAME} printable characters"
+            raise ArgumentError(f"{name[:60]!r} is no name of a connection", hint=hint, argument="name")
         with _as_connection():
             config = self._config or effective()
         lookup = config.lookup

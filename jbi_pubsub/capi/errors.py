@@ -137,9 +137,15 @@ class TimeoutException(CapiException, WireTimeoutError):
 
 
 class ConnectionException(CapiException, WireError):
-    """Not connected, the connection is another's, or the node is away."""
+    """Not connected, the connection is another's or not there any more, or the node is away (NodeAwayException)."""
 
     code = "capi_connection"
+
+
+class NodeAwayException(ConnectionException):
+    """The node is away, or does not answer: the same call may be good later."""
+
+    code = "capi_node_away"
 
 
 class PlatformFailureException(CapiException):
@@ -152,7 +158,7 @@ EXCEPTIONS: Final[tuple[type[CapiException], ...]] = (
     PermissionDeniedException, UnsupportedVersionException, VersionNumberException, InvalidPayloadException,
     InvalidMetadataException, ObjectSizeException, PausedSequenceException, SequenceStateException,
     InvalidPredicateException, PredicateLanguageException, UnrecognizedObjectTypeException, ObjectUnavailableException,
-    TimeoutException, ConnectionException, PlatformFailureException,
+    TimeoutException, ConnectionException, NodeAwayException, PlatformFailureException,
 )  # fmt: skip
 """All that a call may raise, but for ArgumentError."""
 
@@ -163,12 +169,12 @@ _MATCHING: Final[tuple[tuple[type[JbiError], type[CapiException]], ...]] = (
     (MetadataError, InvalidMetadataException),
     (SchemaError, UnrecognizedObjectTypeException),
     (WireTimeoutError, TimeoutException),
-    (DelegateNotFoundError, ConnectionException),
-    (LookupNotFoundError, ConnectionException),
+    (DelegateNotFoundError, NodeAwayException),
+    (LookupNotFoundError, NodeAwayException),
     (UnknownUidError, ObjectUnavailableException),
     (ProtocolError, PlatformFailureException),
     (BackPressureError, PlatformFailureException),
-    (WireError, ConnectionException),
+    (WireError, NodeAwayException),
 )
 """By which exception what the adapters raise is told; the first that fits. All else is a failure of the platform."""
 

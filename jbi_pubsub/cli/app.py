@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -27,6 +27,9 @@ __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main
 
 IDS = ("subscription", "object", "registration", "session", "cause", "count")
 """Attributes of log records that say what they are about."""
+
+LINE_MOST, TRACE_MOST = 4_000, 20_000
+"""Characters of a line of the log, and of a traceback: the end of it says most."""
 
 HOMES: Final = {
     "archive": ("archive", "Look after archives: what they hold, goes, comes."),
@@ -188,7 +191,11 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         """The line; a traceback goes below it."""
-        return printable(super().formatMessage(record))
+        return printable(super().formatMessage(record))[:LINE_MOST]
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
+        """A traceback: what the exception says is a peer's word as well."""
+        return _lines(super().formatException(ei))[-TRACE_MOST:]
 
 
 class JsonFormatter(logging.Formatter):
@@ -201,11 +208,11 @@ class JsonFormatter(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LINE_MOST],
         }
         facts |= {key: getattr(record, key) for key in IDS if hasattr(record, key)}
         if record.exc_info:
-            facts["exception"] = self.formatException(record.exc_info)
+            facts["exception"] = self.formatException(record.exc_info)[-TRACE_MOST:]
         return as_json(facts)
 
 

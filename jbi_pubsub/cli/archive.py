@@ -526,7 +526,7 @@ def export(settings: Settings, /, file: Path, folder: Path | None, payloads: boo
                 count, large = _written(query, sink, _total(query), described)
             partial = query.partial
             for named in query.left_out:
-                click.echo(f"jbi: type {printable(named)} is left out: rules do not let you read it", err=True)
+                click.echo(f"jbi: of {printable(named)} something is left out: you may not read all of it", err=True)
     for each in partial:
         click.echo(f"jbi: not complete: the archive at {printable(each)}", err=True)
     large = large if payloads else 0

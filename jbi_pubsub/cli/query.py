@@ -176,7 +176,7 @@ def _show(opened: Query, save: Path | None, limit: int | None, *, as_json: bool)
     if save is not None:
         click.echo(f"jbi: {counted(seen, 'object')} written to {printable(save)}", err=True)
     for named in opened.left_out:
-        click.echo(f"jbi: type {printable(named)} is left out: rules do not let you read it", err=True)
+        click.echo(f"jbi: of {printable(named)} something is left out: you may not read all of it", err=True)
     _tell_missing(opened.partial)
 
 

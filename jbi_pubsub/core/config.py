@@ -225,12 +225,16 @@ class TypesSection(_Section, frozen=True):
 
 
 class MetricsSection(_Section, frozen=True):
-    """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours."""
+    """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours. With a [policy] file whoever asks
+    needs `status`, by his address."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = -1
     """-1 for none, 0 for any free port."""
+    names: tuple[str, ...] = ()
+    """Host names that it is reached by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
 
 
 class PolicySection(_Section, frozen=True):

@@ -20,6 +20,9 @@ TOLD_WHOLE: Final = 8
 """Faults of one kind that are logged with their traceback; of the others each power of two in a line: a peer that finds
 a way to cause them must not fill a disk."""
 
+TEXT_MOST: Final = 500
+"""Characters of what an exception says: of one of somebody else's a peer may have the say."""
+
 _lock = threading.Lock()
 _faults: Counter[str] = Counter()
 
@@ -45,7 +48,8 @@ def note(what: str, exc: Exception) -> None:
     with _lock:
         _faults[what] += 1
         count = _faults[what]
+    text = str(exc)[:TEXT_MOST]
     if count <= TOLD_WHOLE:
-        log.error("%s failed and goes on: %s: %s", what, type(exc).__name__, exc, exc_info=exc)
+        log.error("%s failed and goes on: %s: %s", what, type(exc).__name__, text, exc_info=exc)
     elif count & (count - 1) == 0:
-        log.error("%s failed and goes on, %d times: %s: %s", what, count, type(exc).__name__, exc)
+        log.error("%s failed and goes on, %d times: %s: %s", what, count, type(exc).__name__, text)

@@ -37,6 +37,11 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The namespaces of its prefixes."""
     origins: tuple[tuple[Provenance, tuple[str, ...]], ...] = ()
     """For that: who publishes under which registrations."""
+    where: str = ""
+    """Of an explanation: what an access rule lets the caller have, beside `predicate`. Nothing is said of it, and what
+    it hides is not counted."""
+    bound: tuple[tuple[str, str], ...] = ()
+    """The namespaces of its prefixes."""
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,6 +66,8 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """By position."""
     limit: Count = 0
     """Results at most; 0: all."""
+    is_narrowed: bool = False
+    """Access rules hide something of what is asked: then only what is certain to be the caller's is counted."""
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -3,8 +3,9 @@
 A server says what it knows as `Sample` values when it is asked; nothing is counted twice. What of its threads' steps
 has failed (`core.guard`) is told beside it.
 
-One thread answers, one request after the other, of CONNECTIONS_MOST connections at most: the oldest gives way. Each has
-one request, of REQUEST_BYTES within REQUEST_SECONDS, and one answer within ANSWER_SECONDS.
+One thread answers, one request after the other, of CONNECTIONS_MOST connections at most: the oldest of the peer that
+has the most gives way. Each has one request, of REQUEST_BYTES within REQUEST_SECONDS, and one answer within
+ANSWER_SECONDS.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .errors import PortInUseError
+from .access import AccessPolicy, Subject, demand
+from .config import MetricsSection
+from .errors import AccessDeniedError, PortInUseError
 from .guard import faults, guarded
+from .hosts import is_ours, names_of
+from .wire.endpoint import Caller
+from .wire.places import Place, peer_of, room
 
 log = logging.getLogger("jbi_pubsub.metrics")
 
@@ -47,10 +53,15 @@ class Sample(NamedTuple):
 
 
 class MetricsServer:
-    """Answers GET /metrics on `host`:`port` (0 takes a free port) with what `collect` returns, each time anew."""
+    """Answers GET /metrics on host and port of its section with what `collect` returns, each time anew."""
 
-    def __init__(self, host: str, port: int, collect: Callable[[], Iterable[Sample]]) -> None:
-        """Listens at once. Raises PortInUseError."""
+    def __init__(
+        self, section: MetricsSection, collect: Callable[[], Iterable[Sample]], access: AccessPolicy | None = None
+    ) -> None:
+        """Listens at once; answers who has `status`, of an address. Raises PortInUseError."""
+        host, port = section.host, section.port
+        self._access = access
+        self._names = names_of((host, socket.gethostname(), *section.names))
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(collect))
         try:
@@ -65,8 +76,8 @@ class MetricsServer:
                 port=port,
             ) from exc
         self.port = int(self._listener.getsockname()[1])
-        self._writers: dict[asyncio.StreamWriter, None] = {}
-        """Open connections, the oldest first; of the thread alone."""
+        self._writers: dict[asyncio.StreamWriter, Place] = {}
+        """Open connections; of the thread alone."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=f"metrics-{self.port}", daemon=True)
@@ -90,17 +101,18 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= CONNECTIONS_MOST:
-            oldest = next(iter(self._writers))
+        host, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+        peer = peer_of(host)
+        for oldest in room(self._writers, peer, CONNECTIONS_MOST) or ():
             del self._writers[oldest]
             oldest.transport.abort()
-        self._writers[writer] = None
+        self._writers[writer] = Place(peer)
         with guarded("metrics"):
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     head = await reader.readuntil(b"\r\n\r\n")
                 writer.transport.set_write_buffer_limits(0)  # drained is sent
-                writer.write(self._answer(head))
+                writer.write(self._answer(head, Caller(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")))
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
             except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
@@ -109,10 +121,18 @@ class MetricsServer:
         self._writers.pop(writer, None)
         writer.close()
 
-    def _answer(self, head: bytes) -> bytes:
+    def _answer(self, head: bytes, caller: Caller) -> bytes:
         line, *lines = head.decode("latin-1").split("\r\n")
         method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
+        hosts = [each.partition(":")[2].strip() for each in lines if each[:5].lower() == "host:"]
+        if len(hosts) > 1 or not all(is_ours(host, self._names) for host in hosts):
+            return _response("403 Forbidden", b"Not by that name: see [metrics] names\n")
+        if self._access is not None:
+            try:
+                demand(self._access, caller, ("status", Subject()))
+            except AccessDeniedError as exc:
+                return _response("403 Forbidden", f"{exc.message}\n".encode())
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"GET /metrics\n")
         if path not in ("/", "/metrics"):

@@ -117,7 +117,7 @@ class RtiServer:
             )
             undo.callback(self._endpoint.stop)
             metrics = config.metrics
-            self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+            self.metrics = MetricsServer(metrics, self.samples, self._access) if metrics.port >= 0 else None
             if self.metrics is not None:
                 undo.callback(self.metrics.stop)
             self._community = JoinManager(config, name="rti")

@@ -29,7 +29,7 @@ from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness
 from .merging import KeyOf
 from .moments import LATEST, Moment, seconds_at
-from .published import nearest, with_local_name
+from .published import with_local_name
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -218,9 +218,8 @@ def archives_with(
     if not having and is_published(name):
         return name, list(items)  # what an archive has begun to keep it need not have told yet
     if not found:
-        known = f"there are {', '.join(map(_told, nearest(name, names)[:5]))}" if names else "they are empty"
-        raise UnknownUidError(
-            f"no archive has objects of type {_told(name)}: {known}", hint="`jbi archive status` shows them"
+        raise UnknownUidError(  # without the types that there are: who asks may not be one who may have them
+            f"no archive has objects of type {_told(name)}", hint="`jbi archive status` shows what they have"
         )
     return meant, found
 

@@ -268,7 +268,8 @@ class Query:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Types that were left out, as access rules do not let us read them."""
+        """Of what something was left out, as access rules do not let us read all of it: type and version as they were
+        asked for, `*` for any. Which types that were is not told."""
         said = (
             part.ended.left_out if part.ended else part.opened.left_out if part.opened else () for part in self._parts
         )

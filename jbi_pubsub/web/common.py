@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Final
@@ -106,7 +107,9 @@ class Common:
             raise BackPressureError(f"{CALLS_MOST} calls of the Common API are under way", hint="Come again")
         self._calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._made, name, given, body)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, copy_context().run, self._made, name, given, body
+            )
         finally:
             self._calls -= 1
 

@@ -21,10 +21,11 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.wire.places import Shares
 from jbi_pubsub.subscriber import SubscriptionUid
 
-FEEDS_MOST: Final = 64
-"""Subscriptions at once; each may hold up a thread of the adapter, which has 128 for slow listeners."""
+FEEDS_MOST: Final = 85
+"""Subscriptions at once, of one peer 64; each may hold up a thread of the adapter, which has 128 for slow listeners."""
 WAITING: Final = 256
 """Events of a feed that nobody has read."""
 WAITING_BYTES: Final = 1 << 20
@@ -54,7 +55,11 @@ class Event:
 class Feed:
     """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic, *, peer: str = ""
+    ) -> None:
+        self.peer = peer
+        """Whose it is."""
         self.key = token_hex(16)
         """Whoever knows it may read."""
         self.uid: SubscriptionUid | None = None
@@ -196,22 +201,21 @@ class Feeds:
         self._call = call
         self._adapter = adapter
         self._feeds: dict[str, Feed] = {}
-        self._opening = 0
+        self._shares = Shares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
-        return len(self._feeds) + self._opening
+        return self._shares.taken
 
-    async def open(self, **asked: Any) -> Feed:
-        """A new subscription (as `register_subscriber`). Raises BackPressureError when there are too many, and what it
-        raises."""
-        if len(self) >= FEEDS_MOST:
-            raise BackPressureError(f"{FEEDS_MOST} subscriptions are open", hint="End one, or come again")
-        self._opening += 1
-        feed = Feed(asyncio.get_running_loop())
+    async def open(self, peer: str, **asked: Any) -> Feed:
+        """A new subscription (as `register_subscriber`) of `peer`. Raises BackPressureError when there are too many,
+        and what it raises."""
+        self._shares.take(peer)
+        feed = Feed(asyncio.get_running_loop(), peer=peer)
         try:
             feed.uid = await self._call(lambda: self._adapter().register_subscriber(listener=feed, **asked))
-        finally:
-            self._opening -= 1
+        except BaseException:
+            self._shares.give(peer)
+            raise
         self._feeds[feed.key] = feed
         return feed
 
@@ -235,7 +239,8 @@ class Feeds:
             raise
         except UnknownUidError:
             pass  # the adapter has ended it
-        self._feeds.pop(feed.key, None)
+        if self._feeds.pop(feed.key, None) is not None:
+            self._shares.give(feed.peer)
 
     async def end_idle(self) -> None:
         """Those that nobody reads."""

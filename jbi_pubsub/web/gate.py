@@ -13,16 +13,17 @@ Rules:
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
+
+from jbi_pubsub.core.hosts import is_ours, names_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -82,7 +83,7 @@ class Gate:
         self.open: set[str] = set()
         self._cookie = f"jbi-{port}"  # cookies don't know ports
         self._scheme = "https" if secure else "http"
-        self._names = {"localhost", *(name.casefold().rstrip(".") for name in names)} - {""}
+        self._names = names_of(names)
         self._entered = entered
         self._clock = clock
         self._sessions: dict[str, Session] = {}
@@ -163,22 +164,6 @@ class Gate:
         cookie = f"{self._cookie}={key}; Path=/; HttpOnly; SameSite=Strict{secure}"
         page = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><a href="/">jbi-pubsub console</a>'
         await _say(send, 200, page, kind=b"text/html; charset=utf-8", headers=((b"set-cookie", cookie.encode()),))
-
-
-def is_ours(host: str, names: Container[str]) -> bool:
-    """Whether a `Host` header names us: one of `names`, or an address, which is nobody's name: a foreign page can't
-    have been loaded by it."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name.rstrip(".") in names:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class _Bounded:

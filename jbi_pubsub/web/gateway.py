@@ -19,9 +19,11 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -39,18 +41,20 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.history import MAX_POSITION
+from jbi_pubsub.core.hosts import is_ours, names_of
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
+from jbi_pubsub.core.wire.places import Shares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.moments import is_place
 from jbi_pubsub.subscriber.owner import user_secret
 
 from .feeds import Event, Feed
-from .gate import Receive, Scope, Send, headers_of, is_ours
+from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .listing import OPERATIONS, Counted, Found, LossSaid, Next, ObjectSaid, Published, Subscribed, TypeSaid, TypesSaid
-from .operations import JSON, MULTIPART, PROBLEM, Operation, Table, objects_in, read
-from .problem import RETRY_SECONDS, problem
+from .operations import JSON, MULTIPART, Operation, Table, objects_in, read
+from .problem import PROBLEM, RETRY_SECONDS, problem
 from .publishing import Terms
 from .server import HEAD_MOST, HttpServer, InTime
 
@@ -105,15 +109,12 @@ class Gateway(HttpServer):
             raise ConfigurationError("[gateway] delegate is no pair", hint='For example delegate = ["alpha", "rome"]')
         token = user_secret(section.token, "the gateway's token", "[gateway] token") if section.token else ""
         super().__init__(config, section.host, section.port, section="gateway", ended=ended)
-        self._names = {
-            "localhost",
-            *(n.casefold().rstrip(".") for n in (section.host, socket.gethostname(), *section.names)),
-        }
-        self._names.discard("")
+        self._names = names_of((section.host, socket.gethostname(), *section.names))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jbi-gateway-call")
-        self._calls = 0
-        self._bodies = 0
-        self._answers = 0
+        self._calls = Shares(WAITING_MOST, "too many calls are under way here")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._bodies = Shares(BODIES_MOST, "too many bytes are under way here")
+        self._answers = Shares(ANSWERS_MOST, "too many bytes of answers are on their way here")
         try:
             self.guests = Guests(config, token, self.call)
         except BaseException:
@@ -130,7 +131,7 @@ class Gateway(HttpServer):
         self._tidying: list[asyncio.Task[None]] = []
 
     @property
-    def protocol(self) -> type[asyncio.Protocol]:
+    def protocol(self) -> type[InTime]:
         """See HttpServer."""
         return _Gathering
 
@@ -151,15 +152,13 @@ class Gateway(HttpServer):
         self.guests.close()  # queries that are under way end by it
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Do on a thread what may wait. Raises BackPressureError when too much does."""
-        if self._calls >= WAITING_MOST:
-            raise BackPressureError(f"{WAITING_MOST} calls are under way here", hint="Come again")
-        self._calls += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._calls -= 1
+    async def call(self, work: Callable[[], T], peer: str = "") -> T:
+        """Do on a thread what may wait, for `peer`, who has its share of them. Raises BackPressureError when too much
+        does."""
+        with self._calls.held(peer):
+            async with self._turns.setdefault(peer, asyncio.Semaphore(share_of(THREADS))):
+                run = copy_context().run
+                return await asyncio.get_running_loop().run_in_executor(self._threads, run, work)
 
     # -- one request --------------------------------------------------------------------------------------------
 
@@ -185,24 +184,26 @@ class Gateway(HttpServer):
             log.exception("the gateway failed at %s", ascii(scope["path"])[:200])
             reply = _problem(JbiError("the gateway failed", hint="Its log says at what"))
         if reply is not None:
-            await self._write(send, reply)
+            await self._write(send, reply, peer_of((scope["client"] or ("",))[0]))
 
-    async def _write(self, send: Send, reply: Reply) -> None:
+    async def _write(self, send: Send, reply: Reply, peer: str) -> None:
         """A large answer in parts, as the client takes them: until then it counts."""
-        size = len(reply.body) if len(reply.body) > PART else 0
-        if size and self._answers and self._answers + size > ANSWERS_MOST:
-            size = 0
-            reply = _problem(BackPressureError("too many bytes of answers are on their way here", hint="Come again"))
-        self._answers += size
+        size = min(len(reply.body), share_of(ANSWERS_MOST)) if len(reply.body) > PART else 0  # alone any goes
+        try:
+            self._answers.take(peer, size)
+        except BackPressureError as exc:
+            size, reply = 0, _problem(exc)
         try:
             await _write(send, reply)
         finally:
-            self._answers -= size
+            self._answers.give(peer, size)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
         headers = headers_of(scope)
         self._let_in(headers)
         guest, caller = await self._guest(headers, scope)
+        self.connections.called(scope["client"], guest.user)
+        asked_by.set(caller.place.peer)
         with guest.in_use():
             return await self._done(guest, caller, scope, headers, receive, send)
 
@@ -222,9 +223,9 @@ class Gateway(HttpServer):
                 )
             raise UnknownUidError("no such path", hint="GET /v1/openapi.json lists them")
         given = read(operation, values, scope["query_string"].decode("latin-1"), headers)
-        taken = [0]
+        taken, peer = [0], caller.place.peer
         try:
-            body = await self._body(operation, headers, receive, taken)
+            body = await self._body(operation, headers, receive, taken, peer)
             asked = Asked(operation, given, body, guest, caller, receive, send)
             handler = self._handlers.get(operation.name)
             if handler is not None:
@@ -233,7 +234,7 @@ class Gateway(HttpServer):
             answer = operation.answers[0]
             return Reply(answer.status, b"" if said is None else msgspec.json.encode(said))
         finally:
-            self._bodies -= taken[0]
+            self._bodies.give(peer, taken[0])
 
     def _let_in(self, headers: Mapping[str, str]) -> None:
         """Raises _RefusedError."""
@@ -256,7 +257,9 @@ class Gateway(HttpServer):
         except NobodyError as exc:
             raise _RefusedError(401, exc.error, (("www-authenticate", self.guests.challenge),)) from exc
 
-    async def _body(self, operation: Operation, headers: Mapping[str, str], receive: Receive, taken: list[int]) -> Any:
+    async def _body(
+        self, operation: Operation, headers: Mapping[str, str], receive: Receive, taken: list[int], peer: str
+    ) -> Any:
         """Objects, a struct, or None; `taken` counts its bytes, which are given back with the answer."""
         if operation.body is None:
             return None
@@ -271,12 +274,10 @@ class Gateway(HttpServer):
                 raise _GoneError
             part = message.get("body", b"")
             parts.append(part)
-            taken[0] += len(part)
-            self._bodies += len(part)
-            if taken[0] > most:
+            if taken[0] + len(part) > most:
                 raise OversizeError(f"a request has at most {most} bytes", limit=most)
-            if self._bodies > BODIES_MOST:
-                raise BackPressureError("too many bytes are under way here", hint="Come again")
+            self._bodies.take(peer, len(part))
+            taken[0] += len(part)
             if not message.get("more_body"):
                 break
         whole = b"".join(parts)
@@ -326,9 +327,9 @@ class Gateway(HttpServer):
         seconds = given.get("wait", 0.0)
         try:
             if len(ids) < len(objects):
-                ids = await self.call(lambda: asked.guest.publishing.publish(terms, objects, ids))
+                ids = await self.call(lambda: asked.guest.publishing.publish(terms, objects, ids), asked.peer)
             if seconds:
-                await self.call(lambda: asked.guest.publishing.flush(ids, seconds))
+                await self.call(lambda: asked.guest.publishing.flush(ids, seconds), asked.peer)
         except BackPressureError as exc:
             exc.facts.setdefault("published", len(ids))  # who sends these again has published them twice
             raise
@@ -349,15 +350,15 @@ class Gateway(HttpServer):
         if kwargs["view"] not in ("metadata", "combined"):
             raise ArgumentError(f"view: {kwargs['view'][:40]!r}", hint="It takes metadata or combined", argument="view")
         named = kwargs["type_name"] or "", kwargs["version"] or ""
-        await self.call(lambda: self.guests.check_subscribe(guest, asked.caller, *named))
-        return await guest.feeds.open(**kwargs)
+        await self.call(lambda: self.guests.check_subscribe(guest, asked.caller, *named), asked.peer)
+        return await guest.feeds.open(asked.peer, **kwargs)
 
     async def _subscribe(self, asked: Asked) -> None:
         last = str(asked.given.get("last_event_id", ""))
         missed: int | None = None
         feed = None
-        if is_place(last):
-            await self.call(lambda: _check_one_archive(asked.guest, asked.given))
+        if is_place(last) or last.isdecimal():
+            await self.call(lambda: _check_one_archive(asked.guest, asked.given), asked.peer)
             asked.given["start"] = last
         elif last:
             key, _, number = last.partition("-")
@@ -453,26 +454,25 @@ class Gateway(HttpServer):
                     return Found(tuple(map(_said, found)), False, query.partial, query.left_out)
             return Found(tuple(map(_said, found)), True, query.partial, query.left_out)
 
-        return Reply(200, await self.call(lambda: _encode(work())))
+        return Reply(200, await self.call(lambda: _encode(work()), asked.peer))
 
     async def _count(self, asked: Asked) -> Reply:
         conditions, seconds = _conditions(asked.given), asked.given.get("timeout", 30.0)
         count = await self.call(
-            lambda: asked.guest.subscriber().count(_any(asked.given["type"]), timeout=seconds, **conditions)
+            lambda: asked.guest.subscriber().count(_any(asked.given["type"]), timeout=seconds, **conditions), asked.peer
         )
         return Reply(200, _encode(Counted(int(count), count.partial)))
 
     async def _get(self, asked: Asked) -> Reply:
-        return Reply(
-            200, await self.call(lambda: _encode(_said(asked.guest.subscriber().get(asked.given["object"], 30.0))))
-        )
+        return Reply(200, await self.call(lambda: _encode(_said(_object(asked))), asked.peer))
 
     async def _payload(self, asked: Asked) -> Reply:
-        payload = await self.call(lambda: _object(asked).payload)  # a large one is read from its file
+        payload = await self.call(lambda: _object(asked).payload, asked.peer)  # a large one is read from its file
         return Reply(200, payload, ((b"content-disposition", b"attachment"),), b"application/octet-stream")
 
     async def _types(self, asked: Asked) -> Reply:
-        found = await self.call(lambda: asked.guest.subscriber().types())
+        known = await self.call(lambda: asked.guest.subscriber().types(), asked.peer)
+        found = self.guests.seen(asked.caller, known)
         return Reply(200, _encode(TypesSaid(tuple(TypeSaid(each.name, each.version) for each in found))))
 
     async def _say_document(self, _asked: Asked) -> Reply:
@@ -523,6 +523,9 @@ class _Gathering(InTime, HttpToolsProtocol):
         self._unread = 0
         if len(self.pipeline) >= PIPELINED_MOST or not any(name == b"host" for name, _ in self.headers):
             raise ValueError("too many requests, or no host")
+        if not self.url.startswith((b"/", b"*")):  # RFC 9112, section 3.2.2: this host counts, whatever the header says
+            meant = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+            self.headers[:] = [(name, meant if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -618,6 +621,11 @@ class Asked:
     caller: Caller
     receive: Receive
     send: Send
+
+    @property
+    def peer(self) -> str:
+        """Whose share it takes of what there is for all."""
+        return self.caller.place.peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,22 @@ import binascii
 import hmac
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from jbi_pubsub.capi.connection import Share
-from jbi_pubsub.core.access import Accounts, Subject, demand, denied
+from jbi_pubsub.core.access import Accounts, Action, Subject, demand, denied
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.wire.endpoint import Caller, Place
+from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import Place, Shares, peer_of
 from jbi_pubsub.pad.stages import access_of
 from jbi_pubsub.subscriber import SubscriberAdapter
 
@@ -69,7 +72,7 @@ class Guest:
         self.publishing = Publishing(config)
         self.share = Share(GuestSubscriber)
         self.common = Common(config, self.share, user=user)
-        self.feeds = Feeds(call, self.subscriber)
+        self.feeds = Feeds(partial(call, peer=user), self.subscriber)
         self.client = ("", 0)
         """Where his last request came from (address, port)."""
         self.calls = 0
@@ -128,7 +131,7 @@ class Guest:
 class Guests:
     """All of them. Of the event loop, but for `close`."""
 
-    def __init__(self, config: Config, token: str, call: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+    def __init__(self, config: Config, token: str, call: Callable[..., Awaitable[Any]]) -> None:
         """`token`: what a client sends for the gateway's own rights, "" for none. Raises PolicyError,
         ConfigurationError."""
         self._config = config
@@ -139,7 +142,7 @@ class Guests:
         self._accounts = self._access if isinstance(self._access, Accounts) else None
         self._guests: dict[tuple[str, str], Guest] = {}
         """By user and password: a header says the same in many ways."""
-        self._logins = 0
+        self._logins = Shares(LOGINS_MOST, "too many passwords are being checked")
         self._leaving: list[threading.Thread] = []
 
     @property
@@ -187,6 +190,14 @@ class Guests:
         subjects = [Subject(each, version, some=not (each and version)) for each in (name, *known)]
         demand(self._access, caller, *(("subscribe", each) for each in subjects))
 
+    def seen(self, caller: Caller, types: Iterable[TypeName]) -> list[TypeName]:
+        """Those of which the gateway's rules let him have or publish something: others are not named to him."""
+        access = self._access
+        if access is None:
+            return list(types)
+        actions: tuple[Action, ...] = ("subscribe", "query", "publish")
+        return [t for t in types if any(access.allow(caller, each, Subject(t.name, t.version)) for each in actions)]
+
     async def dismiss(self) -> None:
         """End users who do nothing, and those who are not to be here any more. Waits for nobody."""
         for key, guest in list(self._guests.items()):
@@ -219,15 +230,12 @@ class Guests:
         user, password = login
         accounts = self._accounts
         assert accounts is not None
-        if self._logins >= LOGINS_MOST:
-            raise BackPressureError(f"{LOGINS_MOST} passwords are being checked", hint="Come again")
-        self._logins += 1
-        try:
-            proof = await self._call(lambda: accounts.login(self._caller(client), user, password))
-        except AccessDeniedError as exc:
-            raise NobodyError(exc.message, "Authorization: Basic, with user and password") from exc
-        finally:
-            self._logins -= 1
+        caller = self._caller(client)
+        with self._logins.held(caller.place.peer):
+            try:
+                proof = await self._call(lambda: accounts.login(caller, user, password), caller.place.peer)
+            except AccessDeniedError as exc:
+                raise NobodyError(exc.message, "Authorization: Basic, with user and password") from exc
         guest = self._guests.get(login)  # another request was first
         if guest is None:
             self._make_room()
@@ -258,7 +266,8 @@ class Guests:
         host, port = client
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         user, proof = (guest.user, guest.proof) if guest is not None else ("", "")
-        return Caller(address, user, Place(peer=host, user=user, proof=proof), client="gateway")
+        peer = f"user {user}" if user else peer_of(host)
+        return Caller(address, user, Place(peer=peer, user=user, proof=proof), client="gateway")
 
     def _refused_by(self, caller: Caller, *, record: bool = False) -> str | None:
         """The rule by which it may not connect; None: it may."""

@@ -63,7 +63,7 @@ class Next(msgspec.Struct, frozen=True):
 
 class Found(msgspec.Struct, frozen=True):
     """Results. `more`: there are, behind the last one's position. `partial` names archives that did not answer to the
-    end, `left_out` types that may not be read."""
+    end, `left_out` what was asked for (type and version) if there are types of it that may not be read."""
 
     objects: tuple[ObjectSaid, ...]
     more: bool

@@ -18,13 +18,12 @@ import msgspec
 from jbi_pubsub.core.errors import ArgumentError, OversizeError
 from jbi_pubsub.core.near import near_name
 
-from .problem import Problem, codes
+from .problem import PROBLEM, Problem, codes
 
 Kind = Literal["string", "integer", "number", "boolean"]
 Where = Literal["path", "query", "header"]
 MULTIPART: Final = "multipart/form-data"
 JSON: Final = "application/json"
-PROBLEM: Final = "application/problem+json"
 FIELDS_MOST: Final = 100
 """Parameters of a request."""
 TEXT_MOST: Final = 32 << 10

@@ -9,6 +9,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ErrorReport, Fact, JbiError, rebuild
 
+PROBLEM: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
 """What a client is to wait that was told 429 or 503."""
 
@@ -23,7 +24,7 @@ _STATUS: Final = {
     "capi_invalid_payload": 400, "capi_invalid_metadata": 422, "capi_object_size": 413, "capi_paused_sequence": 409,
     "capi_sequence_state": 409, "capi_invalid_predicate": 422, "capi_predicate_language": 422,
     "capi_unrecognized_object_type": 422, "capi_object_unavailable": 404, "capi_timeout": 504,
-    "capi_connection": 502, "capi_platform_failure": 500,
+    "capi_connection": 409, "capi_node_away": 502, "capi_platform_failure": 500,
 }  # fmt: skip
 """By code; of one that is not here that of its base."""
 

@@ -15,21 +15,26 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.places import Place, has_more, peer_of, room, share_of
 
-from .gate import ENTER, Gate
+from .gate import ENTER, Gate, Receive, Scope, Send
+from .problem import PROBLEM, RETRY_SECONDS, problem
 
 log = logging.getLogger("jbi_pubsub.web")
 
@@ -38,7 +43,9 @@ START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 2.0
 """For requests under way when it stops; then they are cut off."""
 CONNECTIONS_MOST: Final = 256
-"""Connections at once: for one more the one that has waited longest without a request goes, else it is answered 503."""
+"""Connections at once, shared as those of the control plane (core/wire/places.py): one too many is told 503."""
+REFUSED_MOST: Final = 64
+"""Of those that are to be told so: the one that has waited longest for its request goes without a word."""
 REQUEST_SECONDS: Final = 20.0
 """For a request to have come, body and all, since the connection or the answer before it; at most twice that."""
 HEAD_MOST: Final = 64 << 10
@@ -74,18 +81,19 @@ class HttpServer:
         self._socket = _bound(host, port, section)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._ended = ended
+        self.connections = Connections()
         self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=self._run, name=f"jbi-{section}", daemon=True)
 
     @property
-    def protocol(self) -> type[asyncio.Protocol]:
+    def protocol(self) -> type[InTime]:
         """What reads requests of a connection."""
         return Http
 
     @property
     def settings(self) -> dict[str, Any]:
         """Of uvicorn, where they differ."""
-        return {"loop": "asyncio", "ws": "wsproto"}
+        return {"loop": "asyncio", "ws": partial(Websocket, self.connections)}
 
     def served(self) -> Any:
         """The ASGI application."""
@@ -103,8 +111,8 @@ class HttpServer:
         settings = uvicorn.Config(
             self.served(), interface="asgi3", log_config=None, access_log=False, server_header=False,
             proxy_headers=False,
-            http=self.protocol, h11_max_incomplete_event_size=HEAD_MOST,
-            ws_max_size=MESSAGE_MOST, limit_concurrency=CONNECTIONS_MOST,
+            http=partial(self.protocol, self.connections),  # type: ignore[arg-type]  # it is called, as a class is
+            h11_max_incomplete_event_size=HEAD_MOST, ws_max_size=MESSAGE_MOST,
             timeout_graceful_shutdown=int(STOP_SECONDS) - 1,
             ssl_context_factory=self._context if self._tls else None, **self.settings,
         )  # fmt: skip
@@ -180,36 +188,119 @@ class WebServer(HttpServer):
 
     def served(self) -> Any:
         """The console behind its gate."""
-        return GZipMiddleware(self.gate.around(self.app), minimum_size=1_000)
+        return GZipMiddleware(self.gate.around(self._let_in), minimum_size=1_000)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "client" in scope:
+            self.connections.called(scope["client"])
+        await self.app(scope, receive, send)
+
+
+class Connections:
+    """Those of one server, by the address of the client, each with its place. Of the event loop alone."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], InTime] = {}
+        self._refused: dict[InTime, None] = {}
+        """The oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, new: InTime) -> None:
+        """One more: another one ends for it, or it is told that there is no place."""
+        places = {client: each.place for client, each in self._open.items()}
+        for client, place in places.items():
+            place.busy = self._open[client].is_busy
+        going = room(places, new.place.peer, CONNECTIONS_MOST)
+        for client in going or ():
+            self._open[client].give_up()
+        if going is None:
+            self.refuse(new)
+        else:
+            self._open[new.address] = new
+
+    def refuse(self, one: InTime) -> None:
+        """Tell it with its next request."""
+        self.leave(one.address)
+        if len(self._refused) >= REFUSED_MOST:
+            next(iter(self._refused)).give_up()
+        one.app = _full
+        self._refused[one] = None
+
+    def called(self, client: tuple[str, int] | None, user: str = "") -> None:
+        """A request was let in, of `user`, whose share counts now. Raises BackPressureError."""
+        one = self._open.get(client or _NOWHERE)
+        if one is None:
+            return
+        one.place.called()
+        if user and one.place.user != user:
+            one.place.user, one.place.peer = user, f"user {user}"
+            if has_more({client: each.place for client, each in self._open.items()}, one.place.peer, CONNECTIONS_MOST):
+                self.refuse(one)
+                raise BackPressureError(f"{user} has {share_of(CONNECTIONS_MOST)} connections", hint="Close some")
+
+    def leave(self, client: tuple[str, int], one: InTime | None = None) -> None:
+        """It has ended."""
+        self._open.pop(client, None)
+        if one is not None:
+            self._refused.pop(one, None)
+
+
+_NOWHERE: Final = ("", 0)
+
+
+async def _full(_: Scope, __: Receive, send: Send) -> None:
+    told = problem(BackPressureError("no connection is free here for yours", hint="Close others, or come again"), 503)
+    body = msgspec.json.encode(told)
+    headers = {
+        "content-type": PROBLEM, "content-length": str(len(body)), "retry-after": str(RETRY_SECONDS),
+        "connection": "close",
+    }  # fmt: skip
+    said = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": told.status, "headers": said})
+    await send({"type": "http.response.body", "body": body})
 
 
 class InTime(asyncio.Protocol):
-    """Of a connection of uvicorn's: requests come in time. It waits for ever, and would refuse all others meanwhile."""
+    """Of a connection of uvicorn's: it has a place, and requests come in time. It waits for ever, and would refuse all
+    others meanwhile."""
 
     loop: asyncio.AbstractEventLoop
-    connections: set[Any]
     transport: asyncio.Transport
+    client: tuple[str, int] | None
+    app: Any
     cycle: Any
+
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Somebody has connected."""
         super().connection_made(transport)
-        self.since = self.loop.time()
+        self.address = self.client or _NOWHERE
+        self.place = Place(peer_of(self.address[0]))
         self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, None)
-        if len(self.connections) >= CONNECTIONS_MOST:
-            others: Iterable[object] = self.connections - {self}
-            waiting: list[InTime] = [c for c in others if isinstance(c, InTime) and not c.cycle]
-            if waiting:
-                min(waiting, key=lambda c: c.since).give_up()
+        if self.client is None:  # it has left again
+            self.give_up()
+        else:
+            self._places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has ended."""
         self._next_look.cancel()
+        self._places.leave(self.address, self)
         super().connection_lost(exc)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request that is there whole is being answered."""
+        return not (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
 
     def give_up(self) -> None:
         """End it without a word."""
-        self.connections.discard(self)
+        self._places.leave(self.address, self)
         self.transport.abort()
 
     def _look(self, before: Any) -> None:
@@ -224,9 +315,26 @@ class Http(InTime, H11Protocol):
     """A connection of the console's, which may become a websocket."""
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """From now on it is none of ours."""
+        """From now on it is none of ours, but for its place."""
+        if self.app is _full:
+            self.give_up()
+            return
         self._next_look.cancel()
+        self.place.kept = True
         super().handle_websocket_upgrade(event)
+
+
+class Websocket(WSProtocol):
+    """One of the console's, in the place of the connection that it was."""
+
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = connections
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._places.leave(self.client or _NOWHERE)
+        super().connection_lost(exc)
 
 
 def _bound(host: str, port: int, section: str) -> socket.socket:

@@ -18,19 +18,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import ifaddr
 import msgspec
 from zeroconf import Error as ZeroconfError
-from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
+from zeroconf import (
+    IPVersion,
+    RecordUpdate,
+    RecordUpdateListener,
+    ServiceBrowser,
+    ServiceInfo,
+    ServiceListener,
+    Zeroconf,
+)
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
@@ -72,6 +81,8 @@ PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at
 comes back meanwhile under the same name is not told of anew."""
 PROBE_SECONDS: Final = 3.0
 """Time for one probe. A lookup service that needs longer is probed again in the next round."""
+MAX_DOMAIN: Final = 253
+"""Bytes of a name in mDNS, without the final dot."""
 MAX_NAME: Final = 255
 """Characters of a lookup service's id, and of a group, that is believed (RegistrarLimits, registrar.MAX_GROUP)."""
 MAX_GROUPS: Final = 64
@@ -112,7 +123,7 @@ class Announcement:
     def _announce(self) -> None:
         with guarded("lookup announcement"):
             try:
-                opened = Zeroconf(interfaces=addresses_of(self._interfaces), ip_version=IPVersion.V4Only)
+                opened = _opened(addresses_of(self._interfaces))
                 self._zeroconf = opened
                 with self._lock:
                     if self._stopped:
@@ -439,7 +450,7 @@ class LookupDiscovery:
 
     def _browse(self) -> None:
         try:
-            self._zeroconf = Zeroconf(interfaces=addresses_of(self._interfaces), ip_version=IPVersion.V4Only)
+            self._zeroconf = _opened(addresses_of(self._interfaces))
             listener = _Listener(self._announced, self._gone, lambda: self._stopping)
             self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, listener)
         except (ZeroconfError, OSError, ConfigurationError) as exc:
@@ -462,9 +473,9 @@ def hears_itself(address: str, seconds: float) -> str:
     name = f"{uuid4().hex}.{kind}"
     try:
         with contextlib.ExitStack() as stack:
-            says = Zeroconf(interfaces=[address], ip_version=IPVersion.V4Only)
+            says = _opened([address])
             stack.callback(says.close)
-            hears = Zeroconf(interfaces=[address], ip_version=IPVersion.V4Only)
+            hears = _opened([address])
             stack.callback(hears.close)
             info = ServiceInfo(kind, name, addresses=[socket.inet_aton(address)], port=9, server=f"{name[:32]}.local.")
             says.register_service(info, cooperating_responders=True)
@@ -472,6 +483,55 @@ def hears_itself(address: str, seconds: float) -> str:
             return "" if heard is not None else "nothing is heard"
     except (ZeroconfError, OSError) as exc:
         return str(exc) or type(exc).__name__
+
+
+class _Sieve(RecordUpdateListener):
+    """Takes out of zeroconf's cache what can't be asked for again, as soon as it is there: it would be in each query
+    (RFC 6762, section 7.1), and with it no query could be sent. On zeroconf's loop."""
+
+    def __init__(self, zc: Zeroconf) -> None:
+        self._cache = zc.cache
+        self._odd: list[Any] = []
+
+    def async_update_records(self, _: Zeroconf, __: float, records: list[RecordUpdate]) -> None:
+        """Records that are about to be put into the cache."""
+        self._odd += [each.new for each in records if not _is_writable(each.new)]
+
+    def async_update_records_complete(self) -> None:
+        """They are in it."""
+        if self._odd:
+            self._cache.async_remove_records(self._odd)
+            self._odd = []
+
+    def look(self) -> None:
+        """What came before this was there."""
+        known = (each for name in self._cache.names() for each in self._cache.async_entries_with_name(name))
+        self._odd += [each for each in known if not _is_writable(each)]
+        self.async_update_records_complete()
+
+
+def _opened(interfaces: Sequence[str]) -> Zeroconf:
+    """Raises ZeroconfError, OSError."""
+    opened = Zeroconf(interfaces=list(interfaces), ip_version=IPVersion.V4Only)
+    sieve = _Sieve(opened)
+    opened.add_listener(sieve, None)
+    if opened.loop is not None:
+        opened.loop.call_soon_threadsafe(sieve.look)
+    return opened
+
+
+def _is_writable(record: Any) -> bool:
+    names = (getattr(record, part, "") for part in ("name", "alias", "server", "next_name"))
+    return not any(map(_is_odd_domain, filter(None, names)))
+
+
+def _is_odd_domain(name: str) -> bool:
+    """Whether it is no name as they are written (RFC 1035, section 2.3.4), or none that a log can show: what was read
+    with errors is longer than it was."""
+    return len(name.encode()) > MAX_DOMAIN or not name.isprintable() or _LONG_LABEL(name.encode()) is not None
+
+
+_LONG_LABEL: Final = re.compile(rb"[^.]{64}").search
 
 
 class _Listener(ServiceListener):
@@ -486,7 +546,8 @@ class _Listener(ServiceListener):
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         with guarded("discovery by mDNS"):
-            info = None if self._ended() else zc.get_service_info(type_, name, timeout=1000)
+            is_odd = _is_odd_domain(name)  # the browser tells of a record before it is taken away
+            info = None if is_odd or self._ended() else zc.get_service_info(type_, name, timeout=1000)
             if info is not None:
                 self._found(info)
 

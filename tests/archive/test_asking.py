@@ -104,6 +104,21 @@ def test_explaining_says_what_the_index_decides(opened: Callable[..., Archive]) 
         archive.explain(asking("/m/n >"))
 
 
+def test_nobody_else_on_the_host_may_read_its_files(opened: Callable[..., Archive], tmp_path: Path) -> None:
+    # Given a process that lets others read its files, and an archive with a worker
+    before = os.umask(0o022)
+    try:
+        archive = opened(workers=1)
+        publish(archive, 300)
+        until(lambda: archive.status()["indexed"] == 300)
+    finally:
+        os.umask(before)
+    # Expect no file of the archive to be theirs, and least of all the index
+    files = [path for path in (tmp_path / "archive").rglob("*") if path.is_file()]
+    assert any(path.parent.name == "index" for path in files)
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
 def test_nothing_piles_up_where_nobody_takes(opened: Callable[..., Archive]) -> None:
     # Given many queries that would find more than they are allowed to have waiting
     archive = opened(workers=0, volume=1 << 20)

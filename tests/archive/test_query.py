@@ -431,6 +431,16 @@ def test_it_can_be_said_how_a_query_would_be_answered(tmp_path: Path) -> None:
     ]
     nobody = Query(scopes=(Scope(TYPE, "/m/a > 800", registrations=("nobody",)),))
     assert [step.rows for step in explained(nobody, index, 900, objects=1000).steps] == [0]
+    # Expect nothing of what an access rule hides, nor of the rule: whether columns decide it, or lxml
+    for rule, seen in (("/m/a > 850", 50), ("sum(/m/a) > 850", 0)):
+        scope = Scope(TYPE, "/m/a > 100 or /m/k = 'y'", where=rule)
+        narrowed = explained(Query(scopes=(scope,), is_narrowed=True), index, 1000, objects=1000)
+        assert [(step.conditions, step.left, step.rows) for step in narrowed.steps] == [
+            (("/m/a > 100.0",), (), seen),
+            (("/m/k = 'y'",), (), 0),
+        ]
+        assert (narrowed.is_exact, narrowed.objects, narrowed.not_indexed) == (False, seen, 0)
+        assert "850" not in f"{narrowed}"
     without = explained(Query(scopes=(Scope(TYPE, "/m/a"),)), None, 1000, objects=1000)
     assert (without.steps, without.not_indexed, without.is_exact) == ((), 1000, False)
     index.close()

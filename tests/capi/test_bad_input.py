@@ -90,7 +90,7 @@ def test_no_call_raises_anything_but_our_errors_for_values_of_any_type(
 
 
 def test_each_exception_is_one_of_our_errors_with_a_code_of_its_own() -> None:
-    assert len({each.code for each in EXCEPTIONS}) == len(EXCEPTIONS) == 15
+    assert len({each.code for each in EXCEPTIONS}) == len(EXCEPTIONS) == 16
     assert all(issubclass(each, JbiError) and each.code.startswith("capi_") for each in EXCEPTIONS)
 
 

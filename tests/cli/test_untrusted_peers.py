@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -173,6 +174,14 @@ def test_what_a_peer_says_in_an_error_reaches_log_and_terminal_as_text(
     # When it is logged, expect one printable line
     record = logging.LogRecord("jbi", logging.WARNING, "x.py", 1, "%s", (error,), None)
     assert TextFormatter("%(levelname)s: %(message)s").format(record).isprintable()
+    # Expect the same of what an exception of somebody else's says, and that it is bounded
+    try:
+        raise ValueError("\x1b[2J\x1b]0;owned\x07" + "x" * 1_000_000)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    shown = TextFormatter("%(levelname)s: %(message)s").format(record)
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert max(len(shown), len(JsonFormatter().format(record))) < 50_000
     # When it ends a command, expect printable lines, and its exit code
 
     def fails(**_options: object) -> None:

@@ -12,10 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jbi_pubsub.core import metrics
+from jbi_pubsub.core.access import AllowAll, Decision
+from jbi_pubsub.core.config import MetricsSection
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.metrics import CONNECTIONS_MOST, REQUEST_BYTES, MetricsServer, Sample
 
-GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Shown:
@@ -24,7 +26,7 @@ class Shown:
     def __init__(self) -> None:
         self.samples: list[Sample] = [Sample("things", "gauge", "Things", 7)]
         self.fails = False
-        self.server = MetricsServer("127.0.0.1", 0, self._collect)
+        self.server = MetricsServer(MetricsSection(port=0), self._collect)
 
     def _collect(self) -> list[Sample]:
         if self.fails:
@@ -81,6 +83,29 @@ def test_whoever_asks_for_metrics_gets_them(shown: Shown) -> None:
         assert shown.ask(b"GET /metrics HTTP/1.1\r\nAccept: " + accept + b"\r\n\r\n")[0] == "200 OK"
 
 
+@pytest.mark.parametrize(
+    "hosts", [b"Host: evil.example\r\n", b"Host: evil@localhost\r\n", b"Host: localhost\r\nHost: evil.example\r\n"]
+)
+def test_a_page_that_is_made_to_reach_it_gets_nothing(shown: Shown, hosts: bytes) -> None:
+    assert shown.ask(b"GET /metrics HTTP/1.1\r\n" + hosts + b"\r\n")[0] == "403 Forbidden"
+
+
+def test_who_may_not_look_gets_no_metrics() -> None:
+    class Rules(AllowAll):
+        """Of one who lets a single address look."""
+
+        def allow(self, caller: Any, action: Any, _: Any) -> Decision:
+            return Decision(action == "status" and caller.address.startswith("127.0.0.2:"))
+
+    server = MetricsServer(MetricsSection(port=0), list, Rules())
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        for host, wanted in (("127.0.0.1", "403 Forbidden"), ("127.0.0.2", "200 OK")):
+            made = socket.create_connection(("127.0.0.1", server.port), 5.0, source_address=(host, 0))
+            stack.enter_context(made).sendall(GET)
+            assert heard(made)[0] == wanted
+
+
 def test_half_requests_hold_no_threads_and_keep_nobody_out(shown: Shown, eventually: Callable[..., Any]) -> None:
     # Given six hundred who have sent half a request
     threads = threading.active_count()
@@ -95,6 +120,20 @@ def test_half_requests_hold_no_threads_and_keep_nobody_out(shown: Shown, eventua
         eventually(lambda: len(shown.server._writers) <= CONNECTIONS_MOST)
         # Expect the oldest to have gone
         assert heard(halves[0]) == ("", "")
+
+
+def test_a_crowd_from_one_address_ends_no_connection_of_another(shown: Shown) -> None:
+    with ExitStack() as stack:
+        # Given somebody who is slow, and a stranger who connects more often than there are places
+        slow = stack.enter_context(shown.connect())
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
+        for _ in range(3 * CONNECTIONS_MOST):
+            address = "127.0.0.1", shown.server.port
+            stack.enter_context(socket.create_connection(address, 5.0, source_address=("127.0.0.2", 0)))
+        # Expect the slow one to have its answer
+        assert shown.values()[("jbi_things", ())] == 7
+        slow.sendall(b"\r\n")
+        assert heard(slow)[0] == "200 OK"
 
 
 def test_half_a_request_and_a_large_one_end_by_themselves(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from lxml import etree
 
 from jbi_pubsub.core.errors import OversizeError, PredicateError
+from jbi_pubsub.core.wire.places import asked_by
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, payload_filter, select
+from jbi_pubsub.core.xpath import predicate as compiling
 from jbi_pubsub.core.xpath.index import predicate_index as index
 from jbi_pubsub.core.xpath.language import cost
 from jbi_pubsub.core.xpath.language.cost import (
@@ -211,6 +217,46 @@ class TestRefusal:
         assert "most of it //a[//b[//c[//d]]] at position 15" in str(caught.value)
         assert "child steps" in caught.value.hint
         assert float(str(caught.value.facts["cost"])) > MAX_COST
+
+    def test_of_a_long_one_comes_before_all_of_it_was_added_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given a predicate of 2,700 steps, of which a few are too much
+        added: list[float] = []
+        add = cost._Model._add
+        monkeypatch.setattr(cost._Model, "_add", lambda *given: added.append(1.0) or add(*given))
+        with pytest.raises(PredicateError, match="may take"):
+            compile_predicate("//a" + "//b" * 2_700)
+        # Expect that it was looked at no further, and no part of it again
+        assert len(added) < 2_700
+
+    def test_of_long_ones_is_found_out_one_by_one_for_each_peer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given two peers that ask by several threads; the first of each does not come to an end
+        under_way: Counter[str] = Counter()
+        most: dict[str, int] = {}
+        both = threading.Barrier(2)
+        parse = compiling.parse
+
+        def parsed(expression: str, *given: Any) -> Any:
+            peer = asked_by.get()
+            under_way[peer] += 1
+            most[peer] = max(most.get(peer, 0), under_way[peer])
+            with suppress(threading.BrokenBarrierError):
+                both.wait(5.0)  # one of each peer is here, or the other peer has no more
+            under_way[peer] -= 1
+            return parse(expression, *given)
+
+        def ask(peer: str, number: int) -> None:
+            asked_by.set(peer)
+            compile_predicate(f"//a{number}" + "/b" * 700)
+
+        monkeypatch.setattr(compiling, "parse", parsed)
+        threads = [threading.Thread(target=ask, args=(peer, n)) for n in range(3) for peer in ("one", "other")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        # Expect each of them to have had one at a time, and neither to have waited for the other
+        assert most == {"one": 1, "other": 1}
+        assert not both.broken
 
     def test_of_a_filter_is_the_same(self) -> None:
         with pytest.raises(PredicateError, match="payload_filter: may take"):

@@ -15,6 +15,7 @@ import ifaddr
 import msgspec
 import pytest
 from rpyc.core import brine, consts
+from zeroconf import DNSIncoming, ServiceBrowser
 
 from jbi_pubsub.core.config import Config, LeaseSection, LookupSection, PadSection
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError
@@ -24,6 +25,7 @@ from jbi_pubsub.core.wire.endpoint import PREAMBLE, Security
 from jbi_pubsub.lookup.client import discovery as discovery_module
 from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client.discovery import (
+    SERVICE_TYPE,
     Announcement,
     LookupDiscovery,
     _Listener,
@@ -277,6 +279,50 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
     for number in range(1000):
         listener.add_service(zeroconf, "type", f"flood-{number}")
     assert asked == []
+
+
+def _pointer(instance: bytes) -> bytes:
+    """A response that says that there is a lookup service of that name: labels with their lengths."""
+
+    def name(*labels: bytes) -> bytes:
+        return b"".join(bytes([len(label)]) + label for label in labels)
+
+    kind = name(b"_jbi-lookup", b"_tcp", b"local") + b"\0"
+    return (
+        struct.pack("!6H", 0, 0x8400, 0, 1, 0, 0)
+        + kind
+        + struct.pack("!HHIH", 12, 1, 4500, 2 + len(instance))
+        + (instance + b"\xc0\x0c")
+    )
+
+
+def test_names_that_can_not_be_asked_for_spoil_no_query(caplog: pytest.LogCaptureFixture) -> None:
+    # Given names that zeroconf reads and can't write, that a terminal would obey, and one as it should be
+    told: list[str] = []
+    names = (b"\xff" * 40, b"a\xff" * 31, b"\x1b[2J\x1b]0;owned\x07", b"ok")
+    zeroconf = discovery_module._opened(["127.0.0.1"])
+    try:
+        listener = _Listener(lambda info: told.append(info.name), lambda _: None, lambda: False)
+        browser = ServiceBrowser(zeroconf, SERVICE_TYPE, listener)
+        done = threading.Event()
+
+        def come() -> None:
+            for each in names:
+                packet = DNSIncoming(_pointer(bytes([len(each)]) + each))
+                zeroconf.record_manager.async_updates_from_response(packet)
+            done.set()
+
+        zeroconf.loop.call_soon_threadsafe(come)
+        assert done.wait(10.0)
+        # Expect what is known to go into the next query, which it does not spoil
+        known = [r.alias for r in zeroconf.cache.entries_with_name(SERVICE_TYPE) if r.type == 12]
+        assert f"ok.{SERVICE_TYPE}" in known
+        assert all(name.isprintable() and len(name.partition(".")[0].encode()) < 64 for name in known)
+        browser.cancel()
+    finally:
+        zeroconf.close()
+    # Expect nobody to have been asked about the others, and nothing in the log
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 
 
 def test_an_announcement_that_fails_unexpectedly_is_counted(

@@ -21,7 +21,8 @@ from jbi_pubsub.core.config import PadSection, QueueSection
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Caller, Place
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Delegate

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from keeping import MemoryKeeping
+from keeping import MemoryKeeping, MemoryResults
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.access import ALLOWED, Decision
@@ -439,6 +439,14 @@ def test_of_each_type_the_rules_say_what_may_be_read(place: Asking, monkeypatch:
             place.ask(EVERYBODY, **what)
         with pytest.raises(AccessDeniedError):
             place.history.explain(QueryRequest(**what), EVERYBODY)
+    # Expect an explanation to be asked for apart from the rule, which is not told
+    rule(t=Decision(True, "p:1", "/m/n < 4"))
+    asked: list[Any] = []
+    explaining = place.keeping.explain
+    monkeypatch.setattr(place.keeping, "explain", lambda query: asked.append(query) or explaining(query))
+    place.history.explain(QueryRequest(predicate="/m/n > 1"), EVERYBODY)
+    assert [(each.predicate, each.where) for each in asked[0].scopes] == [("/m/n > 1", "/m/n < 4")]
+    assert asked[0].is_narrowed
     # And one that is open to end when the rules change
     rule(t=ALLOWED)
     place.consumes = False
@@ -454,15 +462,30 @@ def test_of_each_type_the_rules_say_what_may_be_read(place: Asking, monkeypatch:
     )  # fmt: skip
 
 
-def test_types_that_may_not_be_read_are_left_out_and_said(place: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_something_may_not_be_read_is_said_and_not_what(place: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     source = place.keeping.known[place.registrations[0].uid]
     hidden = msgspec.structs.replace(source, uid="x", type=msgspec.structs.replace(source.type, name="hidden"))
     monkeypatch.setattr(place.keeping, "sources", lambda: [source, hidden])
     monkeypatch.setattr(place.history, "_access", Rules(t=ALLOWED))
     opened = place.ask(EVERYBODY)
-    assert opened.left_out == ("hidden 1.0",)
+    assert opened.left_out == ("* *",)
     assert len(place.answer(opened)) == 20
-    assert place.finished[opened.number].left_out == ("hidden 1.0",)
+    assert place.finished[opened.number].left_out == ("* *",)
+    assert "hidden" not in f"{place.history.explain(QueryRequest(), EVERYBODY)}"
+
+
+def test_what_a_rule_hides_is_not_counted_in_how_a_query_gets_on(
+    place: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.history, "_access", Rules(t=Decision(True, "p:1", "/m/n < 4")))
+    found = MemoryResults.progress
+    monkeypatch.setattr(
+        MemoryResults, "progress", lambda self: msgspec.structs.replace(found(self), candidates=20, verified=20)
+    )
+    opened = place.ask(EVERYBODY)
+    assert place.answer(opened) == [1, 2, 3]
+    ended = place.finished[opened.number]
+    assert (ended.matched, ended.candidates, ended.verified) == (3, 3, 0)
 
 
 # -- counting and explaining --------------------------------------------------------------------------------------

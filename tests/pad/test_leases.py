@@ -16,7 +16,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Caller, Place
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.dissemination import MatchTable

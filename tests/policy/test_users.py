@@ -30,7 +30,8 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlClient
-from jbi_pubsub.core.wire.endpoint import Caller, Login, Place, Security
+from jbi_pubsub.core.wire.endpoint import Caller, Login, Security
+from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer

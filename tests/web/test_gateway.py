@@ -17,6 +17,7 @@ import pytest
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import GatewaySection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError
+from jbi_pubsub.core.wire.places import Shares
 from jbi_pubsub.publisher import lanes
 from jbi_pubsub.web import feeds, gateway
 from jbi_pubsub.web.gateway import Gateway
@@ -224,9 +225,10 @@ def test_bad_requests_are_told_what_is_wrong(reached: Callable[..., Any]) -> Non
         ("POST", f"{TYPE}/objects?validate=maybe", part % b"metadata", form, 400, "argument"),
         ("POST", f"{TYPE}/objects?validate=false", b"<a", {"Content_Type": "application/xml"}, 422, "metadata"),
         ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "application/json"}, 400, "argument"),
+        ("POST", "/v1/capi/connections", b'{"name": ""}', {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b"[" * 100_000, {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "text/plain"}, 400, "argument"),
-        ("POST", "/v1/capi/connections/x/connect", None, {}, 502, "capi_connection"),
+        ("POST", "/v1/capi/connections/x/connect", None, {}, 409, "capi_connection"),
         ("GET", "/v1/capi/sequences/x", None, {}, 409, "capi_sequence_state"),
     ):
         said = it.ask(method, path, body, **headers)
@@ -327,9 +329,9 @@ def test_what_does_not_fit_is_told_429_and_when_to_come_again(
     assert (said.status, said.json()["code"], said.headers["Retry-After"]) == (429, "back_pressure", "1")
     assert 0 <= said.json()["facts"]["published"] < 50
     # Expect the same of subscriptions and bodies
-    monkeypatch.setattr(feeds, "FEEDS_MOST", 0)
+    it.gateway.guests.own.feeds._shares = Shares(0, "too many subscriptions are open")
     assert it.ask("POST", f"{TYPE}/subscriptions").status == 429
-    monkeypatch.setattr(gateway, "BODIES_MOST", 100)
+    it.gateway._bodies = Shares(100, "too many bytes are under way here")
     assert it.publish((report(1), b"x" * 100), at=path).status == 429
     monkeypatch.setattr(gateway, "BODY_MOST", 200)
     assert it.publish((report(1), b"x" * 200), at=path).status == 413
@@ -373,7 +375,7 @@ def test_a_client_that_never_reads_delays_nobody_and_is_cut_off(
         eventually(is_cut)
         # Expect a client that has gone in the middle to have left nothing
         halfway.close()
-        eventually(lambda: it.gateway._bodies == 0)
+        eventually(lambda: it.gateway._bodies.taken == 0)
 
 
 def test_a_feed_that_is_full_holds_up_its_own_listener_alone(reached: Callable[..., Any]) -> None:

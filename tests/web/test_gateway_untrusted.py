@@ -18,7 +18,8 @@ import pytest
 from jbi_pubsub.core import spool
 from jbi_pubsub.core.errors import BackPressureError, OversizeError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
-from jbi_pubsub.web import common, feeds, gateway
+from jbi_pubsub.core.wire.places import Shares
+from jbi_pubsub.web import common, feeds, gateway, server
 from jbi_pubsub.web.feeds import Feed, Feeds
 from jbi_pubsub.web.operations import objects_in
 
@@ -142,7 +143,7 @@ def test_who_waits_long_does_not_hold_up_the_end(reached: Callable[..., Any], ev
         publishing = pool.submit(it.publish, (report(1), b""), at=f"{TYPE}/objects?validate=false&wait=300")
         polling = pool.submit(it.ask, "GET", f"{at}?timeout=300")
         feed = it.gateway.guests.own.feeds.find(at.split("/")[3])
-        eventually(lambda: it.gateway._calls == 1 and feed._readers == 1)
+        eventually(lambda: it.gateway._calls.taken == 1 and feed._readers == 1)
         # When it ends
         begun = time.monotonic()
         it.gateway.stop()
@@ -153,6 +154,68 @@ def test_who_waits_long_does_not_hold_up_the_end(reached: Callable[..., Any], ev
     while stream.answer.readline():
         pass
     stream.close()
+
+
+# -- places ---------------------------------------------------------------------------------------------------------
+
+
+def _held(stack: ExitStack, port: int, text: str, host: str = "127.0.0.2") -> socket.socket:
+    """A connection from `host` that has sent this."""
+    made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20.0, source_address=(host, 0)))
+    made.sendall(text.encode())
+    return made
+
+
+def _heads(connections: list[socket.socket]) -> list[bytes]:
+    """The status line of each; b"" of one that was ended."""
+    found = []
+    for each in connections:
+        with suppress(ConnectionError):
+            found.append(each.recv(12))
+    return found
+
+
+@pytest.mark.parametrize("stranger", ["127.0.0.2", "127.0.0.1"])
+def test_idle_connections_of_one_stranger_keep_nobody_out(reached: Callable[..., Any], stranger: str) -> None:
+    # Given 280 connections that have been answered, and say nothing more; without credentials, or of the client's host
+    it = reached(archive=False)
+    with ExitStack() as stack:
+        asked = "GET /v1/openapi.json HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+        idle = [_held(stack, it.gateway.port, asked, stranger) for _ in range(280)]
+        assert b"HTTP/1.1 403" in _heads(idle[-5:])
+        assert len(it.gateway.connections) <= 192
+        # Expect honest requests to be answered
+        assert [it.ask("GET", "/v1/types").status for _ in range(20)] == [200] * 20
+
+
+def test_a_peer_has_its_share_of_streams(reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a stranger with as many streams as one may have, and one more
+    monkeypatch.setattr(server, "CONNECTIONS_MOST", 16)
+    monkeypatch.setattr(feeds, "FEEDS_MOST", 16)
+    it = reached(archive=False)
+    with ExitStack() as stack:
+        asked = f"GET {TYPE}/subscribe HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        streams = [_held(stack, it.gateway.port, asked) for _ in range(12)]
+        assert _heads(streams) == [b"HTTP/1.1 200"] * 12
+        # Expect it to be told, and another one to have a stream
+        over = [_held(stack, it.gateway.port, asked) for _ in range(3)]
+        assert _heads(over) == [b"HTTP/1.1 503"] * 3
+        other = it.stream(f"{TYPE}/subscribe")
+        other.close()
+
+
+def test_a_share_is_given_back() -> None:
+    shares = Shares(8, "too much")
+    with shares.held("a", 6), pytest.raises(BackPressureError, match="too much"):
+        shares.take("a")
+    shares.take("a", 6)
+    shares.take("b", 2)
+    with pytest.raises(BackPressureError):
+        shares.take("c")
+    shares.take("c", 0)
+    shares.give("a", 6)
+    shares.give("b", 2)
+    assert shares.taken == 0
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -181,13 +244,13 @@ def test_answers_that_nobody_takes_are_bounded(
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent.connect(("127.0.0.1", it.gateway.port))
         silent.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        eventually(lambda: it.gateway._answers > 0)
+        eventually(lambda: it.gateway._answers.taken > 0)
         # Expect the next one to come again, and small answers as ever
         said = it.ask("GET", path)
         assert (said.status, said.json()["code"]) == (429, "back_pressure")
         assert it.ask("GET", f"/v1/objects/{ids[1]}/payload").body == b"small"
     # Expect room when it has gone, and the answer to be whole
-    eventually(lambda: it.gateway._answers == 0)
+    eventually(lambda: it.gateway._answers.taken == 0)
     assert it.ask("GET", path).body == b"x" * 30_000_000
 
 
@@ -223,7 +286,7 @@ def test_a_subscription_that_could_not_be_cancelled_is_cancelled_later() -> None
     async def run() -> None:
         nonlocal is_full, cancelled_is_next
         all_of = Feeds(call, Adapter)
-        feed = await all_of.open()
+        feed = await all_of.open("peer")
         cancelled_is_next = True
         with pytest.raises(BackPressureError):
             await all_of.end(feed)
@@ -359,6 +422,28 @@ def test_a_request_of_two_hosts_is_none(reached: Callable[..., Any]) -> None:
     with socket.create_connection(("127.0.0.1", it.gateway.port), timeout=20) as connection:
         connection.sendall(b"GET /v1/types HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://evil.example/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET http://evil@localhost/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET http://evil.example?/v1/types HTTP/1.1\r\nHost: localhost",
+        b"GET /v1/types HTTP/1.1\r\nHost: evil@localhost",
+        b"GET /v1/types HTTP/1.1\r\nHost: localhost/evil",
+        b"GET /v1/types HTTP/1.1\r\nHost: evil.example#@localhost",
+    ],
+)
+def test_a_foreign_host_is_refused_in_whatever_form(reached: Callable[..., Any], head: bytes) -> None:
+    it = reached(archive=False)
+    with socket.create_connection(("127.0.0.1", it.gateway.port), timeout=20) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(12) in (b"HTTP/1.1 403", b"HTTP/1.1 400")
+    # Expect the absolute form of our own to be as good as any
+    with socket.create_connection(("127.0.0.1", it.gateway.port), timeout=20) as connection:
+        connection.sendall(b"GET http://localhost/v1/types HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_large_payload_is_read_where_nobody_waits_for_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -278,3 +279,47 @@ def test_who_is_out_does_not_wait_for_what_others_have_left(
     finally:
         release.set()
     stream.close()
+
+
+def test_slow_bodies_of_a_user_keep_no_other_out(
+    reached: Callable[..., Any], policy: Path, users: str, eventually: Callable[..., Any]
+) -> None:
+    # Given a user who begins 400 bodies, from two hosts
+    it = reached(archive=False, policy=str(policy), users=users)
+    head = f"POST {ANY} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {ALICE}\r\nContent-Type: text/xml\r\n"
+    address = "127.0.0.1", it.gateway.port
+    with contextlib.ExitStack() as stack:
+        for number in range(400):
+            host = f"127.0.0.{2 + number % 2}"
+            made = stack.enter_context(socket.create_connection(address, 20.0, source_address=(host, 0)))
+            made.sendall(f"{head}Content-Length: 9\r\n\r\n<".encode())
+        # Expect the user to have a share of the places, and others to be let in, from the same host as well
+        eventually(lambda: len(it.gateway.connections) >= 192)
+        assert [it.ask("GET", "/v1/types", Authorization=BOB).status for _ in range(20)] == [200] * 20
+        eventually(lambda: {each.place.peer for each in it.gateway.connections._open.values()} <= {"user alice"})
+        assert len(it.gateway.connections) <= 192
+
+
+def test_types_that_a_user_may_not_have_are_not_named_to_him(
+    reached: Callable[..., Any], users: str, policy: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given two types with archived objects, of which bob may have neither published nor read one
+    policy.write_text(
+        '[[access]]\nuser = "alice"\n\n[[access]]\nuser = "bob"\naction = ["connect", "query"]\ntype = "report"\n'
+        '\n[[access]]\naddress = "127.0.0.0/8"\nuser = ""\naction = ["connect", "peer"]\n'
+    )
+    it = reached(users=users, policy=str(policy))
+    for name in ("report", "secret"):
+        at = f"/v1/types/{name}/1.0/objects?wait=20&validate=false&persist=true"
+        assert it.ask("POST", at, REPORT, Content_Type="application/xml", Authorization=ALICE).status == 201
+    eventually(lambda: b"secret" in it.ask("GET", "/v1/types", Authorization=ALICE).body)
+    eventually(lambda: b"report" in it.ask("GET", "/v1/types", Authorization=BOB).body)
+    # Expect him to be told of what is his to have alone: by a list, a query of all, and of what is not there
+    asked = [
+        it.ask("GET", path, Authorization=BOB)
+        for path in ("/v1/types", "/v1/types/*/*/query", "/v1/types/sekret/1.0/query", "/v1/types/*/*/count")
+    ]
+    assert [each["type"] for each in asked[0].json()["types"]] == ["report"]
+    assert len(asked[1].json()["objects"]) == 1, asked[1].body
+    assert asked[2].status in (403, 404)
+    assert not any(b"secret" in each.body for each in asked)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse
 
 from jbi_pubsub.core.config import WebSection
@@ -116,6 +116,7 @@ def test_the_printed_address_lets_one_browser_in(server: WebServer) -> None:
         {"Host": "localhost.evil.example"},
         {"Host": ""},
         {"Host": "[::1"},
+        {"Host": "evil@localhost"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:1"},  # another port of this host is another origin
@@ -151,6 +152,38 @@ def test_requests_are_bounded(server: WebServer) -> None:
     # Expect one without a length, in chunks, to be cut off too
     chunks = (b"x" * 65536 for _ in range(BODY_MOST // 65536 + 2))
     assert ask(server, "/size", "POST", chunks, Cookie=cookie)[0] == 413
+
+
+def test_a_peer_has_its_share_of_websockets(
+    serving: Callable[..., WebServer], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a browser that opens more websockets than there are connections
+    monkeypatch.setattr("jbi_pubsub.web.server.CONNECTIONS_MOST", 8)
+    server = serving()
+
+    @server.app.websocket("/echo")
+    async def echo(socket: WebSocket) -> None:
+        await socket.accept()
+        with suppress(WebSocketDisconnect):
+            await socket.receive_text()
+
+    shake = (
+        f"GET /echo HTTP/1.1\r\nHost: localhost\r\nCookie: {enter(server)}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        said = []
+        for _ in range(12):
+            made = socket.create_connection(("127.0.0.1", server.port), 10.0, source_address=("127.0.0.2", 0))
+            stack.enter_context(made).sendall(shake.encode())
+            with suppress(ConnectionError):
+                said.append(made.recv(12))
+        # Expect it to have its share, and others to be let in
+        assert said.count(b"HTTP/1.1 101") == 6
+        assert ask(server, "/", Cookie=enter(server))[0] == 200
+    # Expect the places to be free when it has gone
+    eventually(lambda: len(server.connections) == 0)
 
 
 def _half(server: WebServer, text: str) -> socket.socket:

@@ -18,7 +18,8 @@ import trustme
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import control
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer, exported, leasing
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Place, Security, peer_of
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security
+from jbi_pubsub.core.wire.places import Place, peer_of
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
@@ -241,11 +242,11 @@ def test_with_a_certificate_a_peer_is_who_that_says_wherever_it_connects_from(
             return secured
 
         crowd = [connect("crowd", f"127.0.0.{host}") for host in range(1, 7)]
-        eventually(lambda: sum(place.peer == "crowd" for place, _ in endpoint._open.values()) == 6)
+        eventually(lambda: sum(place.peer == "crowd" for place in endpoint._open.values()) == 6)
         # When it connects from a seventh, expect a refusal; and a place for another one from the same address
         assert is_closed(connect("crowd", "127.0.0.7"))
         other = connect("other", "127.0.0.7")
-        eventually(lambda: sorted(place.peer for place, _ in endpoint._open.values()) == ["crowd"] * 6 + ["other"])
+        eventually(lambda: sorted(place.peer for place in endpoint._open.values()) == ["crowd"] * 6 + ["other"])
         assert is_open_tls(other)
         assert all(map(is_open_tls, crowd))
 

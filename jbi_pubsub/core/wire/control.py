@@ -49,6 +49,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
 
 from .endpoint import CONTROL, Caller, Login, Security, dial, protocol_in, readable, recv_exactly
+from .places import asked_by
 from .ref import PROTOCOL, ServiceRef
 from .tls import alert_in, explained
 
@@ -138,6 +139,7 @@ class ControlServer:
         failure = ErrorReport("error", f"internal error in {name}.{method}"[:200])
         if caller.place.user:
             caller = dataclasses.replace(caller, identity=caller.place.user)
+        asked_by.set(caller.place.peer)
         with caller.place.in_use(), guarded("control call"):
             try:
                 target, function, arguments = self._called(name, method, request)

@@ -5,10 +5,7 @@ is under way; when idle, in 25 s by the client of a data connection, which waits
 others, who have calls with deadlines and leases for that (more eager probes would cost a 7,200 bps link a fifth); every
 read has a deadline; a full file table slows accepting, it never ends it.
 
-Places are bounded. When all are taken, whoever comes gets that of a connection that is good for nothing now, of the
-peer that has the most: one that has not called yet, else the one that has been idle longest (its client opens another
-one with its next call). A data connection in use and a call under way keep theirs. A peer is who its certificate
-says, without TLS its host; it has three quarters of the places at most.
+Places are bounded, and shared by peers: see `places`.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ import struct
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +38,7 @@ from jbi_pubsub.core.guard import guarded
 
 from . import transport
 from .credentials import LOOK_SECONDS
+from .places import Place, has_more, peer_of, room, share_of
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls
 from .x509 import RevocationList
@@ -89,43 +86,6 @@ LINGER_SECONDS: Final = 1.0
 
 TOLD_MOST: Final = 20
 """Refusals that are logged in a minute, each peer and reason once."""
-
-
-@dataclass(eq=False, slots=True)
-class Place:
-    """A connection's place at a port, and what it is good for. The connection's thread changes it, others look."""
-
-    peer: str = ""
-    since: float = field(default_factory=time.monotonic)
-    """When it was good for something last: it was accepted, or a call was answered."""
-    calls: int = 0
-    busy: bool = False
-    """A call is under way."""
-    leased: bool = False
-    """Somebody has got or renewed a lease over it, and may be idle."""
-    holder: str = ""
-    """Of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
-    kept: bool = False
-    """It is the data connection of a publisher, subscriber or listener."""
-    user: str = ""
-    """Who has logged in over it; "" nobody."""
-    proof: str = field(default="", repr=False)
-    """What that was checked against: an account that has been changed since is no longer it."""
-
-    def patience(self, first: float, idle: float) -> float:
-        """Seconds that it may still be idle: `first` before the first call, `idle` after it."""
-        return 3600.0 if self.leased else self.since + (idle if self.calls else first) - time.monotonic()
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """While a call is under way."""
-        self.busy = True
-        try:
-            yield
-        finally:
-            self.calls += 1
-            self.since = time.monotonic()
-            self.busy = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,12 +359,11 @@ class Endpoint:
         shown = advertise or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
         self._most = max_connections
-        self._share = max_connections - max_connections // 4
-        self._open: dict[socket.socket, tuple[Place, threading.Thread | None]] = {}
-        """With the thread that serves it; None: handed over."""
+        self._open: dict[socket.socket, Place] = {}
+        self._handed_over: set[socket.socket] = set()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those that serve, and those that have left `_open` and are about to end."""
-        self._lock = threading.Lock()  # covers _open, _threads and _stopping
+        self._lock = threading.Lock()  # covers _open, _handed_over, _threads and _stopping
         self._stopping = False
         self.refused = 0
         """Connections that got no place, or lost it to another."""
@@ -436,13 +395,13 @@ class Endpoint:
         it from now on calls what is returned, which closes it, when that or anything else has ended it."""
         with self._lock:
             if sock in self._open:
-                place, _ = self._open[sock]
-                place.kept = True
-                self._open[sock] = place, None
+                self._open[sock].kept = True
+                self._handed_over.add(sock)
 
         def close() -> None:
             with self._lock:
                 self._open.pop(sock, None)
+                self._handed_over.discard(sock)
             sock.close()
 
         return close
@@ -497,7 +456,7 @@ class Endpoint:
         with self._lock:
             taken = not self._stopping and self._make_room(place.peer)
             if taken:
-                self._open[sock] = place, thread
+                self._open[sock] = place
                 self._threads.add(thread)
         if not taken:
             self.refused += 1
@@ -516,25 +475,12 @@ class Endpoint:
     def _make_room(self, peer: str) -> bool:
         """Whether there is a place for one more of `peer`, one being taken from another connection if need be. Called
         under the lock."""
-        taken = Counter(place.peer for place, _ in self._open.values()) if len(self._open) >= self._most // 2 else {}
-        if taken.get(peer, 0) >= self._share:
-            of = {peer}
-        elif len(self._open) >= self._most:
-            of = set(taken)
-        else:
-            return True
-        idle = [
-            (-taken[place.peer], place.calls > 0, place.since, sock)
-            for sock, (place, _) in self._open.items()
-            if place.peer in of and not place.kept and not place.busy
-        ]
-        if not idle:
-            return False
-        victim = min(idle, key=lambda each: each[:3])[3]
-        self.refused += 1
-        del self._open[victim]  # its thread closes it
-        _shut(victim)
-        return True
+        going = room(self._open, peer, self._most)
+        for victim in going or ():
+            self.refused += 1
+            del self._open[victim]  # its thread closes it
+            _shut(victim)
+        return going is not None
 
     def _serve(self, raw: socket.socket, address: str, place: Place) -> None:
         with guarded("connection"):
@@ -559,7 +505,7 @@ class Endpoint:
     def _leave(self, sock: socket.socket) -> None:
         """Its thread is done with it; whoever has it now closes it."""
         with self._lock:
-            handed_over = sock in self._open and self._open[sock][1] is None
+            handed_over = sock in self._handed_over
             if not handed_over:
                 self._open.pop(sock, None)
         if not handed_over:
@@ -590,10 +536,10 @@ class Endpoint:
         """The peer is who its certificate says, and has its share as that. Raises WireError."""
         with self._lock:
             place.peer = identity or place.peer
-            count = sum(other.peer == place.peer for other, _ in self._open.values())
-        if count > self._share:
+            too_many = has_more(self._open, place.peer, self._most)
+        if too_many:
             self.refused += 1
-            raise WireError(f"{identity} has its {self._share} of {self._most} connections")
+            raise WireError(f"{identity} has its {share_of(self._most)} of {self._most} connections")
         return identity
 
     def _tell(self, address: str, why: str) -> None:
@@ -631,16 +577,6 @@ class _Told:
                 return False
             self._known.add((peer, why))
             return True
-
-
-def peer_of(host: str) -> str:
-    """Whom a place is counted for without a certificate: the host; of IPv6 its network, whose addresses (2^64) are one
-    customer's (RFC 6177)."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _take_leave(sock: socket.socket, last: bytes) -> None:

@@ -25,6 +25,7 @@ from lxml import etree
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.remembered import Remembered
+from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.conditions import Plan
@@ -35,6 +36,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     Cost,
     Extent,
     Sum,
+    TooCostlyError,
     costliest,
     exact_extent,
     rough_extent,
@@ -362,6 +364,19 @@ def analysed(
     """
     if namespaces:
         check_namespaces(namespaces, expression, argument)
+    if len(expression) > LONG:
+        with in_turn():
+            return _analysed(expression, namespaces, argument, is_filter=is_filter)
+    return _analysed(expression, namespaces, argument, is_filter=is_filter)
+
+
+LONG: Final = 512
+"""Characters of an expression that is read in its peer's turn: it takes up to 50 ms."""
+
+
+def _analysed(
+    expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
+) -> tuple[Shape, list[str]]:
     parsed = parse(expression, namespaces, argument)
     tree = parsed.tree
     try:
@@ -377,9 +392,13 @@ def analysed(
         ) from exc
     plan = conditions.analyse(tree)
     if is_filter or plan.is_opaque:
-        terms = terms_of(tree, is_sorted=is_filter)
+        literal = longest(parsed.holes)
+        try:
+            terms = terms_of(tree, is_sorted=is_filter, most=MAX_COST, literal=literal)
+        except TooCostlyError as exc:
+            raise _costly(expression, argument, parsed, exc.seconds) from exc
         cost = Cost(lambda: terms)
-        seconds = cost.seconds(REFERENCE, longest(parsed.holes))
+        seconds = cost.seconds(REFERENCE, literal)
         if seconds > MAX_COST:
             raise _costly(expression, argument, parsed, seconds)
     else:
@@ -403,12 +422,14 @@ _FIRST_IS_ENOUGH: Final = ("boolean(self::node()[", "])")
 
 
 def _costly(expression: str, argument: str, parsed: Parsed, seconds: float) -> PredicateError:
-    part = parsed.text_of(costliest(parsed.tree, longest(parsed.holes)))
+    is_long = len(expression) > LONG  # to find the part takes longer than to find out that it is too much
+    part = expression if is_long else parsed.text_of(costliest(parsed.tree, longest(parsed.holes)))
     position = max(expression.find(part), 0)
     shown = part if len(part) <= MAX_SHOWN else part[:MAX_SHOWN] + "..."
+    told = "in" if is_long else "most of it"
     return PredicateError(
-        f"{argument}: may take {seconds * 1000:.0f} ms on a document of {REFERENCE.size} bytes, the limit is "
-        f"{MAX_COST * 1000:.0f} ms; most of it {shown} at position {position}",
+        f"{argument}: may take {seconds * 1000:.0f} ms or more on a document of {REFERENCE.size} bytes, the limit is "
+        f"{MAX_COST * 1000:.0f} ms; {told} {shown} at position {position}",
         hint="Name paths by child steps instead of // within conditions, or make several subscriptions of it",
         argument=argument,
         expression=expression,

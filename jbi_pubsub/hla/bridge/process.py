@@ -84,7 +84,7 @@ class FederationBridge:
             undo.callback(self._presence.close)
             self.metrics: MetricsServer | None = None
             if metrics.port >= 0:
-                self.metrics = MetricsServer(metrics.host, metrics.port, self.samples)
+                self.metrics = MetricsServer(metrics, self.samples)
                 undo.callback(self.metrics.stop)
             self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._run, name="hla-bridge", daemon=True)

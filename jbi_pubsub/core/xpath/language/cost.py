@@ -55,6 +55,9 @@ MAX_COST_OF_REGISTRATION: Final = 0.25
 extent. A usual predicate that the index does not take is charged 20 to 100 us; on figure 1 it takes a tenth of that or
 less, since the bound is for the worst document."""
 
+LOOK_EVERY: Final = 64
+"""Terms, after which it is looked whether there are too many by now."""
+
 MAX_REMEMBERED: Final = 16
 """Extents for which a bound is remembered; extents are rounded, so that there are few."""
 
@@ -166,10 +169,19 @@ def _seconds(terms: Iterable[tuple[Term, float]], extent: Extent, literal: int) 
         return math.inf
 
 
-def terms_of(tree: Expression, *, is_sorted: bool) -> Sum:
+class TooCostlyError(Exception):
+    """More than was to be found out; `seconds` of the reference document so far."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def terms_of(tree: Expression, *, is_sorted: bool, most: float = math.inf, literal: int = 0) -> Sum:
     """The bound for an expression evaluated with the document element as context node. `is_sorted`: the nodes that it
-    selects are wanted in document order."""
-    model = _Model()
+    selects are wanted in document order. Raises TooCostlyError soon after it comes to more than `most` seconds of the
+    reference document, with a longest literal of so many characters."""
+    model = _Model(most, literal)
     model._add(_BEGIN, _ONE)
     model.evaluate(tree, _ONE, _ONE, is_sorted=is_sorted)
     return model.terms
@@ -259,12 +271,19 @@ class _Model:
     `times` is how often a part is evaluated, `often` how often at most with one and the same context node.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float, literal: int) -> None:
         self.terms: Sum = {}
+        self._most, self._literal = most, literal
+        self._added = 0
 
     def _add(self, factor: float, one: Term, other: Term = _ONE, third: Term = _ONE) -> None:
         term = one if other is _ONE else _times(one, other, third)
         self.terms[term] = self.terms.get(term, 0.0) + factor
+        self._added += 1
+        if not self._added % LOOK_EVERY and self._most < math.inf:
+            seconds = _seconds(self.terms.items(), REFERENCE, self._literal)
+            if seconds > self._most:
+                raise TooCostlyError(seconds)
 
     def evaluate(self, part: Expression, times: Term, often: Term, *, is_sorted: bool = False) -> None:
         """Charge for a part; with `is_sorted` for the sorting of the nodes that it selects too."""

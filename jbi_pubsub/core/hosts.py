@@ -1,0 +1,32 @@
+"""By which names an HTTP server of ours is reached."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Container, Iterable
+from typing import Final
+
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%-]+)?)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+"""Host of RFC 9110, section 7.2: nothing stands before it, as in a URI with a user, and nothing behind the port."""
+
+
+def names_of(given: Iterable[str]) -> frozenset[str]:
+    """What is looked for by `is_ours`: these, and localhost."""
+    return frozenset({"localhost", *(name.casefold().rstrip(".") for name in given)} - {""})
+
+
+def is_ours(host: str, names: Container[str]) -> bool:
+    """Whether a `Host` header names us: one of `names`, or an address, which is nobody's name: a foreign page can't
+    have been loaded by it (DNS rebinding)."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).casefold().rstrip(".")
+    if name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
