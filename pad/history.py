@@ -443,11 +443,20 @@ class History:
     def _is_elsewhere(self, start: Start) -> bool:
         """Whether it is behind a position that this archive has not given: that of another one, or of what this one
         was before it was put back from a copy."""
-        if start.kind != "after" or start.after == MAX_POSITION:
-            return False
+        has_place = start.kind == "after" and start.after < MAX_POSITION
+        return has_place and start.after > self._reached(start.archive)
+
+    def _reached(self, archive: str) -> int:
+        """The last position that is this archive's of those that one gave; "": of whatever archive."""
         keeping = self._archive.keeping
-        reached = keeping.incarnations.get(start.archive, 0) if start.archive else MAX_POSITION
-        return start.after > min(reached, keeping.end)
+        return min(keeping.end, keeping.incarnations.get(archive, 0) if archive else MAX_POSITION)
+
+    def _check_place(self, position: int, archive: str) -> None:
+        """Raises ConfigurationError for a place in another archive."""
+        if archive and position > self._reached(archive):
+            raise ConfigurationError(
+                f"position {position} is not one of this archive", hint="Name a time, or a place in this one"
+            )
 
     def detach(self, session_id: str, subscription: Subscription) -> None:
         """Its subscriber has gone, or does not want it any more."""
@@ -473,10 +482,7 @@ class History:
     def _position_of(self, start: Start, durable: Durable, caller: Caller | None) -> int:
         """Behind which a durable subscription has what a beginning says."""
         here = self._archive.here(lambda _: None)
-        if start.archive and self._is_elsewhere(start):
-            raise ConfigurationError(
-                f"position {start.after} is not one of this archive", hint="Name a time, or a position that it gave"
-            )
+        self._check_place(start.after, start.archive)
         if start.kind in ("all", "after"):
             return min(start.after, here)
         if start.kind == "new":
@@ -603,6 +609,7 @@ class History:
             subject = Subject(request.type, request.version, some=not (request.type and request.version))
             demand(self._access, caller, ("connect", Subject()))
             demand(self._access, caller, ("query", subject))
+        self._check_place(request.after, request.archive)
         up_to = min(request.up_to, self._archive.keeping.synced)
         scopes, left_out, is_narrowed = self._scopes(request, caller, "query", apart=apart)
         if left_out and not scopes and caller is not None:

@@ -383,6 +383,8 @@ class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     until: Seconds = 1e11
     by_receipt: bool = False
     after: Position = 0
+    archive: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
+    """The incarnation that gave that position, as of a `Start`: an archive that it is not of refuses."""
     up_to: Position = MAX_POSITION
     registrations: tuple[str, ...] | None = None
     """Ids of registrations; None for all."""

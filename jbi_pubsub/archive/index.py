@@ -38,6 +38,8 @@ from jbi_pubsub.core.xpath.language.conditions import Where
 FORMAT: Final = 1
 """Of the tables; another one is made anew."""
 NAME: Final = "index.duckdb"
+SAID_MOST: Final = 400
+"""Characters of what DuckDB says that are told."""
 COLUMNS: Final = 64
 """Paths of a type that have columns."""
 MEMORY: Final = 256 << 20
@@ -273,7 +275,7 @@ class DuckIndex:
                 raise StorageError(
                     f"{self._folder / NAME} is in use by another process", path=str(self._folder / NAME)
                 ) from exc
-            self._anew(str(exc))
+            self._anew(_said(exc))
         except (msgspec.DecodeError, ValueError, LookupError, TypeError) as exc:
             self._anew(str(exc))
         else:
@@ -344,8 +346,8 @@ class DuckIndex:
             yield
         except self._duckdb.Error as exc:
             if not isinstance(exc, self._duckdb.OutOfMemoryException):
-                self.trouble = str(exc)
-            raise StorageError(f"{self._folder / NAME}: {exc}", path=str(self._folder / NAME)) from exc
+                self.trouble = _said(exc)
+            raise StorageError(f"{self._folder / NAME}: {_said(exc)}", path=str(self._folder / NAME)) from exc
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
@@ -359,7 +361,7 @@ class DuckIndex:
             self._open(MAX_POSITION)
             if not isinstance(exc, self._duckdb.Error):
                 raise
-            raise StorageError(f"{self._folder / NAME}: {exc}", path=str(self._folder / NAME)) from exc
+            raise StorageError(f"{self._folder / NAME}: {_said(exc)}", path=str(self._folder / NAME)) from exc
 
     # -- taking in ----------------------------------------------------------------------------------------------
 
@@ -572,6 +574,11 @@ def _other(kind: Held, path: int, position: int, value: Value) -> _Other:
     held, text = value
     kind.flags[path] |= MORE | NOT_HELD if value is UNHELD else MORE
     return path, position, _NAN if held is None else held, text
+
+
+def _said(exc: Exception) -> str:
+    """What the library says, in a line: of a fault of its own the first paragraph, without its stack."""
+    return " ".join(str(exc).partition("\n\n")[0].partition("Stack Trace")[0].split())[:SAID_MOST]
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -323,7 +323,11 @@ class Upkeep:
     # -- giving up ----------------------------------------------------------------------------------------------
 
     def _retain(self, asked: Retain) -> Retained:
-        """See Retain."""
+        """See Retain. Files of the log that are full are sealed first, so that they can go as well."""
+        try:
+            self._seal_all()
+        except OSError as exc:  # on a full disk: what is in packs goes all the same
+            log.error("files that are full are not sealed, and stay: %s", exc)
         retention = Retention(asked.rules, asked.now, asked.had)
         keys = _Keys()
         for path in reversed(self._good_logs()):

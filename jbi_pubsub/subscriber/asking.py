@@ -28,8 +28,13 @@ from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, Vi
 from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness
 from .merging import KeyOf
+<<<<<<< HEAD
 from .moments import LATEST, Moment, seconds_at
 from .published import with_local_name
+=======
+from .moments import LATEST, Moment, place_at, seconds_at
+from .published import nearest, with_local_name
+>>>>>>> archive
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -72,8 +77,9 @@ class Conditions(TypedDict, total=False):
     """Published (with `received`: received at the delegate) at this moment or later."""
     until: Moment | None
     received: bool
-    after: int | None
-    """Positions above this one, which are those of one archive."""
+    after: int | str | None
+    """Positions above that of an object's `platform.place`, of one archive: another one refuses. Or above a position
+    alone, of which nobody can tell."""
     up_to: int | None
     registrations: Sequence[str] | None
     """Ids of registrations."""
@@ -145,7 +151,7 @@ def request_of(
     earliest = 0.0 if since is None else seconds_at(since, now=now, what="since")
     latest = LATEST if until is None else seconds_at(until, now=now, what="until")
     _check_order("since", earliest, "until", latest)
-    after = _within("after", given.get("after"), 0, MAX_POSITION, 0)
+    after, archive = (0, "") if (behind := given.get("after")) is None else place_at(behind, "after")
     up_to = _within("up_to", given.get("up_to"), 0, MAX_POSITION, MAX_POSITION)
     _check_order("after", after, "up_to", up_to)
     least = _within("least_payload", given.get("least_payload"), 0, MAX_LIMIT, 0)
@@ -157,7 +163,8 @@ def request_of(
     return QueryRequest(
         type=name, version=given.get("version") or "", entries=entries, predicate=predicate, payload_filter=wanted,
         namespaces=tuple(namespaces.items()), language=language, suppress_empty=given.get("suppress_empty", False),
-        since=earliest, until=latest, by_receipt=given.get("received", False), after=after, up_to=up_to,
+        since=earliest, until=latest, by_receipt=given.get("received", False),
+        after=after, archive=archive, up_to=up_to,
         registrations=None if registrations is None else tuple(registrations), least_payload=least, most_payload=most,
         publisher=given.get("publisher") or "", latest_by=key, order=given.get("order") or "oldest",
         limit=_within("limit", given.get("limit"), 1, MAX_LIMIT, 0), timeout=timeout,

@@ -55,6 +55,19 @@ def is_place(text: str) -> bool:
     return _PLACE.fullmatch(text) is not None
 
 
+def place_at(given: int | str, what: str) -> tuple[int, str]:
+    """Position and archive of what that is; "" for an archive that is not named. Raises ConfigurationError, which names
+    `what`."""
+    archive = ""
+    if isinstance(given, str):
+        if (place := _PLACE.fullmatch(given.strip())) is None:
+            raise ConfigurationError(f"{what}: {given[:60]!r} is no place", hint="Use `platform.place` of an object")
+        given, archive = int(place[1]), place[2] or ""
+    if not 0 <= given <= MAX_POSITION:
+        raise ConfigurationError(f"{what}: position {given} is not in 0..{MAX_POSITION}")
+    return given, archive
+
+
 def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> Start:
     """What `start=` of a subscription asks for: "new", "all", "last", a moment, or the place (`Platform.place`), or
     position of one archive, that the last object had which is not wanted again. Raises ConfigurationError."""
@@ -62,13 +75,9 @@ def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> 
         raise ConfigurationError('latest_by is for start="last"', hint="It says of which keys the newest objects come")
     if given is None or given == "new":
         return NEW
-    archive = ""
-    if isinstance(given, str) and (place := _PLACE.fullmatch(given.strip())):
-        given, archive = int(place[1]), place[2] or ""
-    if isinstance(given, int):
-        if not 0 <= given <= MAX_POSITION:
-            raise ConfigurationError(f"start: position {given} is not in 0..{MAX_POSITION}")
-        return Start("after", after=given, archive=archive)
+    if isinstance(given, int) or (isinstance(given, str) and is_place(given.strip())):
+        after, archive = place_at(given, "start")
+        return Start("after", after=after, archive=archive)
     if given == "all":
         return Start("all")
     if given == "last":

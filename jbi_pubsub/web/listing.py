@@ -242,7 +242,7 @@ _ASKING: Final = (
     Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago"),
     Parameter("until", "Published at this time or earlier"),
     Parameter("received", "since and until are times of receipt", kind="boolean"),
-    Parameter("after", "Positions above this one, which are those of one archive", kind="integer", least=0),
+    Parameter("after", "Behind the `place` of an object, in its archive; a position alone will do"),
     Parameter("up_to", "Positions not above this one", kind="integer", least=0),
     Parameter("publisher", "Name that the publisher goes by"),
     Parameter("least_payload", "Bytes of the payload at least", kind="integer", least=0),

@@ -297,8 +297,26 @@ def test_an_index_that_can_not_be_used_is_made_anew(tmp_path: Path, what: str) -
     # Expect it to begin anew, to say why, and to work
     assert again.position == 0
     assert again.why_anew
+    assert "\n" not in again.why_anew
     again.add([record(1, b"<m><a>5</a></m>")], 1)
     assert again.candidates(asked("/m/a=5"), QUERY, 0, 9).positions == [1]
+    again.close()
+
+
+def test_a_fault_of_the_library_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an index that the library fails on, as it does on what a kill has left: it says so with a stack
+    filled(tmp_path).close()
+
+    def load(_: DuckIndex) -> None:
+        raise duckdb.InternalException(
+            "INTERNAL Error: Attempted to dereference shared_ptr that is NULL!\n\nStack Trace:\n\n"
+            "0  duckdb.so : a\n1  duckdb.so : b\n\nThis error signals an assertion failure within DuckDB."
+        )
+
+    monkeypatch.setattr(DuckIndex, "_load", load)
+    # When it is opened, expect one line that says why it is made anew
+    again = DuckIndex(tmp_path, ID, 50)
+    assert again.why_anew == "INTERNAL Error: Attempted to dereference shared_ptr that is NULL!"
     again.close()
 
 

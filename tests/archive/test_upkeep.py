@@ -221,6 +221,33 @@ def test_rules_give_up_what_is_old_after_a_dry_run_said_so(opened: Callable[...,
     assert archive.last_sequence("r-1") == 1_010
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_full_files_go_though_the_last_object_has_just_been_written(
+    opened: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    # Given rules that keep the newest 350 objects, packs, and files that nobody has looked at since they were full
+    archive = opened(workers=0, volume=SMALL)
+    publish(archive, 500)
+    sealed(archive)
+    monkeypatch.setattr("jbi_pubsub.archive.upkeep.LOOK_SECONDS", 3_600.0)
+    archive.retain(is_dry=True)  # it looks no more of itself
+    publish(archive, 500, first=501)
+    archive.follow([KeepRule(count=350)])
+    if fails:
+
+        def seal(*_: object) -> None:
+            raise StorageError("no space left on device")
+
+        monkeypatch.setattr(Upkeep, "_seal", seal)
+    # When they are applied at once
+    archive.retain()
+    # Expect all beyond to go, but for what shares a file with what stays; where they can't be sealed, what is in packs
+    left = found(archive, asking())
+    assert left == list(range(left[0], 1_001))
+    assert (350 <= len(left) <= 450) is not fails
+    assert left[0] > 350
+
+
 def test_a_volume_in_the_middle_of_which_nothing_is_left_is_not_missing(opened: Callable[..., Archive]) -> None:
     archive = opened(workers=0, volume=SMALL)
     for first in range(1, 1_001, 100):

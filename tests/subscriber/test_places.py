@@ -91,6 +91,14 @@ def test_who_goes_on_from_a_place_is_told_if_the_archive_is_another(
     if how != "the same":
         kept.start()
     kept.publish(5, 6, 7)
+    # Expect a query behind the place to be answered by the archive that gave it alone
+    if how in ("the same", "again"):
+        assert _latitudes(subscriber.query(TYPE, after=place)) == [4, 5, 6, 7]
+    else:
+        with pytest.raises(ConfigurationError, match="position 3 is not one of this archive"):
+            subscriber.count(TYPE, after=place)
+        with pytest.raises(ConfigurationError, match="position 3 is not one of this archive"):
+            subscriber.open_query(TYPE, after=place)
     # Expect what is behind the place; where that is not known, all that there is, and to be told so
     expected = {"wiped": [5, 6, 7], "a copy": [1, 2, 5, 6, 7]}.get(how, [4, 5, 6, 7])
     told = {} if how in ("the same", "again") else {"other_archive": 1}

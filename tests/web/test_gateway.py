@@ -124,7 +124,7 @@ def test_archives_are_asked_page_by_page(reached: Callable[..., Any]) -> None:
     ids = it.publish(*((report(n), b"x" * n) for n in range(5)), at=KEPT).json()["ids"]
     page = it.ask("GET", f"{TYPE}/query?limit=2&predicate=//n%3E0").json()
     assert ([each["id"] for each in page["objects"]], page["more"]) == (ids[1:3], True)
-    rest = it.ask("GET", f"{TYPE}/query?predicate=//n%3E0&after={page['objects'][-1]['position']}").json()
+    rest = it.ask("GET", f"{TYPE}/query?predicate=//n%3E0&after={page['objects'][-1]['place']}").json()
     assert ([each["id"] for each in rest["objects"]], rest["more"], rest["partial"]) == (ids[3:], False, [])
     assert it.ask("GET", f"{TYPE}/count?least_payload=3").json() == {"count": 2, "partial": []}
     assert it.ask("GET", f"/v1/objects/{ids[1]}").json()["metadata"] == report(1).decode()
