@@ -200,7 +200,7 @@ class RtiLink:
     def check(self, name: str) -> None:
         """Raises FederationExecutionDoesNotExist for a federation that is not here."""
         if name != self._name:
-            raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here; there is {self._name}")
+            raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="This links another one")
 
     def allow(self, caller: Caller, action: Action, name: str) -> None:
         """Raises AccessDeniedError."""

@@ -244,10 +244,7 @@ class RtiServer:
     def _federation(self, name: str) -> Federation:
         found = self._federations.get(name)
         if found is None:
-            raise FederationExecutionDoesNotExist(
-                f"no federation {name[:200]!r} here; there are {', '.join(self.names()) or 'none'}",
-                hint="Create it first",
-            )
+            raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="Create it first")
         return found
 
     def _done(self, act: Callable[[], T]) -> T:

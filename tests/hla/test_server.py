@@ -469,7 +469,7 @@ def test_after_a_kill_an_rti_serves_the_federation_at_once(
     with RTIAmbassador(federation.config) as rti:
         rti.connect(Noting())
         rti.join_federation_execution("Air", timeout=20.0)
-        os.kill(killed.pid, signal.SIGKILL)
+        killed.end(kill=True)
         assert rti.evoke_callback(20.0)
         # When it is started again
         again = start(*serve)
@@ -481,7 +481,7 @@ def test_after_a_kill_an_rti_serves_the_federation_at_once(
         template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation="Air").rep(),))
         assert len(community.lookup(template)) == 2
         # When that is killed, too; Expect no federation to be found
-        os.kill(again.pid, signal.SIGKILL)
+        again.end(kill=True)
         assert rti.evoke_callback(20.0)
         assert rti.list_federation_executions(timeout=0.1) == ()
         with pytest.raises(exc.FederationExecutionDoesNotExist):

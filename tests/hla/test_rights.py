@@ -1,0 +1,141 @@
+"""Servers of federations do nothing for who has no right, and tell nothing of what somebody may not see."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.bridge.file import described
+from jbi_pubsub.core.access import AllowAll, Decision, Question
+from jbi_pubsub.core.config import PolicySection
+from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist
+from jbi_pubsub.hla.link import RtiLink
+from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.server import RtiServer
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "rti.create": ("Sea", [Module("sea.xml", b"<objectModel/>")]),
+    "rti.destroy": ("Air",),
+    "rti.join": ("Air",),
+    "rti.modules": ("Air",),
+    "status.status": (),
+    "admin.explain": (Question("connect", "alice"),),
+}
+BRIDGE = """poll = 0.2
+[side.here]
+kind = "hla"
+federation = "Air"
+[side.there]
+kind = "hla"
+federation = "Sea"
+[[direction]]
+from = "here"
+to = "there"
+"""
+
+
+class DenyAll(AllowAll):
+    """Nobody may do anything."""
+
+    def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        return Decision(False)
+
+
+class SomeNames(AllowAll):
+    """Everybody may do everything with what begins so."""
+
+    def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        return Decision(subject.name.startswith("Air"))
+
+
+@pytest.fixture
+def served(federation: Any, air: bytes) -> RtiServer:
+    """An RTI that denies everything, with a federation."""
+    server = RtiServer(federation.config, access=DenyAll())
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    return server
+
+
+@pytest.fixture
+def endpoints(federation: Any, served: RtiServer, tmp_path: Path) -> dict[str, Endpoint]:
+    """Of an RTI, a link to one and a bridge, all of which deny everything."""
+    link = RtiLink(federation.config, federation.config, "Air", "Air here", access=DenyAll())
+    federation.stack.callback(link.stop)
+    link.start()
+    nobody = tmp_path / "policy.toml"
+    nobody.write_text('[[access]]\naction = "publish"\n')
+    config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(nobody)))
+    (tmp_path / "bridge.toml").write_text(BRIDGE)
+    bridge: Any = described(tmp_path / "bridge.toml").opened(config)
+    federation.stack.callback(bridge.close)
+    return {
+        "rti": served._endpoint,
+        "link": link._endpoint,
+        "bridge": bridge._presence._sides[0]._endpoint,
+    }
+
+
+@pytest.mark.parametrize("kind", ["rti", "link", "bridge"])
+def test_who_may_nothing_gets_nothing(endpoints: dict[str, Endpoint], served: RtiServer, kind: str) -> None:
+    endpoint = endpoints[kind]
+    exports = endpoint._handlers[CONTROL].__self__._exports  # type: ignore[attr-defined]  # of its control server
+    calls = {
+        f"{name}.{method}"
+        for name, target in exports.items()
+        for method, function in inspect.getmembers(type(target))
+        if getattr(function, "__exported__", False) and name != "login"
+    }
+    assert calls == {each for each in CALLS if kind != "bridge" or not each.startswith("rti.")}
+    for each in sorted(calls):
+        name, method = each.split(".")
+        client = ControlClient(ServiceRef("", name, (endpoint.address,)), Security(), timeout=20.0)
+        with pytest.raises(AccessDeniedError):
+            client.call(method, Any, *CALLS[each])
+        client.close()
+    assert served.names() == ("Air",)
+    # A token that nobody was given opens nothing
+    sock = dial(ServiceRef("", "", (endpoint.address,)), DATA, Security(), 20.0)
+    with sock, pytest.raises(ProtocolError):
+        greet(Line(sock), Hello.of("0" * 32))
+
+
+def test_federations_that_somebody_may_not_join_are_not_named(
+    federation: Any, air: bytes, eventually: Callable[..., Any]
+) -> None:
+    # Given an RTI with two federations, and a link to it, at which everybody may join those of some names
+    server = RtiServer(federation.config, access=SomeNames())
+    federation.stack.callback(server.stop)
+    server.start()
+    for name in ("Air", "Secret"):
+        server.create(name, [Module("air.xml", air)])
+    link = RtiLink(federation.config, federation.config, "Secret", "Secret too", access=SomeNames())
+    federation.stack.callback(link.stop)
+    link.start()
+    eventually(link.is_there)
+    for address in (server.address, link.address):
+        client = ControlClient(ServiceRef("", "rti", (address,)), Security(), timeout=20.0)
+        for method in ("join", "modules"):
+            # When somebody asks for one that does not exist
+            with pytest.raises(FederationExecutionDoesNotExist) as refused:
+                client.call(method, Any, "Air 2" + "x" * 10_000)
+            # Expect no word of the other one
+            assert not re.search("Secret", str(refused.value))
+            assert len(str(refused.value)) < 1_000
+            # nor of whether it exists
+            for name in ("Secret", "Nothing"):
+                with pytest.raises(AccessDeniedError):
+                    client.call(method, Any, name)
+        client.close()
