@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 from jbi_pubsub.core import info_object
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ArgumentError,
     InvariantError,
     JbiError,
@@ -527,7 +528,7 @@ class SubscriberSequence(InfoObjectSequence):
             try:
                 while (obj := at[0].receive(at[1], min(left, LOOK_SECONDS))) is None:
                     left -= LOOK_SECONDS
-                    if left <= 0 or self._state is not ACTIVE or at[0].refusal(at[1]) is not None:
+                    if left <= 0 or self._state is not ACTIVE or isinstance(at[0].refusal(at[1]), AccessDeniedError):
                         break
                 else:
                     return come(obj)
@@ -545,7 +546,7 @@ class SubscriberSequence(InfoObjectSequence):
             raise SequenceStateException("this sequence has a callback, which gets its objects")
         if (at := self._at) is None:
             raise SequenceStateException("the sequence is about to change its state")
-        if (refusal := at[0].refusal(at[1])) is not None:
+        if isinstance(refusal := at[0].refusal(at[1]), AccessDeniedError):
             raise refusal
         raise TimeoutException(f"no object of {self._type} came within {timeout:g} ms")
 
