@@ -1,8 +1,8 @@
 """Documents to entries, by the model: registration documents, templates, and the check of each publication.
 
 Rules:
-- XPath's view of a value is taken: the text of an element without comments; an absent or empty element never stands
-  for its schema default. xsi:nil makes a field unset.
+- XPath's view of a value is taken: the text of an element without comments. An empty element has the value that
+  `default` or `fixed` gives it, as in validation; an absent one, or an attribute, has none. xsi:nil makes it unset.
 - An entry is made for each element of the invariant part that has at least one value; several equal ones are one.
 - Template (paper, figure 3): an empty or absent element is a wildcard; an element of which nothing is asked gives no
   entry template. A value on a variant element, and an element that the schema does not know, are errors.
@@ -20,6 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
+
+import msgspec
 
 from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, ValueType, classes_of, fields_of, readable
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
@@ -81,6 +83,13 @@ def compile_parts(model: TypeModel) -> Node:
         node.nodes = {below.tag: nodes[below.part] for below in part.below}
         node.single = frozenset(below.tag for below in part.below if not below.repeated)
         node.by_type = {name: nodes[number] for name, number in part.typed}
+    for node, part in zip(nodes, model.parts, strict=True):
+        for below in part.below:
+            text = node.nodes[below.tag].text
+            if below.default is not None and text is not None:  # its part may be others' as well, of another default
+                field = msgspec.structs.replace(text.field, default=below.default)
+                own = Slot(text.at, field, text.in_context)
+                node.nodes[below.tag] = dataclasses.replace(node.nodes[below.tag], text=own)
     return nodes[0]
 
 
@@ -196,6 +205,8 @@ class Binder:
             return known
         if not text.strip() and element.get(_NIL) in _TRUE:
             return None
+        if not text and not slot.in_context and slot.field.default is not None:
+            text = slot.field.default
         return self._canonical(text, slot, element, what)
 
     def _joined(self, element: Element, what: str) -> str:

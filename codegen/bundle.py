@@ -36,6 +36,8 @@ MAX_SCHEMA_BYTES: Final = 8 << 20
 """All documents together; NewsML-G2 2.34, the largest schema looked at, has 1.6 MB."""
 
 MAX_DOCUMENTS: Final = 200
+COUNTED: Final = 10
+"""Up to so many times what is allowed it is looked how much there is."""
 """Documents of one bundle; NewsML-G2 has 3, GML 3.2 with all it imports 64."""
 
 XML_NAMESPACE_SCHEMA: Final = (
@@ -125,17 +127,14 @@ class _Files:
         self.found[name] = data
         self._folder = folder
         self._waiting.append(name)
-        if len(self.found) > MAX_DOCUMENTS or sum(map(len, self.found.values())) > MAX_SCHEMA_BYTES:
-            raise SchemaError(
-                f"schema {next(iter(self.found))} has more than {MAX_DOCUMENTS} documents or {MAX_SCHEMA_BYTES} bytes",
-                hint="Split the type, or leave out what the metadata do not use",
-            )
+        _check_size(self.found, COUNTED)  # further ones are only counted, for who is told
 
     def follow(self) -> None:
         while self._waiting:
             base = self._waiting.pop()
             for link in _links(parse_schema(base, self.found[base])):
                 self._take(base, link)
+        _check_size(self.found)
 
     def _take(self, base: str, link: Element) -> None:
         target = _target(base, link)
@@ -195,8 +194,7 @@ def normalize(bundle: SchemaBundle) -> Sources:
     raw = dict(bundle.documents)
     if bundle.main not in raw:
         raise SchemaError(f"the bundle has no document {bundle.main!r}", hint="`main` must name one of `documents`")
-    if len(raw) > MAX_DOCUMENTS or sum(map(len, raw.values())) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"the bundle has more than {MAX_DOCUMENTS} documents or {MAX_SCHEMA_BYTES} bytes")
+    _check_size({bundle.main: b"", **raw})
     order = [bundle.main, *sorted(name for name in raw if name != bundle.main)]
     roots = {name: parse_schema(name, raw[name]) for name in order}
     names = {name: f"d{number}.xsd" for number, name in enumerate(order)}
@@ -213,6 +211,31 @@ def normalize(bundle: SchemaBundle) -> Sources:
         _note_places(name, root)
     documents = {names.get(name, "xml.xsd"): root for name, root in roots.items()}
     return Sources(documents, names[bundle.main], {v: k for k, v in names.items()}, marks, marked, digest)
+
+
+def _check_size(documents: Mapping[str, bytes], leave: int = 1) -> None:
+    """Raises SchemaError for more than is allowed, `leave` times. The first is the main one."""
+    main, size = next(iter(documents)), sum(map(len, documents.values()))
+    for count, most, what in ((len(documents), MAX_DOCUMENTS, "documents"), (size, MAX_SCHEMA_BYTES, "bytes")):
+        if count > most * leave:
+            raise SchemaError(
+                f"schema {main} has {'at least ' * (leave > 1)}{count:,} {what}, the limit is {most:,}",
+                hint="Split the type, or leave out what the metadata do not use",
+                limit=most,
+                amount=count,
+            )
+
+
+def several(sources: Sources) -> tuple[str, tuple[str, ...]]:
+    """A namespace that is imported from several documents, and these; of such validators may read the first alone
+    (XML Schema part 1, 4.2.3). ("", ()) for none."""
+    found: dict[str, dict[str, None]] = {}
+    for root in sources.documents.values():
+        for link in root.iterchildren(f"{{{XSD}}}import"):
+            target = str(link.get("schemaLocation", ""))
+            if target in sources.documents:
+                found.setdefault(str(link.get("namespace", "")), {})[sources.names.get(target, target)] = None
+    return next(((name, tuple(targets)) for name, targets in found.items() if len(targets) > 1), ("", ()))
 
 
 def circle(sources: Sources, document: str) -> tuple[str, ...]:
@@ -250,7 +273,8 @@ def _read(path: Path, what: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise SchemaError(f"{what} {path} is no file", hint="Check the path", path=str(path))
         if status.st_size > MAX_SCHEMA_BYTES:
-            raise SchemaError(f"{what} {path} is larger than {MAX_SCHEMA_BYTES} bytes", path=str(path))
+            much = f"{status.st_size:,} bytes, the limit is {MAX_SCHEMA_BYTES:,}"
+            raise SchemaError(f"{what} {path} has {much}", path=str(path))
         return path.read_bytes()
     except OSError as exc:
         raise SchemaError(

@@ -46,8 +46,8 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One field of an entry class: a simple child element, an attribute ("@name") or the element's text (TEXT).
 
-    `name` is the Python identifier, `tag` the Clark name, `default` what the schema declares (documentation only:
-    an absent or empty element never stands for its default here).
+    `name` is the Python identifier, `tag` the Clark name, `default` what the schema declares by `default` or
+    `fixed`: an empty element has it, an absent one or an attribute has not.
     """
 
     name: str
@@ -73,11 +73,13 @@ class EntryModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Below(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A child element that has a part of its own: its name, the number of that part, whether it may repeat."""
+    """A child element that has a part of its own: its name, the number of that part, whether it may repeat, and the
+    `default` of its text, if it is empty."""
 
     tag: str
     part: int
     repeated: bool = False
+    default: str | None = None
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -62,7 +63,7 @@ log = logging.getLogger("jbi_pubsub.codegen")
 _OUR_ERRORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError)
 """What code meets that something was not thought of: no word on a schema that is valid."""
 
-_FORMAT: Final = "2"  # changes with the meaning of what is kept; the library versions below cover the rest
+_FORMAT: Final = "3"  # changes with the meaning of what is kept; the library versions below cover the rest
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
 
@@ -78,11 +79,12 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-def opened(bundle: SchemaBundle) -> Opened:
-    """Open a schema in this process, without limits. Raises SchemaError."""
+def opened(bundle: SchemaBundle, most: float = math.inf) -> Opened:
+    """Open a schema in this process, without limits but `most` seconds to compile it. Raises SchemaError."""
     from jbi_pubsub.codegen.bundle import (
         circle,
         normalize,
+        several,
     )  # the libraries below are only needed for schemas not seen before
     from jbi_pubsub.codegen.compiled import validator
     from jbi_pubsub.codegen.passes import build
@@ -100,8 +102,16 @@ def opened(bundle: SchemaBundle) -> Opened:
                 load(sources, check=True)  # where it objects as well its words are shorter, and name the place better
         except SchemaError as better:
             fault = better
-        raise _told_circle(fault, circle(sources, str(fault.facts.get("document", "")))) from None
+        told = _told_circle(fault, circle(sources, str(fault.facts.get("document", ""))))
+        raise _told_several(told, *several(sources)) from None
     seconds = time.process_time() - begun
+    if seconds > most:
+        raise SchemaError(
+            f"schema {sources.names[sources.main]} takes {seconds:.1f} s to compile, the limit is {most:g} s",
+            hint="Split the type, or leave out what the metadata do not use",
+            limit=most,
+            amount=seconds,
+        )
     try:
         draft = read_schema(sources)
     except _OUR_ERRORS as exc:
@@ -123,6 +133,15 @@ def _told_circle(exc: SchemaError, chain: Sequence[str]) -> SchemaError:
     return SchemaError(told, hint=hint, **{**exc.facts, "chain": " -> ".join(chain)})
 
 
+def _told_several(exc: SchemaError, namespace: str, documents: Sequence[str]) -> SchemaError:
+    """The same error, with the documents that one namespace is imported from: what stands in the second is unknown."""
+    if not documents or not any(word in exc.message for word in ("unknown", "does not resolve")):
+        return exc
+    told = f"{exc.message}; namespace {namespace} is imported from {', '.join(documents)}, of which the first counts"
+    hint = "Import one document that includes the others (xs:include)"
+    return SchemaError(told, hint=hint, **exc.facts)
+
+
 def checked_name(name: str, version: str) -> TypeName:
     """A type's name and version. Raises SchemaError."""
     if not version or not (name + version).isprintable() or len(name) + len(version) > MAX_NAME_CHARS:
@@ -135,14 +154,7 @@ def checked_name(name: str, version: str) -> TypeName:
 
 def work(data: bytes) -> bytes:
     """`opened` for a child process: a bundle as MessagePack in, an Opened out. Raises SchemaError."""
-    found = opened(decoder_of(SchemaBundle).decode(data))
-    if found.seconds > MAX_COMPILE_SECONDS:
-        raise SchemaError(
-            f"schema {found.names[found.main]} takes {found.seconds:.1f} s to compile, over {MAX_COMPILE_SECONDS:g}",
-            hint="Split the type, or leave out what the metadata do not use",
-            seconds=found.seconds,
-        )
-    return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode(opened(decoder_of(SchemaBundle).decode(data), MAX_COMPILE_SECONDS))
 
 
 class _Memory:

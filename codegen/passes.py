@@ -292,7 +292,7 @@ def _parts(naming: Naming) -> tuple[Part, ...]:
         content = shapes[shape.like] if shape.like is not None else shape
         return Part(
             naming.names.get(shape.reads or shape.key, ""),
-            tuple(Below(tag, number[below.key], below.repeated) for tag, below in content.below.items()),
+            tuple(Below(tag, number[below.key], below.repeated, below.default) for tag, below in content.below.items()),
             (*content.variant, *(leaf.tag for leaf in content.leaves if shape.reads is not None)),  # base's wildcards
             content.is_open,
             tuple((name, number[key]) for name, key in content.typed.items()),

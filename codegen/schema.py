@@ -104,6 +104,8 @@ class Below(NamedTuple):
 
     key: Key
     repeated: bool
+    default: str | None
+    """Of its text, where that is beside attributes."""
 
 
 @dataclass
@@ -647,7 +649,7 @@ class _Walk:
                 shape.variant[tag] = None  # without a type it is as good as a wildcard, and no mark can name it
             elif _leaf_type(child.xsd.type) is None or tag in repeats:
                 key = self._element(child.xsd, below, cover, inside=inside)
-                shape.below[tag] = Below(key, tag in repeats)
+                shape.below[tag] = Below(key, tag in repeats, _default(child.xsd))
 
     def _is_declared(self, path: Steps) -> bool:
         """Whether declared types lead along `path`, and not only what an xsi:type may put in their place."""
@@ -696,7 +698,7 @@ class _Walk:
         documentation = "" if tag == TEXT else _documentation(component, kind)
         default = None
         if isinstance(component, XsdElement | XsdAttribute):
-            default = component.default if component.default is not None else component.fixed
+            default = _default(component)
         return Leaf(tag, value, documentation, default, _place(component))
 
     def _no_types(self) -> SchemaError:
@@ -801,6 +803,11 @@ def _extended(kind: XsdComplexType) -> Iterator[XsdComplexType]:
         if kind.derivation == "extension" and base.name and base.name != kind.name:
             yield base
         kind = base
+
+
+def _default(component: XsdElement | XsdAttribute) -> str | None:
+    """The value that an empty one has, by `default` or `fixed`."""
+    return component.default if component.default is not None else component.fixed
 
 
 def _leaf_type(kind: Any) -> XsdSimpleType | None:

@@ -1715,6 +1715,7 @@ class Delegate:
                     topic.table.budget.check(charges, "all subscriptions to a registration")
             except (OversizeError, PredicateError) as exc:
                 log.warning("subscription %s is set aside: %s", subscription.uid, exc)
+                subscription.set_aside = str(exc)
                 session = self._sessions.get(subscription.owner)
                 if session is None or not session.lose(subscription, Cause.REFUSED, 0):
                     subscription.lost[Cause.REFUSED] += 0

@@ -777,7 +777,8 @@ class SubscriberSession:
     def _next_notice(self, outlet: Outlet) -> Parts:
         cause, count = outlet.untold.popitem()
         self._fly((), 1)
-        notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST))
+        why = outlet.subscription.set_aside if cause == Cause.REFUSED else ""
+        notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST), why)
         return ITEM.pack(LOSS, outlet.subscription.number), msgspec.msgpack.encode(notice)
 
     def _end_of(self, subscription: Subscription) -> tuple[Parts, Parts]:

@@ -27,7 +27,7 @@ from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import Contract, GrantedQos, Unmet, Wish, checked_wish
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
-from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.core.xpath.predicate import XPATH, compiler_of
 from jbi_pubsub.core.xpath.view import inside
 from jbi_pubsub.lookup.entry import Entry, EntryRep
@@ -561,6 +561,8 @@ class Subscription:
     """The rules that let through a part of some type alone."""
     durable: Durable | None = field(default=None, repr=False)
     """What it has had, over restarts."""
+    set_aside: str = ""
+    """Why it is not evaluated for some registration that it matches; "" where it is for all."""
     share: tuple[str, int] = field(default=("", 0), repr=False)
     """What its request takes of its peer's (see account.Shares)."""
     is_replayed: bool = False
@@ -591,7 +593,7 @@ class Subscription:
     def amend(self, other: Subscription) -> None:
         """It has the terms of `other` from now on: what it asks for, not what came of it."""
         self.revision += 1
-        self.request = other.request
+        self.request, self.set_aside = other.request, ""
         self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
         self.is_selective, self.narrowed_by, self.contract = other.is_selective, other.narrowed_by, other.contract
         self.revision += 1
@@ -606,11 +608,11 @@ class Subscription:
         wanted = self.payload_filter
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
-            charges.append((predicate.identity, predicate.cost))
+            charges.append((predicate.identity, CHARGED * predicate.cost))
         if self.combined is not None and self.combined.evaluates:
-            charges.append((self.combined.identity, self.combined.cost))
+            charges.append((self.combined.identity, CHARGED * self.combined.cost))
         if wanted is not None:
-            charges.append((wanted, wanted.cost))
+            charges.append((wanted, CHARGED * wanted.cost))
         return tuple(charges)
 
     def status(self) -> dict[str, object]:
@@ -645,6 +647,7 @@ class Subscription:
             "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
             "replayed": self.replayed,
             "lost": dict(self.lost),
+            **({"set_aside": self.set_aside} if self.set_aside else {}),
             **({"qos": _qos(self.contract)} if self.contract is not None else {}),
             **({"unmet": msgspec.to_builtins(self.unmet)} if self.unmet else {}),
         }

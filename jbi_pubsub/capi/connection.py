@@ -432,13 +432,13 @@ class Connection:
             raise NodeAwayException("the node is away")
         return ServiceRef("", "", tuple(addresses))
 
-    def _refused(self, object_id: str, error: JbiError) -> None:
-        """The node has refused an object: its sequence is told."""
+    def _refused(self, uid: str, error: JbiError) -> None:
+        """The node has refused an object, or a lookup service to list a registration: its sequence is told."""
         with self._lock:
             sequences = [each for each in self._sequences if isinstance(each, PublisherSequence)]
         for sequence in sequences:
-            if sequence.published(object_id):
-                sequence.refused(object_id, error)
+            if sequence.published(uid):
+                sequence.refused(uid, error)
 
     def _away(self, delegate: str, why: str) -> None:
         with self._lock:

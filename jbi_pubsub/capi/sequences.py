@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 from jbi_pubsub.core import info_object
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ArgumentError,
     InvariantError,
     JbiError,
@@ -394,10 +395,13 @@ class PublisherSequence(InfoObjectSequence):
         _check_text("setInvariantsAttribute", "metadata", metadata, 1 << 20)
         self._put(bindings.InvariantsAttribute(metadata=metadata))
 
-    def refused(self, object_id: str, error: JbiError) -> None:
-        """For the connection: the node has refused an object that was fine here."""
+    def refused(self, uid: str, error: JbiError) -> None:
+        """For the connection: the node has refused an object that was fine here, or a lookup service to list a
+        registration."""
         if self._refusal is None:
-            told = f"object {object_id} was refused: {error.message}"
+            is_listed = uid not in self._registrations
+            what = f"object {uid} was refused" if is_listed else f"a lookup service does not list {uid}"
+            told = f"{what}: {error.message}"
             self._refusal = type(error)(told, hint=error.hint, **error.facts)
 
     def _raise_refusal(self) -> None:
@@ -405,9 +409,9 @@ class PublisherSequence(InfoObjectSequence):
         if refusal is not None:
             raise refusal
 
-    def published(self, object_id: str) -> bool:
-        """For the connection: whether the object is one of its own."""
-        return any(object_id.startswith(prefix_of(each)) for each in self._registrations)
+    def published(self, uid: str) -> bool:
+        """For the connection: whether the object, or registration, is one of its own."""
+        return uid in self._registrations or any(uid.startswith(prefix_of(each)) for each in self._registrations)
 
     def _open(self) -> None:
         compression = self._attributes.get(bindings.CompressionAttribute)
@@ -527,7 +531,7 @@ class SubscriberSequence(InfoObjectSequence):
             try:
                 while (obj := at[0].receive(at[1], min(left, LOOK_SECONDS))) is None:
                     left -= LOOK_SECONDS
-                    if left <= 0 or self._state is not ACTIVE or at[0].refusal(at[1]) is not None:
+                    if left <= 0 or self._state is not ACTIVE or isinstance(at[0].refusal(at[1]), AccessDeniedError):
                         break
                 else:
                     return come(obj)
@@ -545,7 +549,7 @@ class SubscriberSequence(InfoObjectSequence):
             raise SequenceStateException("this sequence has a callback, which gets its objects")
         if (at := self._at) is None:
             raise SequenceStateException("the sequence is about to change its state")
-        if (refusal := at[0].refusal(at[1])) is not None:
+        if isinstance(refusal := at[0].refusal(at[1]), AccessDeniedError):
             raise refusal
         raise TimeoutException(f"no object of {self._type} came within {timeout:g} ms")
 

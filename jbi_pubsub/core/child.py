@@ -60,7 +60,7 @@ MAX_REPLY_BYTES: Final = 64 << 20
 _KEPT: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")
 _PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = 5
-PASSING: Final = frozenset({"busy", "allowance", "outside"})
+PASSING: Final = frozenset({"busy", "allowance", "outside", "clock"})
 """Causes (of ChildError) that say nothing of the work."""
 _FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 """Signals that machine code brings upon itself; others come from outside: of operators, of a system without memory."""
@@ -69,15 +69,16 @@ _TOLD_OF_STDERR: Final = 500
 
 class Limits(NamedTuple):
     """Of one child: `seconds` of processor time, bytes of `memory` (its address space, some 90 MiB of which Python and
-    lxml take)."""
+    lxml take), seconds by the `clock` (0.0: as `seconds` allow)."""
 
     seconds: float = 10.0
     memory: int = 512 << 20
+    clock: float = 0.0
 
     @property
     def deadline(self) -> float:
         """Seconds by the clock: a busy machine may take longer for the same work."""
-        return 2 * self.seconds + 5
+        return self.clock or 2 * self.seconds + 5
 
 
 LIMITS: Final = Limits()
@@ -141,7 +142,8 @@ class Children:
 
         A `caller` who is named has one child at a time, and no more time than its allowance. Raises what the function
         raises of our errors, and ChildError: fact `cause` is "seconds", "memory", "crash" or "exception", or one that
-        says nothing of the work (PASSING): "busy" (no place for `patience` seconds), "allowance", "outside".
+        says nothing of the work (PASSING): "busy" (no place for `patience` seconds), "allowance", "outside",
+        "clock".
         """
         with self._place(caller, patience):
             reply = _ask(_Request(function, data), limits)
@@ -185,7 +187,7 @@ class Children:
 def _ask(request: _Request, limits: Limits) -> _Reply:
     """Start a child, give it its work, take what it says, or what can be said of its end."""
     command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", _START]
-    command += [str(os.getpid()), str(limits.seconds), str(limits.memory)]
+    command += [str(os.getpid()), str(limits.seconds), str(limits.memory), str(limits.clock)]
     begun = time.monotonic()
     try:
         child = subprocess.Popen(  # noqa: S603  # our own interpreter with words of our own
@@ -231,7 +233,7 @@ def _ended(status: int, complaint: bytes, limits: Limits, took: float) -> _Reply
     if status in (-signal.SIGPROF, -signal.SIGXCPU):
         return _failed(f"takes more than {seconds:g} s", "seconds", seconds)
     if status == -signal.SIGALRM:
-        return _failed(f"did not end within {limits.deadline:g} s by the clock", "outside", seconds)
+        return _failed(f"did not end within {limits.deadline:g} s by the clock", "clock", seconds)
     if b"MemoryError" in complaint:
         return _too_large(limits, seconds)
     by = f"signal {-status}" if status < 0 else f"status {status}"
@@ -265,8 +267,8 @@ _START: Final = "from jbi_pubsub.core.child import serve; serve()"
 
 def serve() -> NoReturn:
     """The child's whole life. Its arguments: the parent's process id, and the limits."""
-    parent, seconds, memory = sys.argv[1:4]
-    limits = Limits(float(seconds), int(memory))
+    parent, seconds, memory, clock = sys.argv[1:5]
+    limits = Limits(float(seconds), int(memory), float(clock))
     _bind(int(parent), limits)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever prints does not get between

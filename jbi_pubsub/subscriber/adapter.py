@@ -28,7 +28,6 @@ from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import (
-    AccessDeniedError,
     AdapterStateError,
     ConfigurationError,
     JbiError,
@@ -439,16 +438,19 @@ class SubscriberAdapter:
         return found
 
     @checked
-    def refusal(self, subscription: SubscriptionUid) -> AccessDeniedError | None:
-        """Why it stands nowhere, if those that it was to stand at do not allow it, or not any more: it is asked for
-        again when their rules change. None if it stands somewhere, or nobody has refused it. Raises UnknownUidError."""
-        self._find(subscription)
+    def refusal(self, subscription: SubscriptionUid) -> JbiError | None:
+        """Why it stands nowhere, if those that it was to stand at refuse it, or lookup services do not watch for it; or
+        why a delegate where it stands does not evaluate it for some registration: it would cost too much. It is asked
+        for again after a while, and when the rules there change. None if it stands somewhere and is evaluated, or
+        nobody has refused it. Raises UnknownUidError."""
+        local = self._find(subscription)
         with self._lock:
-            sessions = list(self._sessions.values())
-        if any(session.stands(subscription) for session in sessions):
-            return None
-        denied = [session.denied(subscription) for session in sessions]
-        return next((each for each in denied if isinstance(each, AccessDeniedError)), None)
+            sessions, watch = list(self._sessions.values()), self._watches.get(local.request.entries)
+        standing = [session for session in sessions if session.stands(subscription)]
+        denied = [session.denied(subscription) for session in standing or sessions]
+        if not standing and watch is not None:
+            denied += [cache.error for cache in watch.caches()]
+        return next((each for each in denied if each is not None), None)
 
     @checked
     def acknowledge(self, obj: InfoObject, subscription: SubscriptionUid | None = None) -> None:

@@ -29,7 +29,6 @@ from jbi_pubsub.core.errors import (
     JbiError,
     OversizeError,
     ProtocolError,
-    QosDeniedError,
     UnknownLeaseError,
     UnknownUidError,
     WireError,
@@ -325,8 +324,8 @@ class DelegateSession:
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
-        self._denied: dict[str, QosDeniedError | AccessDeniedError] = {}
-        """Those of them that require what is not granted."""
+        self._denied: dict[str, JbiError] = {}
+        """Why; and of those that stand, but are not evaluated for some registration."""
         self._refused_before: set[str] = set()
         """When they were asked for last: said once is enough."""
         self._ask_refused = math.inf
@@ -473,8 +472,8 @@ class DelegateSession:
             standing = self._standing.get(uid)
             return standing.quality if standing is not None else None
 
-    def denied(self, uid: str) -> QosDeniedError | AccessDeniedError | None:
-        """Why it does not stand there, if it requires what is not granted, or may not be there."""
+    def denied(self, uid: str) -> JbiError | None:
+        """Why it does not stand there, if it was refused; or stands, and is not evaluated for some registration."""
         with self._changed:
             return self._denied.get(uid)
 
@@ -737,8 +736,7 @@ class DelegateSession:
         """Told to the subscription the first time that it is refused here: said once is enough."""
         with self._changed:
             subscription = self._wanted.get(uid)
-            if isinstance(why, QosDeniedError | AccessDeniedError):
-                self._denied[uid] = why
+            self._denied[uid] = why
             if subscription is not None:
                 self._refused[uid] = str(why)
                 self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
@@ -1028,6 +1026,9 @@ class DelegateSession:
             self._hand_on(arrived)  # what came before the loss is told before it
             standing.coming = None  # the rest of it can't be read there
             notice = _notice(body)
+            if notice.cause is Cause.REFUSED and notice.detail:
+                with self._changed:
+                    self._denied[standing.subscription.uid] = OversizeError(notice.detail)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         elif kind == QUALITY:
             standing.take_quality(_granted(body))

@@ -266,6 +266,9 @@ class LocalSubscription:
         number = f"{total} objects so far" if before and count else _objects(count)
         facts = {"subscription": self.uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
+        if cause is Cause.REFUSED and not count:
+            log.warning("subscription %s is refused: %s", self.uid, detail or "access was withdrawn", extra=facts)
+            return
         log.warning("subscription %s lost %s: %s", self.uid, number, why, extra=facts)
 
     def qos_changed(self, granted: GrantedQos) -> None:

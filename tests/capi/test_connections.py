@@ -20,6 +20,7 @@ from jbi_pubsub.capi import (
     InfoObjectDescriptor,
     InvalidMetadataException,
     InvalidPredicateException,
+    ObjectSizeException,
     PermissionDeniedException,
     PlatformFailureException,
     PropertyDescriptor,
@@ -27,7 +28,7 @@ from jbi_pubsub.capi import (
     TimeoutException,
 )
 from jbi_pubsub.capi.bindings import NAMESPACE, ConnectionDescriptor, Credentials, write
-from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.errors import OversizeError, StorageError
 from jbi_pubsub.policy import users as accounts
 from jbi_pubsub.policy.users import Account, write_accounts
 
@@ -502,3 +503,14 @@ def test_many_connections_leave_nothing_behind(node: Any, eventually: Any) -> No
         sequence.activateSequence()
         connection.destroy()
     eventually(lambda: not [each.name for each in threading.enumerate() if "client-" in each.name])
+
+
+def test_a_sequence_that_a_lookup_service_does_not_list_says_so_once(connection: Any, publisher: Any) -> None:
+    """Given a lookup service that refuses to list its registration, the next call says so, and publishing goes on."""
+    sequence = publisher()
+    (registration,) = sequence._registrations
+    connection._refused(registration, OversizeError("item with 2,000 entries", hint="At most 1,024"))
+    document = connection.createInfoObject("t", "1.0", b"x", "<a/>")
+    with pytest.raises(ObjectSizeException, match=r"a lookup service does not list registration-.*2,000 entries"):
+        sequence.publishInfoObject(document)
+    assert sequence.publishInfoObject(document)

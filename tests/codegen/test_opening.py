@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from jbi_pubsub.codegen import opening
 from jbi_pubsub.codegen.opening import Opener
 from jbi_pubsub.codegen.repository import TypeRepository, open_type
 from jbi_pubsub.codegen.schema import read_bundle
@@ -18,7 +20,7 @@ from jbi_pubsub.core.child import Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 
-TIGHT = Limits(seconds=2.0, memory=256 << 20)
+TIGHT = Limits(seconds=2.0, memory=256 << 20, clock=120.0)  # however busy the machine is
 GOOD = '<xs:element name="r" type="xs:int"/>'
 
 
@@ -240,3 +242,52 @@ def test_who_comes_with_a_schema_that_another_has_no_time_left_for_has_it_opened
         assert served.result() == "r"
         with pytest.raises(ChildError, match="has to wait: stranger"):
             refused.result()
+
+
+def family(folder: Path, count: int, size: int = 0) -> Path:
+    """A schema that includes so many others."""
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+    for number in range(count):
+        (folder / f"part{number}.xsd").write_text(f"<xs:schema {names}><!--{'x' * size}--></xs:schema>")
+    includes = "".join(f'<xs:include schemaLocation="part{number}.xsd"/>' for number in range(count))
+    (folder / "main.xsd").write_text(f"<xs:schema {names}>{includes}{GOOD}</xs:schema>")
+    return folder / "main.xsd"
+
+
+def test_a_family_that_is_too_large_is_told_how_large_it_is_and_may_be(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"schema main\.xsd has 417 documents, the limit is 200\.") as many:
+        read_bundle(family(tmp_path, 416), root="r")
+    assert (many.value.facts["amount"], many.value.facts["limit"]) == (417, 200)
+    with pytest.raises(SchemaError, match=r"schema main\.xsd has 9,\d+,\d+ bytes, the limit is 8,388,608\.") as large:
+        read_bundle(family(tmp_path, 9, 1_000_000), root="r")
+    assert large.value.hint
+
+
+def test_a_schema_that_takes_too_long_to_compile_is_told_how_long_and_how_long_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given a schema over the time for libxml2 alone, then that is said, before the time for all of it runs out."""
+    clock = iter([1.0, 6.4])
+    monkeypatch.setattr(opening.time, "process_time", lambda: next(clock))
+    with pytest.raises(SchemaError, match=r"takes 5\.4 s to compile, the limit is 2 s\.") as told:
+        opening.work(msgspec.msgpack.encode(schema(GOOD)))
+    assert told.value.hint
+
+
+def test_who_imports_a_namespace_from_two_documents_is_told_that_the_first_counts(tmp_path: Path) -> None:
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+    for part in ("A", "B"):
+        body = f'<xs:simpleType name="{part}"><xs:restriction base="xs:int"/></xs:simpleType>'
+        (tmp_path / f"{part}.xsd").write_text(f'<xs:schema {names} targetNamespace="urn:n">{body}</xs:schema>')
+    links = "".join(f'<xs:import namespace="urn:n" schemaLocation="{part}.xsd"/>' for part in ("A", "B"))
+
+    def main(kind: str) -> SchemaBundle:
+        (tmp_path / "main.xsd").write_text(
+            f'<xs:schema {names} xmlns:n="urn:n">{links}<xs:element name="r" type="{kind}"/></xs:schema>'
+        )
+        return read_bundle(tmp_path / "main.xsd", root="r")
+
+    with pytest.raises(SchemaError, match=r"'n:B'; namespace urn:n is imported from A\.xsd, B\.xsd, of which") as told:
+        open_type(main("n:B"))
+    assert "xs:include" in told.value.hint
+    assert open_type(main("n:A")).root == "r"

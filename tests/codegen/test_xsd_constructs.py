@@ -43,7 +43,7 @@ ENTRIES = {
     "16_simpleContent": [("REntry", {"value": "12.5", "uom": "m"})],
     "17_mixed": [("BEntry", {"value": "bold"})],
     "18_nillable": [("REntry", {"b": "x"})],
-    "19_default_fixed": [("REntry", {"a": "", "b": "7", "v": "1"})],
+    "19_default_fixed": [("REntry", {"a": 'it\'s "d"', "b": "7", "v": "1"})],
     "20_import": [("REntry", {"item": "z"}), ("ItemEntry", {"x": "1"})],
     "21_include_chameleon": [("AEntry", {"x": "1"})],
     "22_redefine": [("AEntry", {"x": "1", "y": "yy"})],

@@ -3,11 +3,18 @@
 from jbi_pubsub.core.xpath.examination import Condition, Found, examine
 from jbi_pubsub.core.xpath.geography import bbox
 from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
-from jbi_pubsub.core.xpath.language.cost import MAX_COST_OF_REGISTRATION, MAX_COST_OF_SUBSCRIBER, Charge, CostBudget
+from jbi_pubsub.core.xpath.language.cost import (
+    CHARGED,
+    MAX_COST_OF_REGISTRATION,
+    MAX_COST_OF_SUBSCRIBER,
+    Charge,
+    CostBudget,
+)
 from jbi_pubsub.core.xpath.payload_filter import PayloadFilter, Selection, compile_filter, select
 from jbi_pubsub.core.xpath.predicate import Predicate, compile_predicate, register_language
 
 __all__ = [
+    "CHARGED",
     "MAX_COST_OF_REGISTRATION",
     "MAX_COST_OF_SUBSCRIBER",
     "Charge",
