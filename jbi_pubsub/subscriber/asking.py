@@ -28,13 +28,8 @@ from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, Vi
 from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness
 from .merging import KeyOf
-<<<<<<< HEAD
-from .moments import LATEST, Moment, seconds_at
-from .published import with_local_name
-=======
 from .moments import LATEST, Moment, place_at, seconds_at
-from .published import nearest, with_local_name
->>>>>>> archive
+from .published import with_local_name
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
