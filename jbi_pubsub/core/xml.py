@@ -67,7 +67,6 @@ def parser() -> etree.XMLParser:
         dtd_validation=False,
         attribute_defaults=False,
         huge_tree=False,
-        strip_cdata=False,
     )
 
 
