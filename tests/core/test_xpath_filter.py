@@ -141,6 +141,21 @@ def test_a_selection_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more than 2000 bytes" in cut.last_error
 
 
+def test_a_part_within_very_many_namespaces_is_not_selected() -> None:
+    # Given parts within so many declarations that comparing them with each other would take minutes
+    declared = b"".join(b" xmlns:n%d='urn:%d'" % (n, n) for n in range(100_000))
+    root = parse_payload(b"<r" + declared + b"><a/><a/></r>")
+    assert root is not None
+    cut = compile_filter("//a")
+    # Expect an empty selection, counted and explained
+    assert cut.apply(root) == module.NOTHING
+    assert "within more than 256 namespaces" in cut.last_error
+    # and as many as may be to be there
+    root = parse_payload(b"<r" + b"".join(b" xmlns:n%d='urn:%d'" % (n, n) for n in range(256)) + b"><a/></r>")
+    assert root is not None
+    assert len(etree.fromstring(cut.apply(root).payload)[0].nsmap) == 257
+
+
 def test_a_failing_evaluation_selects_nothing() -> None:
     cut = compile_filter("position()")
     assert cut.apply(etree.fromstring("<m/>")) == module.NOTHING
