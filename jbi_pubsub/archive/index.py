@@ -233,7 +233,7 @@ class DuckIndex:
         known = self._of(scope)
         if known is None:
             return (), 0, True
-        everything = self.count(Asked(msgspec.structs.replace(scope, predicate=""), None, True), query, after, up_to)
+        everything = self.count(Asked(msgspec.structs.replace(scope, predicate=""), None), query, after, up_to)
         counted = self.count(asked, query, after, up_to)
         steps = []
         for conjunct in known.restriction(asked).conjuncts:

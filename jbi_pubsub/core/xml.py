@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+import functools
 import re
 import sys
 import threading
@@ -233,7 +234,7 @@ def _shows_no_doctype(data: bytes) -> bool:
     if found is None:
         return False
     declaration, begins = found.groups()
-    return _is_plain(declaration) and (begins not in b"!?" or b"<!DOCTYPE" not in data)
+    return (begins not in b"!?" or b"<!DOCTYPE" not in data) and _is_plain(declaration)
 
 
 def has_plain_markup(data: bytes) -> bool:
@@ -242,6 +243,7 @@ def has_plain_markup(data: bytes) -> bool:
     return found is not None and _is_plain(found[1])
 
 
+@functools.lru_cache(maxsize=8)  # all documents of a source have the same
 def _is_plain(declaration: bytes | None) -> bool:
     return declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
 
