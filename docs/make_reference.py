@@ -216,7 +216,8 @@ REMEDIES: Final = {
     "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
     "other_archive": "Nothing brings it back; look into the copies that there are. What this archive has comes again.",
     "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
-    "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail.",
+    "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail; of what a filter "
+    "can't be applied to: `unfiltered`, to have it whole ([filters](matching.md#payload-filters)).",
     "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",
     "mail_unreachable": "Look at `[mail]` host and port; more `retries` outlast longer outages.",
     "mail_suspended": "Correct the address, cancel the subscription and make it again.",

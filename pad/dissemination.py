@@ -30,7 +30,16 @@ from jbi_pubsub.core.errors import MetadataError, OversizeError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.quality import LEVELS, Settings, Shape
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
-from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, give_back, parse_metadata, parse_payload, read_metadata
+from jbi_pubsub.core.xml import (
+    LOOK_BYTES,
+    MAX_METADATA_BYTES,
+    Element,
+    give_back,
+    looks_like_xml,
+    parse_metadata,
+    parse_payload,
+    read_metadata,
+)
 from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
     CostBudget,
@@ -320,8 +329,8 @@ def takes(subscription: Subscription, origin: Provenance) -> bool:
 
 
 class Selected(NamedTuple):
-    """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML; `wanted`: the
-    filter that has cut it."""
+    """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML, or beyond what
+    it is applied to; `wanted`: the filter that has cut it."""
 
     subscription: Subscription
     parcel: Parcel
@@ -331,7 +340,7 @@ class Selected(NamedTuple):
 
 class Disseminated(NamedTuple):
     """What becomes of an object: deliveries, those whose filter selected nothing and who asked for silence, those whose
-    contract it is too large for, and those who have it shaped later."""
+    contract or filter it is too large for, and those who have it shaped later."""
 
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
@@ -580,10 +589,18 @@ def disseminate(
     if parcel.size >= COST_LEAST and parcel.spooled is not None:
         return _disseminate_large(parcel, matched, seal, shaper, is_later)
     filters = [s.payload_filter for s in matched]  # looked at once: they may be amended meanwhile
-    cuts = _cuts(parcel, {each for each in filters if each is not None}, seal)
+    cuts, withheld = None, False
+    try:
+        cuts = _cuts(parcel, {each for each in filters if each is not None}, seal)
+    except OversizeError:
+        withheld = True
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
+    oversize: list[Subscription] = []
     for subscription, wanted in zip(matched, filters, strict=True):
+        if wanted is not None and withheld and subscription.request.unfiltered == "withhold":
+            oversize.append(subscription)
+            continue
         if wanted is None or cuts is None:
             selected.append(Selected(subscription, parcel, filtered=wanted is None))
             continue
@@ -593,8 +610,9 @@ def disseminate(
         else:
             selected.append(Selected(subscription, rest, wanted=wanted))
     if shaper is None:
-        return Disseminated(selected, suppressed)
-    return shaped(parcel, selected, seal, shaper, is_later)._replace(suppressed=suppressed)
+        return Disseminated(selected, suppressed, oversize)
+    result = shaped(parcel, selected, seal, shaper, is_later)
+    return result._replace(suppressed=suppressed, oversize=[*oversize, *result.oversize])
 
 
 def _disseminate_large(
@@ -605,12 +623,18 @@ def _disseminate_large(
     is_later: ShapedLater | None,
 ) -> Disseminated:
     """One whose payload lies in a file: most get it from there. For those who have it filtered or shaped it is read
-    into memory, if that is not too much for it; else it is too large for them."""
+    into memory, if that is not too much for it; else it is too large for them, unless it is no XML to filter."""
     looked_at = [s for s in matched if s.payload_filter is not None or (shaper is not None and is_shaped(s))]
-    others = [Selected(s, parcel) for s in matched if s not in set(looked_at)]
+    spooled = parcel.spooled
+    is_read = spooled is None or len(spooled) <= MEMORY_BYTES
+    if spooled is not None and not is_read and looked_at:
+        is_xml = looks_like_xml(spooled.read(0, LOOK_BYTES))
+        looked_at = [s for s in looked_at if (is_xml and s.request.unfiltered == "withhold") or is_shaped(s)]
+    apart = set(looked_at)
+    others = [Selected(s, parcel, filtered=s.payload_filter is None) for s in matched if s not in apart]
     later = [each for each in others if is_later is not None and is_later(each, ())]
     ready = [each for each in others if each not in later]
-    if len(parcel.payload) > MEMORY_BYTES or not looked_at:
+    if not is_read or not looked_at:
         return Disseminated(ready, (), looked_at, later)
     read = parcel.in_memory()
     result = disseminate(read, looked_at, seal, shaper, is_later)
@@ -694,7 +718,8 @@ def _shape(
 def _cuts(
     parcel: Parcel, filters: set[PayloadFilter], seal: Seal | None
 ) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
-    """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
+    """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter.
+    Raises OversizeError when it is XML beyond the limits."""
     if not filters:
         return None
     payload = bytes(parcel.payload)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
-from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeError, UnknownUidError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import Predicate, examine
@@ -65,8 +65,8 @@ def explain(
     for uid, standing in registered.items():
         access = _withheld(subscription, standing, root, len(metadata)) if second["predicate_true"] else []
         first[uid] = _first_level(subscription, standing, root, access)
-    cut = _filtered(subscription, payload)
-    suppressed = bool(cut["selected"] == 0 and request.suppress_empty)
+    cut, withheld = _filtered(subscription, payload)
+    suppressed = withheld or bool(cut["selected"] == 0 and request.suppress_empty)
     return {
         "subscription": subscription.uid,
         "first_level": first,
@@ -189,21 +189,25 @@ def _second_level(subscription: Subscription, root: Element, size: int) -> dict[
     }
 
 
-def _filtered(subscription: Subscription, payload: bytes) -> dict[str, object]:
+def _filtered(subscription: Subscription, payload: bytes) -> tuple[dict[str, object], bool]:
+    """What the filter says of it, and whether it is withheld for being beyond what that is applied to."""
     if subscription.payload_filter is None:
-        return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}
+        return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}, False
     wanted = subscription.payload_filter.copy()
-    parsed = parse_payload(payload)
-    selected = wanted.apply(parsed, len(payload)).count if parsed is not None else None
-    is_xml = parsed is not None
+    said: dict[str, object] = {"filter": wanted.expression, "payload_is_xml": True, "selected": None}
+    try:
+        parsed = parse_payload(payload)
+    except OversizeError as exc:
+        choice = subscription.request.unfiltered
+        done = "is lost (oversize)" if choice == "withhold" else "comes whole"
+        return {**said, "filter_failure": f"{exc.message}: it {done}"}, choice == "withhold"
+    if parsed is None:
+        said["payload_is_xml"] = False
+    else:
+        said["selected"] = wanted.apply(parsed, len(payload)).count
     del parsed
     give_back(len(payload))
-    return {
-        "filter": wanted.expression,
-        "filter_failure": wanted.last_error,
-        "payload_is_xml": is_xml,
-        "selected": selected,
-    }
+    return {**said, "filter_failure": wanted.last_error}, False
 
 
 def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:

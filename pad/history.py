@@ -595,6 +595,7 @@ class History:
             payload_filter=request.payload_filter,
             namespaces=request.namespaces,
             suppress_empty=request.suppress_empty,
+            unfiltered=request.unfiltered,
             bound=request.bound,
             policy="drop_newest",
             qos=request.qos,
@@ -814,7 +815,9 @@ class History:
             if found:
                 self._move(feed, found)
             elif progress.state != "running":
-                self._finish(feed, progress, progress.state, progress.error)
+                gone = ", ".join(f"{cause} {count}" for cause, count in feed.subscription.lost.items())
+                lacks = f"results that are lost: {gone}" if gone and progress.state == "finished" else ""
+                self._finish(feed, progress, progress.state, progress.error or lacks)
                 return
             else:
                 return

@@ -308,6 +308,10 @@ View = Literal["metadata", "combined"]
 """What a predicate is asked of: the metadata as they were published, or these within what the platform says of the
 object (core/combined.py)."""
 
+Unfiltered = Literal["withhold", "deliver"]
+"""What becomes of an XML payload to which the payload filter can't be applied (core/xml.py, parse_payload): it is lost,
+as `oversize`, or comes whole."""
+
 Acknowledging = Literal["auto", "explicit"]
 """Of a durable subscription: what its application has taken is acknowledged (`Heard.consumed`), or what it says
 (`Heard.acknowledged`)."""
@@ -349,6 +353,7 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     """Nothing of registrations with this `owner`; "": whoever publishes it."""
     local: bool = False
     """Only what was published at this delegate: nothing that a bridge or network has brought."""
+    unfiltered: Unfiltered = "withhold"
 
 
 def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> SubscriptionRequest | None:
@@ -405,6 +410,7 @@ class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Of the predicate, as of a subscription. `latest_by` is of the metadata."""
     passed: Annotated[tuple[str, ...], msgspec.Meta(max_length=HOPS_MOST)] = ()
     """The names of the platforms from which bridges have brought it, in order. Everything of these is asked already."""
+    unfiltered: Unfiltered = "withhold"
 
 
 def owned_uid(kind: str, secret: str) -> str:
@@ -681,6 +687,7 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
     if request.view not in get_args(View):
         raise ConfigurationError(f"unknown view {request.view!r}", hint=f"Use {' or '.join(get_args(View))}")
+    check_unfiltered(request.unfiltered)
     if len(request.unlike) > MAX_OWNER:
         raise ConfigurationError(f"unlike has {len(request.unlike)} characters, the limit is {MAX_OWNER}")
     if request.policy not in get_args(Policy):
@@ -722,6 +729,12 @@ def check_request(request: SubscriptionRequest) -> int:
     EntryError."""
     BOUNDS.check_parts("a subscription", ServiceTemplate(entries=request.entries))
     return BOUNDS.check_size("a subscription", request)
+
+
+def check_unfiltered(choice: str) -> None:
+    """Raises ConfigurationError."""
+    if choice not in get_args(Unfiltered):
+        raise ConfigurationError(f"unfiltered: {choice[:40]!r}", hint=f"Use {' or '.join(get_args(Unfiltered))}")
 
 
 def check_namespaces(namespaces: tuple[tuple[str, str], ...]) -> None:

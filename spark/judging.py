@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError, StudyError
+from jbi_pubsub.core.errors import JbiError, OversizeError, StudyError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
@@ -171,11 +171,14 @@ class Judge:
     def deliveries(self, seen: Seen) -> list[Delivery]:
         """Who gets it, and what of its payload, ascending: without those whose filter selects nothing and who want
         nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
-        kept (`has_unknown`)."""
+        kept (`has_unknown`); XML beyond what is filtered goes to nobody with a filter."""
         matched = [wanted for number in seen.matched if (wanted := self.wanted[number]) is not None]
         filters = {wanted.filter for wanted in matched if wanted.filter is not None}
         payload = seen.publication.payload
-        document = parse_payload(payload) if filters and payload else None
+        try:
+            document = parse_payload(payload) if filters and payload else None
+        except OversizeError:
+            return [Delivery(wanted, None) for wanted in matched if wanted.filter is None]
         if document is None:
             return [Delivery(wanted, None) for wanted in matched]
         cuts = select(filters, document, len(payload or b""))

@@ -37,6 +37,8 @@ VAIN_MOST: Final = 8
 """Items of a kind in a row that get no smaller, after which one in so many is tried: what is compressed already costs
 twice as much to try as anything else that is done to it here."""
 WRITE_BYTES: Final = 1 << 20
+READ_AHEAD: Final = 64 << 10
+"""Bytes that are read at a time of items that are asked for one after the other."""
 
 
 class Items(Protocol):
@@ -206,6 +208,10 @@ class _File:
     def __init__(self, path: Path, restore: Callable[[bytes, bytes], bytes]) -> None:
         self._path = path
         self._restore = restore
+        self._next = -1
+        """Number of the item behind the last one that was asked for."""
+        self._ahead, self._ahead_at = b"", 0
+        """What was read ahead, and where it begins."""
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -222,7 +228,15 @@ class _File:
     def get(self, number: int) -> bytes:
         """See Items."""
         start, end = self._ends[number], self._ends[number + 1]
-        data = os.pread(self._fd, end - start, start)
+        at = start - self._ahead_at
+        if at >= 0 and end - self._ahead_at <= len(self._ahead):
+            data = self._ahead[at : at + end - start]
+        elif number == self._next:  # one after the other: the next ones as well
+            self._ahead, self._ahead_at = os.pread(self._fd, max(end - start, READ_AHEAD), start), start
+            data = self._ahead[: end - start]
+        else:
+            data = os.pread(self._fd, end - start, start)
+        self._next = number + 1
         if len(data) != end - start or zlib.crc32(data) != self._crcs[number]:
             raise StorageError(
                 f"{self._path} is damaged: item {number}, {end - start} bytes at {start}",

@@ -29,7 +29,6 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import EMPTY, PRESENT, TEXT, Layout
 from jbi_pubsub.core.xpath.index.document import Paths as Slots
 from jbi_pubsub.core.xpath.language.conditions import Where
-from jbi_pubsub.core.xpath.language.cost import size_of
 from jbi_pubsub.core.xpath.language.number import number
 
 MAX_PATHS: Final = 4096
@@ -43,10 +42,8 @@ MAX_LAYOUTS: Final = 16
 MAX_TEXT: Final = 1024
 """Characters of a text that is held."""
 SMALL_BYTES: Final = 16 << 10
-"""Of a document as lxml writes it. Whether a predicate may be evaluated for a larger one has to be asked each time
+"""Of a document. Whether a predicate may be evaluated for a larger one has to be asked each time
 (core/xpath/language/cost.py), so for these the index alone never decides."""
-MOST_ESCAPED: Final = 6
-"""Bytes that lxml writes for one: `&quot;`."""
 MAX_REMEMBERED: Final = 20_000
 """Short texts whose values are remembered: the same come again and again."""
 MAX_REMEMBERED_CHARS: Final = 40
@@ -155,28 +152,25 @@ class Paths:
         traced = self._known.trace(metadata)
         row = self._traced(traced) if traced is not None else None
         if row is None:
-            row, root = self._parsed(metadata)
-            if row.is_open or root is None:
+            row = self._parsed(metadata)
+            if row.is_open:
                 return row
             if traced is None:
                 self._known.parsed(metadata)
-        else:
-            root = None
-        if len(metadata) * MOST_ESCAPED > SMALL_BYTES:
-            row.is_large = size_of(root if root is not None else parse_metadata(metadata)) > SMALL_BYTES
+        row.is_large = len(metadata) > SMALL_BYTES
         return row
 
-    def _parsed(self, metadata: bytes) -> tuple[Row, Element | None]:
+    def _parsed(self, metadata: bytes) -> Row:
         try:
             root = parse_metadata(metadata)
         except JbiError:
-            return Row(is_open=True), None
+            return Row(is_open=True)
         row = Row()
         try:
             self._visit(root, self._above.below.get(str(root.tag)) or self._new(self._above, str(root.tag)), row, set())
         except OverflowError:
-            return Row(is_open=True), None
-        return row, root
+            return Row(is_open=True)
+        return row
 
     def _traced(self, traced: Traced) -> Row | None:
         """What is held of a document that fits a stencil; None: it has to be parsed."""

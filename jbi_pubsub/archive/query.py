@@ -14,15 +14,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from jbi_pubsub.archive.leaves import MOST_ESCAPED, SMALL_BYTES
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
 from jbi_pubsub.core.errors import PredicateError, ProtocolError, StorageError
 from jbi_pubsub.core.history import Explanation, Found, Order, Progress, Query, Scope, State, Step
-from jbi_pubsub.core.info_object import Head, Parcel
+from jbi_pubsub.core.info_object import Head, head_of
 from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath.language.conditions import EXISTS, Where
-from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, rough_extent
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, Predicate, compile_predicate, compiled_xpath
 
 FIRST_ROWS: Final = 1 << 15
@@ -49,12 +47,10 @@ DELIVER_SECONDS: Final = 5e-6
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """A scope with its predicates compiled, on the metadata and on the combined view; None is true. `is_cheap`: they
-    may be evaluated for each small document."""
+    """A scope with its predicates compiled, on the metadata and on the combined view; None is true."""
 
     scope: Scope
     predicate: Predicate | None
-    is_cheap: bool
     combined: Predicate | None = None
     origins: Mapping[str, Provenance] = {}
     """By registration."""
@@ -66,17 +62,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     def is_true(self, head: Head, root: Element | None, size: int) -> bool:
         """Whether the predicates are true for an object with metadata of so many bytes; None: they are no XML."""
-        if self.predicate is not None and (root is None or not self._holds(self.predicate, root, size)):
+        if self.predicate is not None and (root is None or self.predicate.decide(root, size) is not True):
             return False
         if self.combined is None:
             return True
         view = combined(head, self.origins.get(head.registration, UNKNOWN))
-        return self._holds(self.combined, view, size + OWN_BYTES)
-
-    def _holds(self, predicate: Predicate, root: Element, size: int) -> bool:
-        if self.is_cheap and size * MOST_ESCAPED <= SMALL_BYTES:
-            return predicate.evaluate(root) is True
-        return predicate.matches(root)
+        return self.combined.decide(view, size + OWN_BYTES) is True
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -199,8 +190,9 @@ class Cursor:
         self._is_turned = False
         self._ids = None if query.object_ids is None else frozenset(query.object_ids)
         self._by_type: dict[tuple[str, str], list[Asked]] = {}
-        for each in self._asked:
+        for each in sorted(self._asked, key=lambda one: not one.is_everything):
             self._by_type.setdefault(_type(each), []).append(each)
+        self._is_read = bool(query.latest_by) or any(each.predicate is not None for each in self._asked)
         costs = (p.cost for each in self._asked for p in (each.predicate, each.combined) if p is not None)
         self._at_once = max(1, min(ASK_MOST, int(ASK_SECONDS / max(1e-6, *costs, 0.0))))
         self._state: State = "running"
@@ -419,24 +411,26 @@ class Cursor:
     def _matches(self, record: Record) -> bool:
         """Whether an object is a result: the last word."""
         try:
-            head = Parcel.received(record.data).head
+            head, _ = head_of(record.data)
         except ProtocolError:
             return False
         if not self._is_within(head, record.received):
             return False
-        scopes = self._by_type.get((head.type_name, head.type_version), ())
-        those = [s for s in scopes if s.scope.registrations is None or head.registration in s.scope.registrations]
-        if not those:
-            return False
-        if not self.query.latest_by and any(each.is_everything for each in those):
-            return True
-        metadata = bytes(head.metadata)
-        self._verified += 1
-        is_read = bool(self.query.latest_by) or any(each.predicate is not None for each in those)
-        root = read_metadata(metadata) if is_read else None
-        if not any(each.is_true(head, root, len(metadata)) for each in those):
-            return False
-        return not self.query.latest_by or (root is not None and self._is_new(head, root, len(metadata)))
+        metadata: bytes | None = None
+        root = None
+        for each in self._by_type.get((head.type_name, head.type_version), ()):
+            registrations = each.scope.registrations
+            if registrations is not None and head.registration not in registrations:
+                continue
+            if each.is_everything and not self.query.latest_by:
+                return True
+            if metadata is None:
+                self._verified += 1
+                metadata = bytes(head.metadata)
+                root = read_metadata(metadata) if self._is_read else None
+            if each.is_true(head, root, len(metadata)):
+                return not self.query.latest_by or (root is not None and self._is_new(head, root, len(metadata)))
+        return False
 
     def _is_within(self, head: Head, received: float) -> bool:
         query = self.query
@@ -497,9 +491,8 @@ def asked_of_scope(scope: Scope) -> Asked:
     """With its predicates compiled. Raises PredicateError."""
     predicate = _compiled(scope.predicate, scope.namespaces)
     view = _compiled(scope.combined, scope.prefixes)
-    costs = [each.seconds(rough_extent(SMALL_BYTES)) for each in (predicate, view) if each is not None]
     origins = {uid: origin for origin, uids in scope.origins for uid in uids}
-    return Asked(scope, predicate, all(cost <= MAX_SECONDS for cost in costs), view, origins)
+    return Asked(scope, predicate, view, origins)
 
 
 def _compiled(expression: str, namespaces: Sequence[tuple[str, str]]) -> Predicate | None:

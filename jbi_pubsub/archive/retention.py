@@ -37,9 +37,9 @@ class Holding(msgspec.Struct, frozen=True):
     type: str
     version: str
     objects: int
-    metadata: int
-    """Bytes of all but payloads, and of payloads, as published or what is left of them."""
+    size: int
     payload: int
+    """Bytes, as those of its items."""
     oldest: float
     newest: float
     first: int
@@ -48,7 +48,8 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An object. `key`: its text at the rule's `latest_by`, "" for none."""
+    """An object. `size`: bytes of its metadata and payload, as published or what is left of them, wherever they lie;
+    `payload`: those of the payload that lie in the volume. `key`: its text at the rule's `latest_by`, "" for none."""
 
     position: int
     received: float
@@ -95,16 +96,17 @@ class Retention:
         if rule.latest_by or (rule.until_durables and holding.first <= self._had < holding.last):
             return None
         count = self._count(holding.type, holding.version)
-        size = holding.metadata + holding.payload
         is_held = rule.until_durables and holding.last > self._had
         fates = {
             self._fate(rule, holding.newest, count.objects + 1, count.bytes + 1, is_held=is_held),
-            self._fate(rule, holding.oldest, count.objects + holding.objects, count.bytes + size, is_held=is_held),
+            self._fate(
+                rule, holding.oldest, count.objects + holding.objects, count.bytes + holding.size, is_held=is_held
+            ),
         }
         if len(fates) > 1:
             return None
         count.objects += holding.objects
-        count.bytes += size
+        count.bytes += holding.size
         return fates.pop()
 
     def one(self, item: Item) -> Fate:
@@ -159,7 +161,7 @@ def holdings(items: Iterable[Item]) -> tuple[Holding, ...]:
             name,
             version,
             len(these),
-            sum(each.size - each.payload for each in these),
+            sum(each.size for each in these),
             sum(each.payload for each in these),
             min(each.received for each in these),
             max(each.received for each in these),

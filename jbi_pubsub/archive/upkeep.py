@@ -36,6 +36,7 @@ from jbi_pubsub.core.files import Stamp, stamp
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import MAX_POSITION, GivenUp, KeepRule, Scope
 from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.xml import give_back, parse_metadata
 
@@ -408,7 +409,7 @@ class Upkeep:
             for record in volume.read(0, MAX_POSITION):
                 if (item := _item(record)) is not None:
                     losses.add(item)
-                    metadata, payload = metadata + item.size - item.payload, payload + item.payload
+                    metadata, payload = metadata + len(record.data) - item.payload, payload + item.payload
             positions = list(volume.positions)
             deleted: Sequence[int] = volume.deleted if isinstance(volume, LogVolume) else ()
             if isinstance(volume, Pack):
@@ -476,7 +477,7 @@ class _Plan:
         self.lost = _Losses()
         self._objects = sum(each.objects for each in held)
         self._payload = sum(each.payload for each in held)
-        self._size = self._payload + sum(each.metadata for each in held)
+        self._size = sum(each.size for each in held)
         self._going = self._payload_going = 0
 
     def note(self, item: Item, fate: Fate) -> None:
@@ -548,8 +549,10 @@ def _item(record: Record) -> Item | None:
     except ProtocolError:
         return None
     head, payload = parcel.head, parcel.size - parcel.payload_at
+    is_beside = not payload and head.payload_length > MEMORY_BYTES  # its payload lies in a file of its own
+    size = len(head.metadata) + (head.payload_length if is_beside else payload)
     return Item(
-        record.position, record.received, head.type_name, head.type_version, parcel.size, payload, "", head.registration
+        record.position, record.received, head.type_name, head.type_version, size, payload, "", head.registration
     )
 
 

@@ -41,6 +41,8 @@ KINDS: Final = (OBJECT, DELETED)
 MAX_BODY: Final = (1 << 27) - 1
 """Twice the largest object: a longer one is a damaged length."""
 READ_BYTES: Final = 1 << 20
+LOOK_BYTES: Final = 4 << 10
+"""In so many is an object's head, mostly."""
 _LAST: Final = 2**63 - 1
 
 
@@ -270,10 +272,12 @@ class LogVolume:
 
     def _head_at(self, place: int) -> Record:
         offset = self._offsets[place]
-        start = os.pread(self._fd, RECORD.size + 4, offset)
+        start = os.pread(self._fd, LOOK_BYTES, offset)
         _, _, _, position, received, _, kind = RECORD.unpack_from(start)
-        length = int.from_bytes(start[RECORD.size :], "big")
-        return Record(position, received, kind, os.pread(self._fd, 4 + length, offset + RECORD.size))
+        end = RECORD.size + 4 + int.from_bytes(start[RECORD.size : RECORD.size + 4], "big")
+        if end > len(start):
+            start = os.pread(self._fd, end, offset)
+        return Record(position, received, kind, start[RECORD.size : end])
 
     def _learn(self, seen: _Seen) -> None:
         record = seen.record

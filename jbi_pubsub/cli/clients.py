@@ -71,6 +71,12 @@ combined_option = click.option(
 )
 
 
+unfiltered_option = click.option(
+    "--unfiltered", type=click.Choice(["withhold", "deliver"]),
+    help="With --filter: what becomes of XML beyond what is filtered; default withhold, and told as lost.",
+)  # fmt: skip
+
+
 @click.command()
 @click.option("--schema", type=existing_file, help="XML Schema of the metadata; default: the type repository's.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
@@ -199,6 +205,7 @@ def publish(
 @click.option("--predicate", default="", help="XPath over the metadata.")
 @combined_option
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
+@unfiltered_option
 @click.option(
     "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
 )
@@ -233,6 +240,7 @@ def subscribe(
     predicate: str,
     combined: bool,
     payload_filter: str,
+    unfiltered: Any,
     namespaces: tuple[str, ...],
     recipients: tuple[str, ...],
     digest: float | None,
@@ -280,6 +288,7 @@ def subscribe(
                 predicate=predicate,
                 view="combined" if combined else "metadata",
                 payload_filter=payload_filter,
+                unfiltered=unfiltered,
                 namespaces=namespaces_of(namespaces),
                 recipients=recipients,
                 policy=policy,
@@ -372,6 +381,7 @@ def facts_of(obj: InfoObject) -> dict[str, object]:
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
         "payload_length": obj.payload_size,
         "payload_published_length": obj.platform.payload_length,
+        "payload_is_selection": obj.is_selection,
         "signed_by": obj.platform.verified,
     }
 

@@ -158,7 +158,7 @@ def _levels(facts: dict[str, Any]) -> Iterator[Row]:
     if facts["predicate"]:
         yield "predicate", _said(facts["predicate_true"]), facts["predicate_failure"] or "see below"
     if facts["filter"]:
-        selects = "not XML, or too large: passes unchanged" if facts["selected"] is None else facts["selected"]
+        selects = "not XML: passes unchanged" if facts["selected"] is None else facts["selected"]
         suppressed = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
         yield "filter", _said(not facts["suppressed"]), facts["filter_failure"] or f"selects {selects}{suppressed}"
     queue = facts["queue"]

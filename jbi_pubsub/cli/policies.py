@@ -16,7 +16,8 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.policy.condition import QUANTITIES, Bound, Node, Says, Test, holds, of_resources, replaced, shown_node
+from jbi_pubsub.core.xpath.language.cost import size_of
+from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.file import QOS_KINDS, nearest
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
@@ -155,20 +156,13 @@ class Supposed:
     document: Element | None = None
     resources: Resources = field(default_factory=Resources)
 
-    def says(self, predicate: Predicate) -> bool:
+    def says(self, predicate: Predicate) -> bool | None:
         """Of the metadata."""
-        return self.document is not None and predicate.matches(self.document)
+        return None if self.document is None else predicate.decide(self.document, size_of(self.document))
 
     def holds(self, node: Node) -> bool:
         """Whether what is to be decided yet holds; neither a test of what is not known, nor its negation, does."""
-        return holds(replaced(node, self._decided), self)
-
-    def _decided(self, test: Test) -> Node:
-        if isinstance(test, Bound) and test.group == "resource":
-            return of_resources(test, self.resources)
-        if isinstance(test, Bound):
-            return test if self.size >= 0 else False
-        return test if (self.document is not None if isinstance(test, Says) else self.payload_type) else False
+        return holds(about_resources(node, lambda test: of_resources(test, self.resources)), self)
 
 
 def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposed:

@@ -16,12 +16,20 @@ from jbi_pubsub.core.history import Explanation
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.subscriber import Query, SubscriberAdapter
 
-from .clients import combined_option, existing_file, facts_of, namespaces_of, show_objects, write_object
+from .clients import (
+    combined_option,
+    existing_file,
+    facts_of,
+    namespaces_of,
+    show_objects,
+    unfiltered_option,
+    write_object,
+)
 from .settings import Settings, json_option, looking, pass_settings, try_folder
 from .show import Column, Table, counted, lasted, printable, show_facts, show_json, show_tables
 from .show import as_json as json_text
 
-_GIVEN: Final = ("since", "until", "timeout", "template", "schema", "publisher", "at")
+_GIVEN: Final = ("since", "until", "timeout", "template", "schema", "publisher", "at", "unfiltered")
 """Conditions that are passed on as they are."""
 SHOWN: Final = 100
 """Results without --limit."""
@@ -44,6 +52,7 @@ _STEPS = (
 @click.option("--predicate", default="", help="XPath over the metadata.")
 @combined_option
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
+@unfiltered_option
 @click.option(
     "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
 )
@@ -145,6 +154,7 @@ def _follow(
         predicate=given["predicate"],
         view="combined" if given["combined"] else "metadata",
         payload_filter=given["payload_filter"],
+        unfiltered=given["unfiltered"],
         namespaces=namespaces_of(given["namespaces"]),
         start=given["since"] or "all",
     )

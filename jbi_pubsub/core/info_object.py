@@ -27,6 +27,11 @@ SIGNATURE_BYTES: Final = 64
 SEAL_BYTES: Final = 32 + SIGNATURE_BYTES
 """Of a delegate's statement about a payload that it has cut: SHA-256 of the payload as published, its signature."""
 
+SELECTION_NAMESPACE: Final = "urn:jbi-pubsub:selection:1"
+"""Namespace of the elements around what a payload filter has selected."""
+SELECTION_BEGIN: Final = f'<jbi:selection xmlns:jbi="{SELECTION_NAMESPACE}">'.encode()
+"""What a payload begins with that a filter has left."""
+
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
 
@@ -96,6 +101,13 @@ class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
         """The payload as a file to read, from its beginning; another one each time. Where the payload is large, it is
         never in memory whole."""
         return io.BytesIO(self.payload)
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether the payload is what a payload filter has left. To a subscription with a filter it is not where that
+        was not applied: the payload is no XML, or came whole as the subscription wished (`unfiltered`)."""
+        with self.payload_file as file:
+            return file.read(len(SELECTION_BEGIN)) == SELECTION_BEGIN
 
 
 class LargeObject(InfoObject, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -191,7 +203,8 @@ class Cause(enum.StrEnum):
     """A bridge from another platform has left it out, as its file says. Whether it would have matched the predicate is
     not known."""
     OVERSIZE = "oversize"
-    """Larger than the delivery target takes."""
+    """Larger than the delivery target takes; or XML to which the subscription's payload filter can't be applied: beyond
+    its limits, or with a DOCTYPE."""
     MAIL_REFUSED = "mail_refused"
     """The mail server refused a recipient or the message for good (SMTP 5xx)."""
     MAIL_UNREACHABLE = "mail_unreachable"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+import functools
 import re
 import sys
 import threading
-from typing import Final
+from typing import Any, Final
 
 from lxml import etree
 
@@ -25,6 +26,16 @@ MAX_XML_PAYLOAD_NODES: Final = 2_000_000
 """Above these a payload is not parsed for filtering. A tree takes its texts and some 130 bytes a node: 330 MB at most.
 Of the shortest elements, `<x/>`, 64 MiB would be 17 million."""
 
+PARSER_NAME_BYTES: Final = 50_000
+PARSER_TEXT_BYTES: Final = 10_000_000
+"""libxml2's own limits on a name, and on a text, comment, instruction or start tag."""
+
+LOOK_BYTES: Final = 64
+"""In so many it is seen whether a payload may be XML."""
+
+HEAD_BYTES: Final = 1 << 20
+"""Of a payload in which a DOCTYPE is looked for with the parser: it comes before the document element."""
+
 GIVE_BACK_BYTES: Final = 1 << 20
 """Memory of a tree from so large a payload is given back to the system at once (1 to 10 ms)."""
 
@@ -37,6 +48,7 @@ SHORTEST_LEVEL: Final = 7
 SHORTEST_NODE: Final = 2
 """Bytes of a node at least: `x<a/>` are two in five."""
 
+_PAYLOAD: Final = "an XML payload has"
 _PROLOG: Final = re.compile(rb"(?:(<\?xml\s[^?>]*\?>)|(?!<\?xml\s))\s*<(.)")
 _PLAIN: Final = re.compile(
     rb"""encoding\s*=\s*["'](utf-8|(us-)?ascii|iso-8859-\d{1,2}|windows-125\d)["']""", re.IGNORECASE
@@ -54,21 +66,21 @@ Element = etree._Element
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """glibc's; other C libraries have none, and some need none."""
 
+_SAFE: Final[Any] = {
+    "resolve_entities": False, "no_network": True, "load_dtd": False, "dtd_validation": False,
+    "attribute_defaults": False,
+}  # fmt: skip
+_LIMITS: Final = (etree.ErrorTypes.ERR_RESOURCE_LIMIT, etree.ErrorTypes.ERR_NAME_TOO_LONG)
+
 _own = threading.local()
 """One parser a thread: making one costs as much as parsing figure 1."""
 
 
-def parser() -> etree.XMLParser:
-    """A new safe parser (lxml parsers are cheap, and not shared between threads)."""
-    return etree.XMLParser(
-        resolve_entities=False,
-        no_network=True,
-        load_dtd=False,
-        dtd_validation=False,
-        attribute_defaults=False,
-        huge_tree=False,
-        strip_cdata=False,
-    )
+def parser(*, huge: bool = False) -> etree.XMLParser:
+    """A new safe parser (lxml parsers are cheap, and not shared between threads). `huge`: without libxml2's own limits
+    on texts, names and what entities grow to; only for what has no DOCTYPE, and no more bytes than may be."""
+    made: etree.XMLParser = etree.XMLParser(**_SAFE, huge_tree=huge)
+    return made
 
 
 def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_METADATA_BYTES) -> Element:
@@ -104,19 +116,28 @@ def read_metadata(data: bytes) -> Element | None:
 
 
 def parse_payload(data: bytes) -> Element | None:
-    """The document element if `data` is well-formed, harmless XML within the limits, else None.
+    """The document element of `data`; None: it is no well-formed XML.
 
-    Paper section 2.4(5): the dissemination node itself determines whether a payload is XML.
+    Paper section 2.4(5): the dissemination node itself determines whether a payload is XML. Raises OversizeError for
+    what is XML beyond the limits (or with a DOCTYPE), and for what may be, as far as it was looked at.
     """
-    if len(data) > MAX_XML_PAYLOAD_BYTES or not looks_like_xml(data):
+    if not looks_like_xml(data):
         return None
+    if len(data) > MAX_XML_PAYLOAD_BYTES:
+        raise OversizeError(f"{_PAYLOAD} {len(data)} bytes, the limit is {MAX_XML_PAYLOAD_BYTES}", size=len(data))
     if len(data) > SHORTEST_NODE * MAX_XML_PAYLOAD_NODES and most_nodes(data) > MAX_XML_PAYLOAD_NODES:
-        return None
+        raise OversizeError(f"{_PAYLOAD} more than {MAX_XML_PAYLOAD_NODES} nodes", size=len(data))
+    is_huge = len(data) > PARSER_NAME_BYTES and (_shows_no_doctype(data) or _begins_without_doctype(data))
     try:
-        root = etree.fromstring(data, _parser())
-    except (etree.XMLSyntaxError, ValueError):
-        return None  # not XML: the caller passes the payload on unchanged, nothing is lost
-    return None if _refused(root, data) else root
+        root = etree.fromstring(data, _parser(huge=is_huge))
+    except (etree.XMLSyntaxError, ValueError) as exc:
+        if getattr(exc, "code", 0) in _LIMITS or (len(data) > PARSER_TEXT_BYTES and not is_huge):
+            why = str(getattr(exc, "msg", exc)).partition(",")[0]  # an option of libxml2's follows
+            raise OversizeError(f"{_PAYLOAD} more than is read: {why}", size=len(data)) from exc
+        return None
+    if problem := _refused(root, data):
+        raise OversizeError(f"payload {problem}", size=len(data))
+    return root
 
 
 def most_nodes(data: bytes) -> int:
@@ -146,7 +167,7 @@ def give_back(size: int) -> None:
 
 def looks_like_xml(data: bytes) -> bool:
     """A cheap first look: the first byte is '<' after a byte order mark and white space, or a UTF-16/32 one."""
-    head = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    head = data[:LOOK_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n\x00")
     return head[:1] == b"<" or data[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -172,11 +193,25 @@ def _without_encoding(text: str) -> str:
     return text
 
 
-def _parser() -> etree.XMLParser:
-    found: etree.XMLParser | None = getattr(_own, "parser", None)
+def _parser(*, huge: bool = False) -> etree.XMLParser:
+    name = "huge" if huge else "parser"
+    found: etree.XMLParser | None = getattr(_own, name, None)
     if found is None:
-        found = _own.parser = parser()
+        found = parser(huge=huge)
+        setattr(_own, name, found)
     return found
+
+
+def _begins_without_doctype(data: bytes) -> bool:
+    """Whether the document element comes, and nothing like that before it, as the parser reads it within its limits."""
+    head = etree.XMLPullParser(("start",), **_SAFE)
+    try:
+        head.feed(data[:HEAD_BYTES])
+        _, root = next(head.read_events())
+    except (etree.XMLSyntaxError, StopIteration):
+        return False
+    info = root.getroottree().docinfo
+    return not (info.doctype or info.internalDTD is not None)
 
 
 def _refused(root: Element, data: bytes) -> str:
@@ -199,7 +234,7 @@ def _shows_no_doctype(data: bytes) -> bool:
     if found is None:
         return False
     declaration, begins = found.groups()
-    return _is_plain(declaration) and (begins not in b"!?" or b"<!DOCTYPE" not in data)
+    return (begins not in b"!?" or b"<!DOCTYPE" not in data) and _is_plain(declaration)
 
 
 def has_plain_markup(data: bytes) -> bool:
@@ -208,6 +243,7 @@ def has_plain_markup(data: bytes) -> bool:
     return found is not None and _is_plain(found[1])
 
 
+@functools.lru_cache(maxsize=8)  # all documents of a source have the same
 def _is_plain(declaration: bytes | None) -> bool:
     return declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
 

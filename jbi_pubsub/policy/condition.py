@@ -69,7 +69,7 @@ class Known(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of metadata and payload, as published."""
+        """Bytes of metadata and payload, as published; -1: not known."""
         ...
 
     @property
@@ -77,8 +77,8 @@ class Known(Protocol):
         """For example image/jpeg; "" for what is not known."""
         ...
 
-    def says(self, predicate: Predicate) -> bool:
-        """Whether a predicate holds for the metadata."""
+    def says(self, predicate: Predicate) -> bool | None:
+        """Whether a predicate holds for the metadata; None: that is not known, as they are no XML, or it failed."""
         ...
 
 
@@ -412,7 +412,7 @@ def of_resources(test: Bound, resources: Resources) -> bool:
 
 
 def holds(node: Node, known: Known) -> bool:
-    """Whether it holds for an object; nothing else may be left in it."""
+    """Whether it holds for an object, as far as that is known; nothing else may be left in it."""
     if isinstance(node, bool):
         return node
     if isinstance(node, All):
@@ -420,10 +420,10 @@ def holds(node: Node, known: Known) -> bool:
     if isinstance(node, Some):
         return any(holds(part, known) for part in node.parts)
     if isinstance(node, Says):
-        return known.says(node.predicate) is not node.negated
+        return known.says(node.predicate) is (not node.negated)
     if isinstance(node, TextTest):
-        return node.texts.any_of((known.payload_type,)) is not node.negated
-    return node.of(known.size)
+        return known.payload_type != "" and node.texts.any_of((known.payload_type,)) is not node.negated
+    return known.size >= 0 and node.of(known.size)
 
 
 def tests_of(node: Node) -> Iterator[Test]:

@@ -159,16 +159,16 @@ class _Known:
         self.payload_type: Final = payload_type(parcel.payload)
         self._metadata = bytes(head.metadata)
         self._document: Element | None = None
-        self._said: dict[Predicate, bool] = {}
+        self._said: dict[Predicate, bool | None] = {}
 
-    def says(self, predicate: Predicate) -> bool:
-        """Whether a predicate holds for its metadata, which is read once."""
-        said = self._said.get(predicate)
-        if said is None:
+    def says(self, predicate: Predicate) -> bool | None:
+        """Whether a predicate holds for its metadata, which is read once; None: that is not known."""
+        if predicate not in self._said:
             if self._document is None:
                 self._document = read_metadata(self._metadata)
-            said = self._said[predicate] = self._document is not None and predicate.matches(self._document)
-        return said
+            document = self._document
+            self._said[predicate] = None if document is None else predicate.decide(document, len(self._metadata))
+        return self._said[predicate]
 
 
 class _ByObject:

@@ -10,7 +10,8 @@ Nobody with the baton waits, for a contract, a disk or a socket: a task whose st
 and is parked meanwhile. Of one task there is one step at a time, which keeps the order of what it does. What a step
 costs is measured (CPU time of its thread) and charged to its level; what the next one will cost is estimated from that.
 
-Steps of another kind than judging (`kind`: "archive", "query", "shape", "mail") share the same bins.
+Steps of another kind than judging (`kind`: "match", "shape") share the same bins. Queries have no part in it: an
+archive's worker evaluates predicates, a process of its own with less priority (archive/worker.py).
 """
 
 from __future__ import annotations

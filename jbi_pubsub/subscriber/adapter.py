@@ -61,6 +61,7 @@ from jbi_pubsub.pad.subscription import (
     InformationType,
     Policy,
     SubscriptionRequest,
+    Unfiltered,
     View,
     check_request,
     compile_subscription,
@@ -184,6 +185,7 @@ class SubscriberAdapter:
         policy: Policy | None = None,
         bound: int | None = None,
         suppress_empty: bool = False,
+        unfiltered: Unfiltered | None = None,
         locations: Mapping[str, Path] | None = None,
         attributes: Mapping[str, str] | None = None,
         qos: Wish | None = None,
@@ -207,7 +209,9 @@ class SubscriberAdapter:
         elements is matched at the first level as well: by `schema`, or by that of the type's publishers, if type and
         version are named.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
-        selected is not delivered); `namespaces` are the prefixes in both, beside those of [client] namespaces;
+        selected is not delivered; `unfiltered`: XML beyond what is filtered is lost, "withhold", or comes whole,
+        "deliver": see `InfoObject.is_selection`); `namespaces` are the prefixes in both, beside those of [client]
+        namespaces;
         `language` is of the predicate. With `view` "combined" it is asked of the metadata within what the platform says
         of the object (core/combined.py, prefix `og`), and nothing of it is matched at the first level.
         `unlike`: nothing of publishers whose `owner` that is; `local`: only what was published at the delegate that it
@@ -263,6 +267,7 @@ class SubscriberAdapter:
             view or "metadata",
             unlike or "",
             local,
+            unfiltered or "withhold",
         )
         _check_durable(request)
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
@@ -495,9 +500,10 @@ class SubscriberAdapter:
         other type has it; without, all types. What is acknowledged to its publisher by now is seen, nothing later.
 
         Conditions, which hold together (see `Conditions`): `version`, `template` (with `schema`, `marks`, `locations`),
-        `predicate` (with `view`), `payload_filter` (with `namespaces`, `language`, `suppress_empty`), `well_formed`,
-        `validate`, `since` and `until` (with `received`), `after` and `up_to` (positions), `registrations`, `publisher`
-        (the name that it goes by), `least_payload` and `most_payload`; `at` names the archives by their addresses.
+        `predicate` (with `view`), `payload_filter` (with `namespaces`, `language`, `suppress_empty`, `unfiltered`),
+        `well_formed`, `validate`, `since` and `until` (with `received`), `after` and `up_to` (positions),
+        `registrations`, `publisher` (the name that it goes by), `least_payload` and `most_payload`; `at` names the
+        archives by their addresses.
         `latest_by` leaves the newest object of each key. `order` is "oldest" or "newest" first, `limit` the most
         results, `timeout` the seconds that it may take (default an hour), `qos` what is wished of importance, size and
         shape. Of several archives results come by time of publication, each object once. To a `listener` they come on a

@@ -23,7 +23,7 @@ from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, compiled_xpath
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import Claims, HistoryProxy
-from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, View
+from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, Unfiltered, View, check_unfiltered
 
 from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness
@@ -68,6 +68,8 @@ class Conditions(TypedDict, total=False):
     language: str | None
     payload_filter: str | None
     suppress_empty: bool
+    unfiltered: Unfiltered | None
+    """What becomes of XML beyond what is filtered: "withhold" (default; `query.partial` tells of it), or "deliver"."""
     since: Moment | None
     """Published (with `received`: received at the delegate) at this moment or later."""
     until: Moment | None
@@ -138,6 +140,8 @@ def request_of(
         compile_predicate(predicate, namespaces=namespaces, language=language)
     if wanted:
         compile_filter(wanted, namespaces=namespaces)
+    unfiltered = given.get("unfiltered") or "withhold"
+    check_unfiltered(unfiltered)
     wish = given.get("qos") or Wish()
     checked_wish(wish)
     if key:
@@ -163,7 +167,7 @@ def request_of(
         registrations=None if registrations is None else tuple(registrations), least_payload=least, most_payload=most,
         publisher=given.get("publisher") or "", latest_by=key, order=given.get("order") or "oldest",
         limit=_within("limit", given.get("limit"), 1, MAX_LIMIT, 0), timeout=timeout,
-        qos=wish, view=given.get("view") or "metadata",
+        qos=wish, view=given.get("view") or "metadata", unfiltered=unfiltered,
     )  # fmt: skip
 
 

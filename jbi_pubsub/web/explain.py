@@ -170,7 +170,7 @@ def level_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows.append(("predicate", facts["predicate_true"], facts["predicate_failure"] or facts["predicate"]))
     if facts["filter"]:
         selected = facts["selected"]
-        selects = "not XML, or too large: passes unchanged" if selected is None else f"selects {selected}"
+        selects = "not XML: passes unchanged" if selected is None else f"selects {selected}"
         empty = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
         rows.append(("filter", not facts["suppressed"], facts["filter_failure"] or f"{selects}{empty}"))
     if queue := facts["queue"]:

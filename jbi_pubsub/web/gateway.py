@@ -343,7 +343,8 @@ class Gateway(HttpServer):
         kwargs: dict[str, Any] = {
             "type_name": _any(given["type"]), "version": _any(given["version"]), "predicate": given.get("predicate"),
             "payload_filter": given.get("payload_filter"), "namespaces": _namespaces(given.get("ns", [])),
-            "suppress_empty": given.get("suppress_empty", False), "latest_by": given.get("latest_by"),
+            "suppress_empty": given.get("suppress_empty", False), "unfiltered": given.get("unfiltered"),
+            "latest_by": given.get("latest_by"),
             "start": MAX_POSITION if start == "now" else start, "view": given.get("view") or "metadata",
             "timeout": SUBSCRIBE_SECONDS,
         }  # fmt: skip
@@ -721,7 +722,8 @@ def _said(obj: InfoObject) -> ObjectSaid:
     return ObjectSaid(
         id=obj.object_id, type=obj.type.name, version=obj.type.version, metadata=metadata, metadata_base64=encoded,
         payload_base64=base64.b64encode(obj.payload).decode() if inline else None,
-        payload_length=platform.payload_length, registration=platform.registration, sequence=platform.sequence,
+        payload_length=platform.payload_length, is_selection=obj.is_selection,
+        registration=platform.registration, sequence=platform.sequence,
         published=datetime.fromtimestamp(platform.published, UTC).isoformat(), position=platform.position,
         place=platform.place,
     )  # fmt: skip
@@ -757,7 +759,7 @@ def _namespaces(given: Iterable[str]) -> dict[str, str]:
 
 _SAME: Final = (
     "predicate", "payload_filter", "suppress_empty", "since", "until", "received", "after", "up_to", "publisher",
-    "least_payload", "most_payload", "latest_by", "order", "view",
+    "least_payload", "most_payload", "latest_by", "order", "view", "unfiltered",
 )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ class ObjectSaid(msgspec.Struct, frozen=True, kw_only=True):
     payload_base64: str | None
     payload_length: int
     """As published: a filter may have left less."""
+    is_selection: bool
+    """The payload is what a payload filter has left."""
     registration: str
     sequence: int
     published: str
@@ -227,18 +229,21 @@ _NS: Final = Parameter("ns", "prefix=uri, for predicate, payload_filter and late
 _PREDICATE: Final = Parameter("predicate", "XPath 1.0 over the metadata")
 _FILTER: Final = Parameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
 _EMPTY: Final = Parameter("suppress_empty", "Leave out objects of whose payload nothing is left", kind="boolean")
+_UNFILTERED: Final = Parameter(
+    "unfiltered", "XML beyond what is filtered: withhold (it is told as lost), or deliver it whole"
+)
 _VIEW: Final = Parameter("view", "What a predicate sees: metadata, or combined with what the platform says")
 _LATEST: Final = Parameter("latest_by", "XPath of a key: of each key the newest object alone")
 _SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
 _SUBSCRIBING: Final = (
-    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW,
+    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW,
     Parameter(
         "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or the "
         "place of an object; without it from now on, whether there is an archive or not",
     ), _LATEST,
 )  # fmt: skip
 _ASKING: Final = (
-    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW, _LATEST,
+    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW, _LATEST,
     Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago"),
     Parameter("until", "Published at this time or earlier"),
     Parameter("received", "since and until are times of receipt", kind="boolean"),

@@ -170,6 +170,17 @@ def memory(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_who_evaluates_queries_has_the_processor_after_those_who_judge_objects(opened: Callable[..., Archive]) -> None:
+    # Given an archive with a worker of its own, and a query that no index can answer
+    archive = opened(workers=1)
+    publish(archive, 200)
+    assert found(archive, asking("sum(//n) * 2 > 390")) == [196, 197, 198, 199, 200]
+    # Expect that to be another process, which the system prefers less
+    worker = archive.status()["worker"]["pid"]
+    assert worker not in (0, os.getpid())
+    assert os.getpriority(os.PRIO_PROCESS, worker) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
 @pytest.mark.parametrize("count", [600, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)])])
 def test_many_queries_one_after_the_other_leave_nothing(opened: Callable[..., Archive], count: int) -> None:
     # Given an archive that has answered some, so that all is loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from pathlib import Path
@@ -56,6 +57,25 @@ def test_every_byte_comes_back_from_every_store(
     whole = Parcel.received(records[4].data)
     assert head.data == records[4].data[: whole.payload_at]
     assert sealed.bad == []
+    sealed.close()
+
+
+def test_what_is_read_one_after_the_other_takes_few_reads(
+    tmp_path: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a pack, all of which is asked for in order, part of it in one go, and part of it at random places
+    path = seal(sealable(records), records, tmp_path, metadata=STORES[0][0], payloads=STORES[0][1])
+    sealed = Pack(path, ID)
+    wanted = [each.position for each in records]
+    mixed = [*wanted[:50], wanted[120], *wanted[3:9], *wanted[40:], wanted[0]]
+    reads: list[int] = []
+    pread = os.pread
+    monkeypatch.setattr("jbi_pubsub.archive.items.os.pread", lambda *a: reads.append(a[2]) or pread(*a))
+    # Expect the same bytes, and a read for many of them
+    assert [each.position for each in sealed.metadata(wanted)] == wanted
+    assert len(reads) < 10
+    by_position = {each.position: each for each in records}
+    assert list(sealed.get(mixed)) == [by_position[position] for position in mixed]
     sealed.close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from archived import TYPE, Shelf, answer, compare, record
+from lxml import etree
 from plain_index import PlainIndex
 
 from jbi_pubsub.archive import query as queries
@@ -23,7 +24,6 @@ from jbi_pubsub.archive.volume import LogVolume, Record
 from jbi_pubsub.core.errors import PredicateError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, Query, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, object_id_of, pack
-from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath.predicate import compile_predicate
 
 ARCHIVE = b"an archive's id."
@@ -63,7 +63,7 @@ def expected(query: Query, records: list[Record], gone: Container[int]) -> list[
     found, keys = [], set()
     for each in reversed(records):
         head = Parcel.received(each.data).head
-        root = parse_metadata(bytes(head.metadata))
+        root = etree.fromstring(bytes(head.metadata))
         if (
             query.after < each.position <= query.up_to
             and each.position not in gone

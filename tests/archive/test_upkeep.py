@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import Reader, asking, found, parcel, publish, until
+from kept import TRACK, Reader, asking, found, parcel, publish, until
 
 from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.archive.upkeep import SUMMARY, Upkeep
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.history import Consumer, KeepRule, Query, Scope
-from jbi_pubsub.core.info_object import Parcel, TypeName, pack
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
 
 SMALL = 20_000
 """Bytes of a volume: some 100 objects."""
@@ -71,6 +71,35 @@ def test_closed_volumes_are_sealed_while_queries_go_on(opened: Callable[..., Arc
     again = opened(workers=0, volume=SMALL)
     assert found(again, asking("/m/n > 1990")) == list(range(1_991, 2_001))
     assert (again.end, again.last_sequence("r-1")) == (2_000, 2_000)
+
+
+@pytest.mark.parametrize("payload", [b"", bytes(40)])
+def test_bytes_are_those_of_metadata_and_payloads_as_published(opened: Callable[..., Archive], payload: bytes) -> None:
+    # Given 400 objects of 60 bytes of metadata, some of them in packs, and a rule for what 200 have
+    archive = opened(workers=0, volume=SMALL)
+    for number in range(1, 401):
+        metadata = (b"<m><n>%d</n>" % number).ljust(56, b"x") + b"</m>"
+        head = Head("", "r-1", number, float(number), TRACK.name, TRACK.version, metadata, len(payload))
+        archive.append([(number, pack(head, payload))], float(number))
+    archive.sync(400)
+    sealed(archive)
+    archive.follow([KeepRule(types=("*",), bytes=200 * (60 + len(payload)))])
+    # When it is followed; Expect what is in packs to be given up, but for the newest 200, in whole packs or in parts
+    going = [each for each in archive.retain(is_dry=True) if each.last <= 200 or each.first <= 200]
+    assert sum(sum(each.reasons.values()) for each in going) == 200
+
+
+def test_what_lies_beside_the_archive_counts_as_it_was_published(opened: Callable[..., Archive]) -> None:
+    # Given objects whose payloads are too large for a record, so that these have none
+    archive = opened(workers=0, volume=SMALL)
+    for number in range(1, 101):
+        head = Head("", "r-1", number, 1.0, TRACK.name, TRACK.version, bytes(300), 1 << 30)
+        archive.append([(number, pack(head, b""))], 1.0)
+    archive.sync(100)
+    sealed(archive)
+    archive.follow([KeepRule(types=("*",), bytes=10 << 30)])
+    # Expect a rule to see them
+    assert sum(sum(each.reasons.values()) for each in archive.retain(is_dry=True)) > 0
 
 
 def test_what_is_deleted_is_on_disk_no_more_when_its_volume_and_the_next_are_sealed(

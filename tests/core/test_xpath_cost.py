@@ -275,6 +275,17 @@ LARGE = b"<m>" + b"<a/>" * 40_000 + b"<b>x</b></m>"
 
 
 class TestEnforcement:
+    def test_what_is_known_to_be_affordable_is_not_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given a predicate, and documents of about one size
+        looked: list[int] = []
+        rough = compiling.rough_extent
+        monkeypatch.setattr(compiling, "rough_extent", lambda size: looked.append(size) or rough(size))
+        predicate = compile_predicate("sum(//a) * 2 > 5")
+        root = parse_metadata(b"<m><a>3</a></m>")
+        # When it is decided for each; Expect its cost to be looked at where one is larger than all before
+        assert [predicate.decide(root, size) for size in (700, 650, 700, 10, 701, 690)] == [True] * 6
+        assert looked == [700, 701]
+
     def test_a_predicate_is_false_for_a_document_that_it_may_take_too_long_for(self) -> None:
         # Given an expression that is quadratic in the document
         predicate = compile_predicate("//a[//b='x']")

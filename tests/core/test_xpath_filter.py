@@ -63,6 +63,8 @@ def test_nothing_selected_is_an_empty_selection() -> None:
     [
         ("//@id", ["1", "<2>&\r\n"]),
         ("//a/text()", ["x", "y"]),
+        ("//b/text() | //b/text()[2]", ["x<y>z"]),
+        ("count(//b/text())", ["1"]),
         ("count(//a)", ["2"]),
         ("1 div 3", ["0.333333333333333"]),
         ("1 div 0", ["Infinity"]),
@@ -72,7 +74,7 @@ def test_nothing_selected_is_an_empty_selection() -> None:
     ],
 )
 def test_what_is_no_element_comes_as_text(expression: str, texts: list[str | None]) -> None:
-    payload = b'<t><a id="1">x</a><a id="&lt;2>&amp;&#13;&#10;">y</a></t>'
+    payload = b'<t><a id="1">x</a><a id="&lt;2>&amp;&#13;&#10;">y</a><b>x<![CDATA[<y>]]>z</b></t>'
     selection, again = applied(expression, payload)
     assert selection.count == len(texts)
     assert [v.tag for v in again] == [VALUE] * len(texts)
@@ -83,6 +85,12 @@ def test_comments_and_instructions_are_kept() -> None:
     _, again = applied("//comment() | //processing-instruction()", b"<t><!--c--><a/><?p i?></t>")
     assert etree.tostring(again[0], with_tail=False) == b"<!--c-->"
     assert again[1].text == "i"
+
+
+def test_a_part_with_a_cdata_section_is_the_same_document() -> None:
+    payload = b"<t><a>1 <![CDATA[< 2 && ']]&gt;']]> 3<b/><![CDATA[]]]]><![CDATA[>]]></a></t>"
+    _, again = applied("//a", payload)
+    assert list(again[0].itertext()) == ["1 < 2 && ']]&gt;' 3", "]]>"]
 
 
 def test_text_behind_an_element_is_not_part_of_it() -> None:
@@ -131,6 +139,21 @@ def test_a_selection_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut.apply(root) == module.NOTHING
     assert cut.errors == 1
     assert "more than 2000 bytes" in cut.last_error
+
+
+def test_a_part_within_very_many_namespaces_is_not_selected() -> None:
+    # Given parts within so many declarations that comparing them with each other would take minutes
+    declared = b"".join(b" xmlns:n%d='urn:%d'" % (n, n) for n in range(100_000))
+    root = parse_payload(b"<r" + declared + b"><a/><a/></r>")
+    assert root is not None
+    cut = compile_filter("//a")
+    # Expect an empty selection, counted and explained
+    assert cut.apply(root) == module.NOTHING
+    assert "within more than 256 namespaces" in cut.last_error
+    # and as many as may be to be there
+    root = parse_payload(b"<r" + b"".join(b" xmlns:n%d='urn:%d'" % (n, n) for n in range(256)) + b"><a/></r>")
+    assert root is not None
+    assert len(etree.fromstring(cut.apply(root).payload)[0].nsmap) == 257
 
 
 def test_a_failing_evaluation_selects_nothing() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from lxml import etree
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.errors import JbiError, PredicateError, UnknownUidError, WireError
@@ -21,7 +22,6 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Sender, listen, welcome
-from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
@@ -236,11 +236,11 @@ class Past:
             and request.type in ("", obj.type.name)
             and request.since <= obj.platform.published <= request.until
             and (request.object_ids is None or obj.object_id in request.object_ids)
-            and holds(parse_metadata(obj.metadata))
+            and holds(etree.fromstring(obj.metadata))
         ]
         if request.latest_by:
             key = compiled_xpath(f"string({request.latest_by})", spaces)
-            found = sorted({key(parse_metadata(obj.metadata)): (position, obj) for position, obj in found}.values())
+            found = sorted({key(etree.fromstring(obj.metadata)): (position, obj) for position, obj in found}.values())
         if request.order == "newest":
             found.reverse()
         return found[: request.limit or None]

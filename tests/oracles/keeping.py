@@ -23,7 +23,6 @@ from jbi_pubsub.core.history import (
     Source,
 )
 from jbi_pubsub.core.info_object import Parcel, TypeName
-from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 
 
@@ -174,7 +173,7 @@ class MemoryKeeping:
                 continue
             if query.object_ids is not None and head.object_id not in query.object_ids:
                 continue
-            root = parse_metadata(bytes(head.metadata)) if len(head.metadata) else etree.Element("none")
+            root = etree.fromstring(bytes(head.metadata)) if len(head.metadata) else etree.Element("none")
             for scope, predicate, view in zip(query.scopes, predicates, views, strict=True):
                 if (
                     _is_in(scope, parcel)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core import xml
-from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter
@@ -237,12 +237,24 @@ def test_filters_of_equal_text_are_computed_once_for_an_object(monkeypatch: pyte
     assert len({id(selected.parcel.payload) for selected in found.selected}) == 2
 
 
-def test_a_payload_beyond_the_bounds_passes_unchanged_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xml_beyond_the_bounds_is_withheld_or_passes_unchanged_as_the_subscription_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(xml, "MAX_XML_PAYLOAD_NODES", 100)
     poison = b"<r>" + b"<x/>" * 200 + b"</r>"
-    [selected] = disseminate(_parcel(poison), [_subscription("s", payload_filter="//y", suppress_empty=True)]).selected
-    assert bytes(selected.parcel.payload) == poison
-    assert not selected.filtered
+    usual, whole = (
+        _subscription(choice, payload_filter="//y", suppress_empty=True, unfiltered=choice)
+        for choice in ("withhold", "deliver")
+    )
+    found = disseminate(_parcel(poison), [usual, whole, _subscription("without")])
+    assert found.oversize == [usual]
+    assert [(s.subscription.uid, s.filtered) for s in found.selected] == [("deliver", False), ("without", True)]
+    assert all(bytes(selected.parcel.payload) == poison for selected in found.selected)
+
+
+def test_a_choice_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unfiltered: 'drop'"):
+        _subscription("s", payload_filter="//y", unfiltered="drop")
 
 
 def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
@@ -269,17 +281,26 @@ def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figu
     publisher = federation.light()
     registration = figures.register(publisher)
     subscriber = federation.subscriber()
-    uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema, payload_filter="//y")
-    assert subscriber.wait_matched(uid) == 1
+    uids = [
+        subscriber.register_subscriber(
+            figures.figure_3, schema=figures.schema, payload_filter="//y", unfiltered=choice
+        )
+        for choice in ("deliver", None)
+    ]  # fmt: skip
+    assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
     poison = b"<r>" + b"<x/>" * 11_000_000 + b"</r>"
     # When it is published between two others
     for payload in (b"<r/>", poison, b"<r/>"):
         publisher.publish(registration, figures.figure_1, payload)
-    # Expect all three, the large one as it was, and counted
-    received = [subscriber.receive(uid, 30.0) for _ in range(3)]
+    # Expect all three where that is wished, the large one as it was, and counted
+    received = [subscriber.receive(uids[0], 30.0) for _ in range(3)]
     assert [len(obj.payload) if obj else None for obj in received][1] == len(poison)
-    assert all(obj is not None and b"selection" in bytes(obj.payload[:99]) for obj in received[::2])
-    assert pad.delegate.status()["subscriptions"][0]["unfiltered"] == 1
+    assert [obj.is_selection if obj else None for obj in received] == [True, False, True]
+    assert sorted(each["unfiltered"] for each in pad.delegate.status()["subscriptions"]) == [0, 1]
+    # Expect the others to have the two that could be filtered, and to be told of the third
+    received = [subscriber.receive(uids[1], 30.0) for _ in range(2)]
+    assert [obj.is_selection if obj else None for obj in received] == [True, True]
+    assert subscriber.losses(uids[1]) == {"oversize": 1}
 
 
 def test_what_a_delegate_keeps_by_the_thousand_is_nothing_that_the_garbage_collector_goes_through() -> None:

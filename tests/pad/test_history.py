@@ -217,6 +217,22 @@ def test_objects_come_as_they_were_and_filters_cut_them(place: Asking) -> None:
     assert place.all(after=20, payload_filter="//c", suppress_empty=True) == []
 
 
+def test_a_query_says_what_it_withheld_as_its_filter_could_not_be_applied(place: Asking) -> None:
+    # Given XML that is nested too deeply to be filtered, before some that is not
+    deep = b"<a>" * 300 + b"</a>" * 300
+    place.fill(1, payload=deep)
+    place.fill(1, payload=b"<a/>")
+    # When it is asked for with a filter; Expect the other one, and the end to say that this is not all
+    opened = place.ask(after=20, payload_filter="//a")
+    assert place.answer(opened) == [22]
+    assert place.finished[opened.number].error == "results that are lost: oversize 1"
+    # Expect it whole where that is wished, and nothing to be missing
+    opened = place.ask(after=20, payload_filter="//a", unfiltered="deliver")
+    assert place.answer(opened) == [21, 22]
+    assert bytes(place.objects[-2].payload) == deep
+    assert place.finished[opened.number].error == ""
+
+
 def test_a_large_object_comes_in_chunks_each_with_its_position(place: Asking) -> None:
     payload = bytes(range(256)) * 4_000
     place.fill(1, payload=payload)

@@ -35,8 +35,8 @@ class Object:
     payload_type: str = "image/jpeg"
     metadata: bytes = b"<a><Area>Kabul</Area></a>"
 
-    def says(self, predicate: Predicate) -> bool:
-        return predicate.matches(parse_metadata(self.metadata))
+    def says(self, predicate: Predicate) -> bool | None:
+        return predicate.decide(parse_metadata(self.metadata), len(self.metadata)) if self.metadata else None
 
 
 def facts(**said: Any) -> Facts:
@@ -83,6 +83,25 @@ def decided(text: str, known: Object | None = None, resources: Resources | None 
 )
 def test_what_a_condition_says(text: str, expected: bool) -> None:
     assert decided(text) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "payload_type == 'image/jpeg'",
+        "payload_type != 'image/jpeg'",
+        "not like(payload_type, 'image/*')",
+        "metadata('//Area')",
+        "not metadata('//Area')",
+        "size < '1 KB'",
+        "not (size < '1 KB')",
+        "not (payload_type == 'image/jpeg' or size > '1 KB')",
+    ],
+)
+def test_of_what_is_not_known_neither_a_condition_nor_its_negation_holds(text: str) -> None:
+    assert decided(text, Object(-1, "", b"")) is False
+    # Expect what does not hang on that to hold
+    assert decided(f"{text} or user == 'Patrol-1'", Object(-1, "", b"")) is True
 
 
 @pytest.mark.parametrize(

@@ -539,10 +539,16 @@ def test_a_filter_looks_at_what_fits_into_memory(
     path.write_bytes(bytes(SIZE))
     publisher.publish(uid, b"<a/>", path)
     assert received(subscriber, whole).payload_size == received(subscriber, cut).payload_size == SIZE
-    # Expect what does not fit into memory to be told as lost
+    # Expect the same of what does not fit into memory
     monkeypatch.setattr("jbi_pubsub.pad.dissemination.MEMORY_BYTES", 1_000_000)
     publisher.publish(uid, b"<a/>", path)
-    assert received(subscriber, whole).payload_size == SIZE
+    assert received(subscriber, whole).payload_size == received(subscriber, cut).payload_size == SIZE
+    # Expect XML that does not to be told as lost, unless it is wished as it is
+    wished = subscriber.register_subscriber(type_name="report", payload_filter="//b", unfiltered="deliver")
+    publisher.wait_for_subscribers(uid, 3)
+    path.write_bytes(b"<r>".ljust(SIZE - 4) + b"</r>")
+    publisher.publish(uid, b"<a/>", path)
+    assert received(subscriber, whole).payload_size == received(subscriber, wished).payload_size == SIZE
     eventually(lambda: subscriber.losses(cut) == {"oversize": 1}, what=lambda: subscriber.losses(cut))
 
 

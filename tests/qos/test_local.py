@@ -11,13 +11,16 @@ from typing import Any, cast
 
 import pytest
 
+from jbi_pubsub.cli.policies import Supposed
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.info_object import Head, Parcel, numbered, pack, prefix_of
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Resources, Settings, Space, Wish, unmanaged
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.xml import read_metadata
 from jbi_pubsub.policy import condition
-from jbi_pubsub.policy.condition import Bound
+from jbi_pubsub.policy.condition import Bound, holds, parse_condition
 from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.qos import local
 from jbi_pubsub.qos.local import LocalManager, payload_type, still_holds
 
 ALICE = Caller("10.1.2.3:1", user="alice", claimed=True, client="desk", role="watch")
@@ -352,3 +355,30 @@ def test_the_space_is_installed_before_contracts_follow(world: World) -> None:
 )  # fmt: skip
 def test_payloads_are_told_by_their_first_bytes(payload: bytes, told: str) -> None:
     assert payload_type(payload) == told
+
+
+@pytest.mark.parametrize("payload", [b"", b"%PDF-1.7"])
+@pytest.mark.parametrize("metadata", [b"", b"no XML", b"<m><a/></m>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("payload_type == 'application/pdf'", "payload_type != 'application/pdf'", "payload_type != 'image/png'"),
+        *("metadata('//a')", "not metadata('//a')", "not metadata('//b')", "not metadata('position()')"),
+    ],
+)
+def test_objects_are_judged_as_it_is_explained(text: str, metadata: bytes, payload: bytes) -> None:
+    # Given a condition, and an object of which something may not be known
+    node = parse_condition(text)
+    live = local._Known(pack(Head("", "r", 1, 1.0, "t", "1.0", metadata, len(payload)), payload))
+    supposed = Supposed(len(metadata) + len(payload), payload_type(payload), read_metadata(metadata))
+    # Expect the same of it, from whoever asks
+    assert holds(node, live) is supposed.holds(node)
+    # Expect nothing to hold that is not known, and all else to be as it says
+    is_known = bool(payload) if "payload_type" in text else metadata[:1] == b"<" and "position" not in text
+    said = {
+        "payload_type == 'application/pdf'",
+        "payload_type != 'image/png'",
+        "metadata('//a')",
+        "not metadata('//b')",
+    }
+    assert holds(node, live) is (is_known and text in said)

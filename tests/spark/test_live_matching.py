@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from differential import NAMESPACES, document, expression, is_taken
+from lxml import etree
 
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
@@ -70,9 +71,9 @@ def compare(texts: Sequence[str], documents: Sequence[bytes], folder: Path, spar
     published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", each, 0) for n, each in enumerate(documents)]
     dataset.write(folder, contracts, published, source="test")
 
-    roots = [parse_metadata(each) for each in documents]
-    lxml = sets([[n for n, oracle in enumerate(oracles) if oracle(root)] for root in roots], documents)
-    by_live = sets([live.match(root) for root in roots], documents)
+    as_lxml_parses = [etree.fromstring(each) for each in documents]
+    lxml = sets([[n for n, oracle in enumerate(oracles) if oracle(root)] for root in as_lxml_parses], documents)
+    by_live = sets([live.match(parse_metadata(each)) for each in documents], documents)
     here = of_study(passes.here(folder / "publications", contracts, predicates.STUDY.see))
     there = of_study(passes.on_spark(spark, (folder / "publications").as_uri(), contracts, predicates.STUDY.see))
 

@@ -145,6 +145,22 @@ def test_a_payload_that_is_not_well_formed_xml_passes_unchanged(
     assert walk.payloads(uid) == [payload]
 
 
+def test_xml_that_cannot_be_filtered_is_lost_or_comes_whole_as_it_was_wished(walk: Any) -> None:
+    # Given subscriptions with a filter, one of which wants what that can't be applied to
+    usual, whole = (walk.subscribe(payload_filter="//id", unfiltered=choice) for choice in (None, "deliver"))
+    # When a document nested too deeply comes before one with a long text, as of a picture
+    deep = b"<r><id>1</id>" + b"<a>" * 500 + b"</a>" * 500 + b"</r>"
+    walk.publish(payload=deep)
+    walk.publish(payload=b"<r><id>2</id><image>" + b"QUJD" * 2_700_000 + b"</image></r>")
+    # Expect the second one's part for both, and of the first a loss, or all of it
+    (obj,) = walk.received(usual)
+    assert _texts(obj.payload, "id") == ["2"]
+    assert walk.subscriber.losses(usual) == {"oversize": 1}
+    first, second = walk.received(whole)
+    assert (first.payload, first.is_selection) == (deep, False)
+    assert (second.payload, second.is_selection) == (obj.payload, True)
+
+
 def test_a_filter_sees_the_payload_only(walk: Any) -> None:
     # Given a filter that names an element of the metadata
     uid = walk.subscribe(payload_filter="//publisher | //lat | /metadata")

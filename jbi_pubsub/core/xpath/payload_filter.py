@@ -5,7 +5,8 @@ Rules:
   with every namespace declaration in scope where it stood. Attributes, texts, numbers and booleans become `value`
   elements with their XPath string value. The payload itself is never changed.
 - Nothing selected gives an empty selection; whether that is delivered is the subscription's choice.
-- A selection larger than its bound, or an evaluation that fails, gives an empty selection, counted and explained.
+- A selection larger than its bound, or of what stands within more namespaces than its bound, or an evaluation that
+  fails, gives an empty selection, counted and explained.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 from lxml import etree
 
+from jbi_pubsub.core.info_object import SELECTION_BEGIN
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, Element
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS_OF_BYTE,
@@ -40,13 +42,12 @@ from jbi_pubsub.core.xpath.predicate import (
     longest,
 )
 
-SELECTION_NAMESPACE: Final = "urn:jbi-pubsub:selection:1"
-"""Namespace of the elements around what a filter selected."""
-
 MAX_SELECTION_BYTES: Final = MAX_XML_PAYLOAD_BYTES
 """A selection of nested nodes repeats them; it may not grow beyond what a payload may be."""
 
-_OPEN: Final = f'<jbi:selection xmlns:jbi="{SELECTION_NAMESPACE}">'.encode()
+MAX_NAMESPACES: Final = 256
+"""Declared around a part. Each is compared with all others, for each part."""
+
 _CLOSE: Final = b"</jbi:selection>"
 # A parser would read a bare carriage return as a line feed. Not xml.sax.saxutils: that loads all of urllib, with TLS.
 _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
@@ -62,7 +63,7 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int
 
 
-NOTHING: Final = Selection(_OPEN + _CLOSE, 0)
+NOTHING: Final = Selection(SELECTION_BEGIN + _CLOSE, 0)
 """The selection that holds nothing."""
 
 
@@ -123,8 +124,13 @@ class PayloadFilter:
             return self._failed(str(exc) or type(exc).__name__)
 
     def _written(self, parts: list[Selected]) -> Selection:
-        pieces, size = [_OPEN], 0
+        pieces, size = [SELECTION_BEGIN], 0
+        around: Element | None = None
         for part in parts:
+            if isinstance(part, etree._Element) and part.getparent() is not around:
+                around = part.getparent()
+                if around is not None and len(around.nsmap) > MAX_NAMESPACES:
+                    return self._failed(f"selects a part within more than {MAX_NAMESPACES} namespaces")
             piece = _piece(part)
             size += len(piece)
             if size > MAX_SELECTION_BYTES:

@@ -120,6 +120,7 @@ class Predicate:
 
     __slots__ = (
         "__weakref__",
+        "_affordable",
         "_evaluators",
         "_longest",
         "_shape",
@@ -153,6 +154,8 @@ class Predicate:
         self._shape: Final = shape
         self._longest: Final = longest(holes)
         self._shared = shared
+        self._affordable = 0
+        """Bytes of a document for which an evaluation is known not to cost too much, whatever is in it."""
         self._evaluators: dict[int, etree.XPath] | None = None
 
     def __repr__(self) -> str:
@@ -201,10 +204,12 @@ class Predicate:
 
     def decide(self, root: Element, size: int) -> bool | None:
         """As `matches`, but None when the evaluation failed. `size`: bytes of the document."""
-        extent = rough_extent(size)
-        if self.seconds(extent) > MAX_SECONDS and self.seconds(exact_extent(root, size)) > MAX_SECONDS:
-            self.failed(self.too_costly())
-            return None
+        if size > self._affordable:
+            if self.seconds(rough_extent(size)) <= MAX_SECONDS:
+                self._affordable = size
+            elif self.seconds(exact_extent(root, size)) > MAX_SECONDS:
+                self.failed(self.too_costly())
+                return None
         return self.evaluate(root)
 
     def evaluate(self, root: Element) -> bool | None:
