@@ -280,7 +280,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
             sides[name] = (kind.opened if kind is not None else _side)(path, name, table, base, bridge)
         ways = []
         for way in file.ways:
-            types = way.types if literal(way.types) else ()
+            types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
             terms = Terms(types, file.poll, way.validate)
             source, target = sides[way.source], sides[way.target]
             ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))

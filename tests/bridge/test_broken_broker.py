@@ -299,6 +299,21 @@ def test_another_process_with_the_same_client_id_is_told(
     eventually(lambda: "Session taken over another process has our client id" in caplog.text)
 
 
+def test_a_broker_that_reads_nothing_does_not_take_our_memory(
+    side: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a broker for which more packets wait than may, as it sends and does not read
+    _broker, platform, heard = side(b"", publication(1, b"good"))
+    eventually(lambda: platform.status()["connected"])
+    monkeypatch.setattr(mqtt, "ANSWERS_MOST", -1)
+    # When it sends something
+    _broker.next.set()
+    # Expect the connection given up, and another one when it reads
+    eventually(lambda: "it does not read" in caplog.text)
+    monkeypatch.setattr(mqtt, "ANSWERS_MOST", 10_000)
+    eventually(lambda: heard.payloads == [b"good"], what=platform.status)
+
+
 def test_a_broker_that_acknowledges_nothing_does_not_take_our_memory(
     side: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
