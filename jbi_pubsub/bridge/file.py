@@ -58,6 +58,9 @@ class JbiSide(Place, frozen=True):
     kind: str = "jbi"
     delegate: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
     """Name and location of the delegate that takes what comes from the other side; () for any."""
+    durable: bool = False
+    """Whether what is published there while no bridge of this name runs, or was not taken by the other side, goes when
+    one runs again. It needs an archive there."""
 
 
 class Way(_Part, frozen=True, rename={"source": "from", "target": "to"}):
@@ -277,7 +280,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
             sides[name] = (kind.opened if kind is not None else _side)(path, name, table, base, bridge)
         ways = []
         for way in file.ways:
-            types = way.types if literal(way.types) else ()
+            types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
             terms = Terms(types, file.poll, way.validate)
             source, target = sides[way.source], sides[way.target]
             ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
@@ -308,16 +311,17 @@ def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, 
 
 
 def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
-    kind = _kind(path, name, table)
+    kind, lasting = _kind(path, name, table), bridge.rpartition("-")[0]  # the bridge's name, over all its processes
     if kind == "jbi":
         side = _table(path, name, table, JbiSide)
         delegate = (*side.delegate, None, None)[:2]
-        return JbiPlatform(name, settings_of(path, name, side, base), (delegate[0], delegate[1]), bridge)
+        settings, durable = settings_of(path, name, side, base), f"bridge-{lasting}" if side.durable else ""
+        return JbiPlatform(name, settings, (delegate[0], delegate[1]), bridge, durable=durable)
     if kind == "mqtt":
         from .mqtt import MqttPlatform, MqttSide  # here, for the same reason
 
         with _told(path, name):
-            return MqttPlatform(name, _table(path, name, table, MqttSide), bridge, folder=path.parent)
+            return MqttPlatform(name, _table(path, name, table, MqttSide), lasting, folder=path.parent)
     made = plugins.find("platform", kind)
     if made is None:
         raise _unknown_kind(path, name, kind)

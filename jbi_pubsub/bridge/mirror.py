@@ -34,9 +34,12 @@ import msgspec
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     BackPressureError,
     ConfigurationError,
+    DelegateNotFoundError,
     JbiError,
+    LookupNotFoundError,
     OversizeError,
     SchemaError,
     UnknownUidError,
@@ -74,6 +77,13 @@ ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
 RELAYS_MOST: Final = 100_000
 """Registrations of one direction."""
+DENIED_SECONDS: Final = 15.0
+"""How long a registration may be denied until that counts as for good: longer than another bridge is waited for that
+has what follows."""
+LOST_PAUSE: Final = 1.0
+"""Seconds between two lines in the log on losses of one cause; all are counted."""
+_AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
+"""Why a registration can't be made that will be as soon as the other side is there."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -110,6 +120,12 @@ class Relayed:
     """What is registered there is not any more what it was."""
     why: str = ""
     """Why it is not registered there."""
+    is_others: bool = False
+    """Another bridge has it, which brings what is parked here."""
+    is_former: bool = False
+    """That one has our name: it may be a process before this one that was killed, until its lease ends."""
+    is_refused: bool = False
+    """It can't be registered there, although the other side is not away."""
     refused: int = 0
     """How often it was refused so, one time after the other."""
     again: float = 0.0
@@ -121,6 +137,11 @@ class Relayed:
         if self.parked:
             return self.parked[0][1].platform.sequence
         return self.last + 1 if self.last else 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether what is parked is to go as soon as it can: nobody else brings it, nor is it refused."""
+        return not (self.is_refused or (self.is_others and not self.is_former))
 
 
 class Direction:
@@ -151,6 +172,8 @@ class Direction:
         self._is_subscribed = False
         self._told: dict[str, str] = {}
         """What was told last of each thing that can't be done now."""
+        self._lost_told: dict[str, float] = {}
+        """When losses of a cause were told last (clock)."""
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self.relayed = self.filtered = self.echoes = self.lost = 0
@@ -219,11 +242,29 @@ class Direction:
                 self._park(relay, obj)
                 self._wake.set()
 
-    def lost_before(self, cause: str, count: int) -> None:
-        """Objects did not come from the source."""
+    def waiting(self, uid: str) -> int:
+        """Of what came last of a registration, how many objects the target has not taken. What is lost, left out, or
+        another bridge's, does not wait."""
+        relay = self._relays.get(uid)
+        if relay is None:
+            return 0
+        with relay.lock:  # or one that is unparked just now would be in neither
+            return self.target.unfinished(uid) + len(relay.parked) * relay.is_owed
+
+    def lost_before(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
+        """Objects did not come from the source; with numbers up to `up_to` of that registration, if it is known: its
+        subscribers are told."""
         with self._lock:
             self.lost += count
-        log.warning("%s to %s: %s objects lost (%s)", self.source.name, self.target.name, count or "some", cause)
+            is_due = self._clock() - self._lost_told.get(cause, -LOST_PAUSE) >= LOST_PAUSE
+            self._lost_told[cause] = self._clock() if is_due else self._lost_told[cause]
+            relay = self._relays.setdefault(uid, Relayed()) if uid and len(self._relays) < RELAYS_MOST else None
+        if relay is not None:
+            with relay.lock:
+                relay.filtered += count
+                relay.filtered_to, relay.seen = up_to, self._clock()
+        if is_due:
+            log.warning("%s to %s: %s objects lost (%s)", self.source.name, self.target.name, count or "some", cause)
 
     def _is_echo(self, via: tuple[str, ...]) -> bool:
         """Whether what has come that way is not to go this one."""
@@ -280,7 +321,14 @@ class Direction:
         while relay.parked and (
             len(relay.parked) > PARKED_OBJECTS or relay.bytes > SHARE * (PARKED_BYTES - self._parked)
         ):
-            self._unpark(relay)
+            self._give_up(relay)
+
+    def _give_up(self, relay: Relayed) -> None:
+        """Under the relay's lock: the oldest does not go. What another bridge has is not lost by that."""
+        self._unpark(relay)
+        if not relay.is_others:
+            with self._lock:
+                self.lost += 1
 
     def _unpark(self, relay: Relayed) -> InfoObject:
         """Under the relay's lock: the oldest."""
@@ -360,10 +408,12 @@ class Direction:
         before, relay.published = relay.published, published
         if there is not None and there.bridge != self._bridge:
             relay.why = f"relayed by bridge {there.bridge}" if there.bridge else "published there itself"
+            relay.is_others, relay.is_former = True, _name_of(there.bridge) == _name_of(self._bridge)
             relay.refused, relay.again = 0, 0.0  # when it is gone it is ours at once
             if relay.stands:  # two came at once, and the lookup services have taken the other one
                 self._drop(uid, relay)
             return
+        relay.is_others = False
         if relay.is_stale:
             self._drop(uid, relay)
         if before != published or (not relay.stands and self._clock() >= relay.again):
@@ -384,7 +434,10 @@ class Direction:
             first = None if published.first is None else relay.first
             self.target.register(replace(published, first=first), type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
-            relay.why = exc.message
+            waits = isinstance(exc, AccessDeniedError) and (
+                not relay.parked or self._clock() - relay.parked[0][0] < DENIED_SECONDS
+            )
+            relay.why, relay.is_refused = exc.message, not (waits or isinstance(exc, _AWAY))
             self._trouble(uid, exc)
             if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
                 relay.refused += 1
@@ -392,7 +445,7 @@ class Direction:
             return
         with self._lock:
             self._told.pop(uid, None)
-        relay.why, relay.refused, relay.again = "", 0, 0.0
+        relay.why, relay.refused, relay.again, relay.is_refused = "", 0, 0.0, False
         with relay.lock:
             relay.stands = True
             while relay.parked and relay.stands:
@@ -412,8 +465,9 @@ class Direction:
     def _tend(self, uid: str, relay: Relayed, now: float, *, is_there: bool) -> None:
         """What is left out is told, what waits too long or has left goes."""
         with relay.lock:
-            while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS:
-                self._unpark(relay)
+            is_owed = is_there and relay.is_owed
+            while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS and not is_owed:
+                self._give_up(relay)
             has_more = bool(relay.parked)
         self._tell_rest(uid, relay)
         if is_there or has_more or now - relay.seen < LINGER_SECONDS:
@@ -475,6 +529,11 @@ class Direction:
         )
 
 
+def _name_of(bridge: str) -> str:
+    """The name of a bridge, whose processes have ids with a random end."""
+    return bridge.rpartition("-")[0] or bridge
+
+
 def _size(obj: InfoObject) -> int:
     """Bytes of memory that an object takes, about."""
     spooled = obj.spooled if isinstance(obj, LargeObject) else None
@@ -514,9 +573,13 @@ class _Told:
         """An object."""
         self._direction.arrived(obj)
 
-    def lost(self, cause: str, count: int) -> None:
+    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
         """Objects were lost."""
-        self._direction.lost_before(cause, count)
+        self._direction.lost_before(cause, count, uid, up_to)
+
+    def waiting(self, uid: str) -> int:
+        """What the other side has not taken."""
+        return self._direction.waiting(uid)
 
 
 class Mirror:

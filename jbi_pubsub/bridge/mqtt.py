@@ -8,7 +8,12 @@ Rules:
   from name and type, so that of several bridges one relays it; numbers are times (microseconds), so that they go up
   over restarts, and from one bridge to the next. Metadata are those in the message, else made of topic, content type
   and user properties.
-- QoS 1 both ways: what is not acknowledged is sent again. We acknowledge a message when the other side has taken it.
+- QoS 1 both ways: what is not acknowledged is sent again. We acknowledge a message when the other side has taken it, in
+  the order in which they came. The broker keeps our session while we are away.
+- One message is one object, however many of our filters it matches: of the copies that a broker sends, each with its
+  subscription identifier, that of the first filter counts.
+- A message that can't be an object, or that paho can't read, is acknowledged, or it would come again for ever; it is
+  lost, and counted by cause.
 - What we have published does not come back (No Local, section 3.8.3.1); what another bridge has is known by `jbi-via`.
 - There are no subscriptions, queries, or losses to be told over there.
 """
@@ -17,17 +22,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import queue
 import re
 import ssl
 import threading
 import time
 from base64 import b64decode, b64encode
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -45,6 +53,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import (
     DEFAULT_VERSION,
+    Cause,
     InfoObject,
     Parcel,
     Platform,
@@ -58,7 +67,7 @@ from jbi_pubsub.core.xml import NO_XML, parse_metadata
 from jbi_pubsub.pad.foreign import Answers, Foreign
 from jbi_pubsub.pad.subscription import HOPS_MOST, PLATFORM_NAME, QueryRequest
 
-from .platform import Answered, Arrived, Published
+from .platform import HANDED_SECONDS, Answered, Arrived, Handed, Published
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, MQTTMessage
@@ -80,12 +89,28 @@ WAITING_MOST: Final = 100
 """Messages that have come and wait for the other side; of QoS 1 the broker sends no more (Receive Maximum)."""
 WAITING_BYTES: Final = 256 << 20
 """Of these: where messages may be large fewer of them wait."""
-PROPERTIES_MOST: Final = 256 << 10
-"""Bytes of a message beside its payload; the broker is told to send no larger packets."""
-BROKEN_SECONDS: Final = 1.0
-"""Until a broker is connected to again that has sent what can't be read."""
+HELD_MOST: Final = 1_000
+"""Of QoS 1, not acknowledged: brokers that have restored a session send more than Receive Maximum."""
+SETTLE_SECONDS: Final = 0.002
+"""Until it is looked again what the other side has taken: the broker sends no more meanwhile."""
+PROPERTIES_MOST: Final = 64 << 10
+"""Bytes of a message's properties; paho's time for them goes up with their square."""
+PACKET_MOST: Final = 256 << 10
+"""Bytes of a packet beside the payload; the broker is told to send no larger ones."""
+ALIASES_MOST: Final = 16
+"""Topics that the broker may send as a number (Topic Alias Maximum)."""
+SESSION_MOST: Final = (1 << 32) - 1
+AGAIN_MOST: Final = 30.0
+"""Seconds until a broker is connected to again that ends connections, or sends what can't be read; the first time 1."""
+STEADY_SECONDS: Final = 10.0
+"""A connection that lasts so long is none of these."""
+RETAINED_MOST: Final = 10_000
+"""Topics of which it is known what was there last."""
 UNACKNOWLEDGED_MOST: Final = 1_000
-"""Messages that the broker has not acknowledged, or that wait for it."""
+UNACKNOWLEDGED_BYTES: Final = 256 << 20
+"""Messages that the broker has not acknowledged, or that wait for it, and their bytes."""
+ANSWERS_MOST: Final = 10_000
+"""Packets that wait for a broker that reads none."""
 ROOM_PAUSE: Final = 0.01
 CLOSE_SECONDS: Final = 5.0
 """For the broker to acknowledge what it has got."""
@@ -103,6 +128,13 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str = ""
     """Information object type of what comes there; "": as each message says (`jbi-type`)."""
     version: str = DEFAULT_VERSION
+    retained: Literal["change", "new", "never"] = "change"
+    """What the broker has retained there comes when it has changed; anew with each connection; or never."""
+
+    @property
+    def identifier(self) -> int:
+        """Of its subscription (section 3.8.2.1.2); the same in all files."""
+        return int.from_bytes(hashlib.sha256(self.filter.encode()).digest()[:4]) % ((1 << 28) - 1) + 1
 
 
 class MqttSide(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +147,9 @@ class MqttSide(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the topics that objects go to."""
     topic: tuple[Topic, ...] = ()
     client_id: str = ""
-    """"": one of the bridge's own."""
+    """"": made of the names of bridge and side."""
+    session: Annotated[int, msgspec.Meta(ge=0, le=SESSION_MOST)] = 86_400
+    """Seconds for which the broker is to keep what comes for us while we are away (Session Expiry Interval)."""
     user: str = ""
     password_file: str = ""
     """File with the password, from the bridge file's folder."""
@@ -133,6 +167,10 @@ def check_side(side: MqttSide, folder: Path) -> None:
     host, port = _address(side)
     _paho()
     for topic in side.topic:
+        if topic.filter.startswith("$share/"):  # there is no No Local for these (section 3.8.3.1)
+            raise ConfigurationError(
+                f"{topic.filter[:100]!r} is a shared subscription", hint="Give the bridges client ids of their own"
+            )
         if not topic.filter or len(topic.filter.encode()) > TOPIC_MOST or not _is_filter(topic.filter):
             raise ConfigurationError(
                 f"{topic.filter[:100]!r} is no topic filter", hint="'+' stands for a level, a last '#' for all below"
@@ -173,17 +211,42 @@ class MqttPlatform:
         for topic in side.topic:
             if topic.type:
                 self._registration(TypeName(topic.type, topic.version))
-        self._waiting: queue.Queue[tuple[int, MQTTMessage] | None] = queue.Queue(WAITING_MOST)
-        """Messages, each with the number of the connection that it came by."""
+        self._waiting: queue.Queue[_Came | None] = queue.Queue()
         self._waiting_bytes = 0
+        self._handed = Handed[_Came](self._acknowledge)
+        """Messages that the other side was given, or that are no objects, until they are acknowledged, in order."""
+        self._open: dict[int, _Came] = {}
+        """These by their packet identifiers."""
+        self._is_settling = True
+        self._held = 0
+        """Messages of QoS 1 of this connection that are not acknowledged."""
+        self._held_most = max(1, min(WAITING_MOST, WAITING_BYTES // side.max_payload))
         self._connection = 0
+        self._since = 0.0
+        """When it began (monotonic seconds)."""
+        self._again = 1.0
+        self._aliases: dict[int, bytes] = {}
+        self._seen: OrderedDict[bytes, bytes] = OrderedDict()
+        """Digests of topics, and of what came there last."""
         self._is_refused = False
-        self._sent = self._acknowledged = 0
-        self.refused = self.lost = 0
+        self._has_identifiers = True
+        self._is_kept = False
+        """The broker had our session when this connection began."""
+        self._lost_sessions = 0
+        self._unacknowledged: dict[int, tuple[str, int]] = {}
+        """Messages to the broker: registration and bytes, by packet identifier."""
+        self._unacknowledged_bytes = 0
+        self._at_once: set[int] = set()
+        """Packet identifiers that were acknowledged before we knew them."""
+        self._expirations: dict[str, float] = {}
+        self.refused = 0
+        self._lost: Counter[str] = Counter()
         self._packet_most = 0
         self._trouble = ""
         self._told = ""
         self._is_listening = True
+        self._may = threading.Event()
+        """Somebody is told of objects, or we leave."""
         self._stopping = threading.Event()
         self._client = self._opened(side, bridge, folder)
         self._thread = threading.Thread(target=self._run, name=f"bridge-mqtt-{name}", daemon=True)
@@ -193,15 +256,15 @@ class MqttPlatform:
     def _opened(self, side: MqttSide, bridge: str, folder: Path) -> Client:
         paho = _paho()
         mqtt = paho.client
-        client: Client = _lasting(mqtt, self._broken)(
+        self._packets = PACKET_MOST + side.max_payload
+        client: Client = _lasting(mqtt, self._broken, self._unreadable, self._packets)(
             mqtt.CallbackAPIVersion.VERSION2,
-            client_id=side.client_id or f"jbi-{bridge}-{self._name}",
+            client_id=side.client_id or f"jbi-{bridge}-{self._name}",  # the same in each process
             protocol=mqtt.MQTTv5,
             manual_ack=True,
         )
-        client.max_inflight_messages_set(WAITING_MOST)
         client.max_queued_messages_set(UNACKNOWLEDGED_MOST)
-        client.reconnect_delay_set(1, 30)
+        client.reconnect_delay_set(1, int(AGAIN_MOST))
         if side.user:
             client.username_pw_set(side.user, _password(side, folder))
         if (context := _context(side, folder)) is not None:
@@ -209,11 +272,16 @@ class MqttPlatform:
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_connect_fail = self._on_connect_fail
         client.on_message, client.on_publish = self._on_message, self._on_publish
+        client.on_subscribe = self._on_subscribe
         wanted = paho.properties(paho.packets.CONNECT)
-        wanted.ReceiveMaximum = max(1, min(WAITING_MOST, WAITING_BYTES // side.max_payload))
-        wanted.MaximumPacketSize = min(side.max_payload + PROPERTIES_MOST, (1 << 32) - 1)
+        wanted.ReceiveMaximum = self._held_most
+        wanted.MaximumPacketSize = min(self._packets, (1 << 32) - 1)
+        wanted.SessionExpiryInterval = side.session
+        wanted.TopicAliasMaximum = ALIASES_MOST
         host, port = _address(side)
-        self._connect = partial(client.connect_async, host, port, keepalive=KEEPALIVE, properties=wanted)
+        self._connect = partial(
+            client.connect_async, host, port, keepalive=KEEPALIVE, clean_start=False, properties=wanted
+        )
         self._connect()
         return client
 
@@ -255,51 +323,134 @@ class MqttPlatform:
     def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:  # noqa: ARG002  # of topics, not of types
         """Have objects told, from now on."""
         self._arrived = arrived
+        self._may.set()
         if self._client.is_connected():
             self._subscribe_topics()
 
     def _subscribe_topics(self) -> None:
-        if self._arrived is not None and self._side.topic:
-            options = _paho().options(qos=1, noLocal=True)
-            self._client.subscribe([(topic.filter, options) for topic in self._side.topic])
+        """Again with each connection: in a session that the broker has kept that changes nothing."""
+        if self._arrived is None:
+            return
+        paho = _paho()
+        for topic in {one.filter: one for one in reversed(self._side.topic)}.values():
+            handling = {"new": 0, "change": 1, "never": 2}[topic.retained]  # section 3.8.3.1
+            options = paho.options(qos=1, noLocal=True, retainHandling=handling)
+            properties = paho.properties(paho.packets.SUBSCRIBE)
+            if self._has_identifiers:
+                properties.SubscriptionIdentifier = topic.identifier
+            self._client.subscribe([(topic.filter, options)], properties=properties)
 
     def _run(self) -> None:
-        while (one := self._waiting.get()) is not None:
-            connection, message = one
+        self._may.wait()
+        is_over = False
+        while not is_over:
             with guarded(self._thread.name):
-                self._take(message)
+                try:
+                    one = self._waiting.get(timeout=SETTLE_SECONDS if self._handed else None)
+                except queue.Empty:
+                    pass
+                else:
+                    if one is None:
+                        is_over = True
+                    else:
+                        self._take(one)
+                if self._arrived is not None and self._waiting.empty() and self._is_settling:
+                    self._handed.settle(self._arrived)
+
+    def _take(self, came: _Came) -> None:
+        """A message for the other side; it is acknowledged when that has taken it, or when it is lost."""
+        message = came.message
+        if message is not None:
             with self._lock:
                 self._waiting_bytes -= len(message.payload)
-            if connection == self._connection:  # by another one its number is of another message
-                self._client.ack(message.mid, message.qos)
+        if not self._is_listening or (came.number and came.connection != self._connection and self._is_kept):
+            return  # it comes again, to the next process, or by this connection
+        before = self._open.get(came.number) if message is not None and message.dup else None
+        if before is not None and message is not None and before.payload == hash(bytes(message.payload)):
+            before.connection = came.connection  # by the one before we could not acknowledge it
+            return
+        uid = ""
+        try:
+            obj = self._object(message) if message is not None else None
+            if obj is not None and self._arrived is not None:
+                uid = obj.platform.registration
+                self._arrived.arrived(obj)
+        finally:
+            if came.number and self._is_listening:  # or it may have been given up
+                came.message, came.payload = None, hash(bytes(message.payload)) if message is not None else 0
+                self._open[came.number] = came
+                self._handed.add(uid, came)
 
-    def _take(self, message: MQTTMessage) -> None:
-        """A message for the other side."""
-        topic = ""
+    def _acknowledge(self, came: _Came) -> None:
+        if self._open.get(came.number) is came:
+            del self._open[came.number]
+        if came.connection == self._connection:  # by another one its number is of another message
+            self._client.ack(came.number, 1)
+            with self._lock:
+                self._held -= 1
+
+    def _lose(self, cause: Cause, why: str, uid: str = "") -> None:
+        """A message is no object."""
+        with self._lock:
+            self._lost[cause] += 1
+        self._tell(why)
+        if self._arrived is not None:
+            self._arrived.lost(cause, 1, uid, self._next(uid) if uid else 0)
+
+    def _object(self, message: MQTTMessage) -> InfoObject | None:
+        """What a message stands for; None for a copy of another one, one that nobody wants, or that is lost."""
+        topic, wanted = "", None
         try:
             topic = _topic(message)
-            obj = self._object(message, topic)
+            wanted = next((one for one in self._side.topic if _matches(one.filter, topic)), None)
+            identifiers = getattr(message.properties, "SubscriptionIdentifier", ())
+            if wanted is None or (identifiers and wanted.identifier not in identifiers):
+                return None  # of a filter that is not in the file any more; or the copy for another filter
+            if wanted.retained == "change" and self._is_seen(message, topic):
+                return None
+            expiry = getattr(message.properties, "MessageExpiryInterval", None)
+            if expiry is not None and time.monotonic() - message.timestamp >= expiry:
+                why = f"a message on {topic[:200]!r} has waited here for longer than its {expiry} s"
+                self._lose(Cause.EXPIRED, why, self._known(wanted))
+                return None
+            return self._made(message, topic, wanted)
         except JbiError as exc:
-            self.lost += 1
-            self._tell(f"a message on {topic[:200]!r} is left out: {exc.message}")
-            return
-        if self._arrived is not None and self._is_listening:
-            self._arrived.arrived(obj)
+            cause = Cause.OVERSIZE if isinstance(exc, OversizeError) else Cause.INVALID
+            self._lose(cause, f"a message on {topic[:200]!r} is left out: {exc.message}", self._known(wanted))
+            return None
 
-    def _object(self, message: MQTTMessage, on: str) -> InfoObject:
-        """What a message stands for. Raises MetadataError, OversizeError, ProtocolError."""
+    def _known(self, topic: Topic | None) -> str:
+        """The registration of what comes there, if the file says it."""
+        known = self._registration(TypeName(topic.type, topic.version)) if topic is not None and topic.type else None
+        return known.uid if known is not None else ""
+
+    def _is_seen(self, message: MQTTMessage, topic: str) -> bool:
+        """Whether it was retained, and is what was there last."""
+        properties = message.properties
+        said = [getattr(properties, each, "") for each in ("ContentType", "UserProperty")]
+        what = hashlib.blake2b(message.payload, digest_size=16)
+        what.update(repr(said).encode())
+        digest, key = what.digest(), hashlib.blake2b(topic.encode(), digest_size=16).digest()
+        before = self._seen.pop(key, None)
+        self._seen[key] = digest
+        if len(self._seen) > RETAINED_MOST:
+            self._seen.popitem(last=False)
+        return message.retain and digest == before
+
+    def _made(self, message: MQTTMessage, on: str, topic: Topic) -> InfoObject:
+        """Raises MetadataError, OversizeError, ProtocolError."""
         if len(message.payload) > self._side.max_payload:
             raise OversizeError(f"it has {len(message.payload)} bytes, the limit is {self._side.max_payload}")
-        said = _user_properties(message)
+        properties = _user_properties(message)
+        said = dict(reversed(properties))  # the first of each name
         content = _text(getattr(message.properties, "ContentType", ""))
-        topic = next((one for one in self._side.topic if _matches(one.filter, on)), Topic("#"))
         if content == ENVELOPE:
             head = (parcel := Parcel.received(message.payload)).head
             metadata, payload = bytes(head.metadata), bytes(parcel.payload)
             said = {"jbi-type": head.type_name, "jbi-version": head.type_version, "jbi-via": " ".join(head.via)}
         else:
             payload = bytes(message.payload)
-            metadata = _given(said) or _described(message, on, content, said)
+            metadata = _given(said) or _described(message, on, content, properties)
         parse_metadata(metadata)
         type_ = TypeName(topic.type, topic.version)
         if not topic.type:
@@ -311,44 +462,77 @@ class MqttPlatform:
             raise OversizeError(f"there are {TYPES_MOST} types already")
         return self._numbered(registration.uid, type_, metadata, payload, _via(said.get("jbi-via", "")))
 
-    def _numbered(self, uid: str, type_: TypeName, metadata: bytes, payload: bytes, via: tuple[str, ...]) -> InfoObject:
+    def _next(self, uid: str) -> int:
         with self._lock:
             number = self._numbers[uid] = max(self._numbers[uid] + 1, int(self._wall() * 1e6))
+        return number
+
+    def _numbered(self, uid: str, type_: TypeName, metadata: bytes, payload: bytes, via: tuple[str, ...]) -> InfoObject:
+        number = self._next(uid)
         platform = Platform(self._wall(), uid, number, len(metadata), len(payload), len(via), via)
         return InfoObject(object_id_of(uid, number), type_, metadata, payload, platform)
 
     def stop_listening(self) -> None:
-        """Nothing is told any more."""
+        """Nothing is told any more; what was told is waited for, some seconds, and acknowledged."""
         self._is_listening = False
+        deadline = time.monotonic() + HANDED_SECONDS
+        while self._handed and self._client.is_connected() and time.monotonic() < deadline:
+            time.sleep(ROOM_PAUSE)
+        self._is_settling = False
 
     # -- objects to there -----------------------------------------------------------------------------------------
 
     def register(
-        self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
+        self,
+        published: Published,
+        type_: TypeName,  # noqa: ARG002  # the protocol's, as what follows
+        bundle: SchemaBundle,  # noqa: ARG002
+        via: tuple[str, ...],  # noqa: ARG002
+        *,
+        validate: bool,  # noqa: ARG002
     ) -> None:
         """Nobody is to be told."""
+        self._expirations[published.uid] = published.expiration
 
-    def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # as above
+    def unregister(self, uid: str, *, waits: bool) -> bool:
         """As above."""
+        if waits and self.unfinished(uid):
+            return False
+        self._expirations.pop(uid, None)
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:  # noqa: ARG002  # it is in the object
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """An object as a message. Raises BackPressureError, OversizeError."""
         topic = f"{self._side.prefix}/{_NO_TOPIC.sub('_', obj.type.name)}"
         payload, properties = _message(obj, source)
+        if expiration := self._expirations.get(uid):
+            properties.MessageExpiryInterval = min(math.ceil(expiration), SESSION_MOST)
         if self._packet_most and len(payload) + len(obj.metadata) + TOPIC_MOST > self._packet_most:
             raise OversizeError(f"object {obj.object_id} is larger than the broker takes ({self._packet_most} bytes)")
         full = _paho().client.MQTT_ERR_QUEUE_SIZE
         deadline = time.monotonic() + timeout
         while True:
-            done = self._client.publish(topic, payload, qos=1, properties=properties)
-            if done.rc != full:
-                with self._lock:
-                    self._sent += 1
-                return
+            if not self._unacknowledged or self._unacknowledged_bytes + len(payload) <= UNACKNOWLEDGED_BYTES:
+                done = self._client.publish(topic, payload, qos=1, properties=properties)
+                if done.rc != full:
+                    self._sent(done.mid, uid, len(payload))
+                    return
             if self._stopping.is_set() or time.monotonic() >= deadline:
                 raise BackPressureError(f"{UNACKNOWLEDGED_MOST} messages wait for the broker {self._side.broker}")
             time.sleep(ROOM_PAUSE)  # paho tells nobody
+
+    def _sent(self, number: int, uid: str, size: int) -> None:
+        with self._lock:  # not around the call: paho tells with its own lock held what is acknowledged
+            if number in self._at_once:
+                self._at_once.remove(number)
+            else:
+                self._unacknowledged[number] = uid, size
+                self._unacknowledged_bytes += size
+
+    def unfinished(self, uid: str) -> int:
+        """Objects that the broker has not acknowledged."""
+        with self._lock:
+            return sum(each == uid for each, _ in self._unacknowledged.values())
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """There is nobody to be told."""
@@ -364,20 +548,60 @@ class MqttPlatform:
 
     # -- paho's thread --------------------------------------------------------------------------------------------
 
-    def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
+    def _on_connect(self, client: Any, _data: Any, flags: Any, reason: Any, properties: Any) -> None:
         with guarded(f"bridge-mqtt-{self._name}"):
             self._is_refused = reason.is_failure
             if self._is_refused:
-                self._tell(f"the broker refuses us: {reason}")
+                self._tell(f"the broker refuses us: {reason} {_said(properties)}".strip())
                 return
-            self._connection += 1
+            self._since = time.monotonic()
+            self._aliases.clear()
             self._packet_most = getattr(properties, "MaximumPacketSize", 0)
+            self._has_identifiers = bool(getattr(properties, "SubscriptionIdentifierAvailable", 1))
+            client.allow(min(WAITING_MOST, getattr(properties, "ReceiveMaximum", WAITING_MOST)))
             self._tell("")
+            self._note_session(is_kept=flags.session_present, expiry=getattr(properties, "SessionExpiryInterval", None))
             self._subscribe_topics()
+        if not getattr(properties, "MaximumQoS", 1):
+            raise ProtocolError("it has no QoS 1: nobody would know what is lost")
 
-    def _on_disconnect(self, _client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+    def _note_session(self, *, is_kept: bool, expiry: int | None) -> None:
+        """A connection begins; `expiry`: what the broker says instead of our seconds."""
+        seconds = self._side.session if expiry is None else expiry
+        with self._lock:
+            is_first, self._is_kept = not self._connection, is_kept
+            self._connection += 1
+            self._held = 0
+            self._lost_sessions += not (is_first or is_kept)
+        if seconds < self._side.session:
+            log.warning("%s (%s): it keeps our session for %d s alone", self._name, self._side.broker, seconds)
+        if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
+            self._arrived.lost("session_lost", 0)
+
+    def _on_subscribe(self, _client: Client, _data: Any, _mid: int, reasons: Any, properties: Any) -> None:
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(f"the broker refuses a subscription: {reason} {_said(properties)}".strip())
+            elif not reason.value:
+                self._tell("the broker gives a subscription QoS 0 alone: what comes while we are away is lost")
+
+    def _on_disconnect(self, client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
         if not self._stopping.is_set() and not self._is_refused:
-            self._tell(f"the broker is away: {reason}")
+            pause, hint = self._pause(), ""
+            if reason == "Session taken over":
+                pause, hint = (
+                    AGAIN_MOST,
+                    "another process has our client id: each bridge has its own client_id, or name",
+                )
+            self._tell(" ".join(f"the broker is away: {reason} {_said(properties)} {hint}".split()))
+            client.reconnect_delay_set(int(pause), int(AGAIN_MOST))
+
+    def _pause(self) -> float:
+        """Seconds until the next connection: ever longer while none lasts."""
+        if time.monotonic() - self._since >= STEADY_SECONDS:
+            self._again = 1.0
+        pause, self._again = self._again, min(self._again * 2, AGAIN_MOST)
+        return pause
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
         self._tell("the broker does not answer")
@@ -386,27 +610,54 @@ class MqttPlatform:
         """The broker has sent what can't be read; a new connection begins with a new packet. Whether to go on."""
         self._tell(f"the broker sends what is no MQTT: {type(exc).__name__}: {exc}"[:300])
         self._connect()
-        return not self._stopping.wait(BROKEN_SECONDS)
+        return not self._stopping.wait(self._pause())
 
-    def _on_message(self, client: Client, _data: Any, message: MQTTMessage) -> None:
-        with guarded(f"bridge-mqtt-{self._name}"):
-            size = len(message.payload)
-            try:
-                if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES:
-                    raise queue.Full
-                self._waiting.put_nowait((self._connection, message))
-                with self._lock:
-                    self._waiting_bytes += size
-            except queue.Full:  # of QoS 0: of others the broker sends no more
-                self.lost += 1
-                client.ack(message.mid, message.qos)
+    def _unreadable(self, number: int, cause: Cause, why: str) -> None:
+        """A message (0: of QoS 0) can't be read: it is left out, or the broker would send it for ever."""
+        self._lose(cause, f"a message is left out: {why}"[:300])
+        if number:
+            self._keep(_Came(self._connection, number, None))
 
-    def _on_publish(self, _client: Client, _data: Any, _mid: int, reason: Any, _properties: Any) -> None:
+    def _keep(self, came: _Came) -> None:
+        """One more waits, until it is acknowledged. Raises ProtocolError."""
         with self._lock:
-            self._acknowledged += 1
+            self._held += bool(came.number)
+            self._waiting_bytes += len(came.message.payload) if came.message is not None else 0
+            if self._held > HELD_MOST or self._waiting_bytes > WAITING_BYTES + self._side.max_payload:
+                raise ProtocolError(f"far more than the {self._held_most} messages at a time that we have asked for")
+        self._waiting.put(came)
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        """Raises ProtocolError for what no broker may send: the connection is made anew."""
+        self._unalias(message)
+        is_full = self._waiting.qsize() >= WAITING_MOST or self._waiting_bytes + len(message.payload) > WAITING_BYTES
+        if is_full and not message.qos:  # of others the broker sends no more
+            self._lose(Cause.QUEUE_OVERFLOW, "messages of QoS 0 come faster than the other side takes them")
+        else:
+            self._keep(_Came(self._connection, message.mid if message.qos else 0, message))
+
+    def _unalias(self, message: MQTTMessage) -> None:
+        """A topic that is a number (section 3.3.2.3.4)."""
+        alias = getattr(message.properties, "TopicAlias", None)
+        if alias is None:
+            return
+        topic = message._topic  # the bytes: they may be no text
+        if not 1 <= alias <= ALIASES_MOST or not (topic or alias in self._aliases):
+            raise ProtocolError(f"topic alias {alias} is none that we may be sent")
+        if topic:
+            self._aliases[alias] = topic
+        message.topic = self._aliases[alias]
+
+    def _on_publish(self, _client: Client, _data: Any, number: int, reason: Any, properties: Any) -> None:
+        with self._lock:
+            _, size = self._unacknowledged.pop(number, ("", -1))
+            if size < 0:
+                self._at_once.add(number)
+            else:
+                self._unacknowledged_bytes -= size
             self.refused += bool(reason.is_failure)
         if reason.is_failure:
-            self._tell(f"the broker refuses a message: {reason}")
+            self._tell(f"the broker refuses a message: {reason} {_said(properties)}".strip())
 
     def _tell(self, trouble: str) -> None:
         """Once, and when it is over."""
@@ -425,9 +676,10 @@ class MqttPlatform:
                 "connected": self._client.is_connected(),
                 "broker": self._side.broker,
                 "published": len(self._published),
-                "unacknowledged": self._sent - self._acknowledged,
+                "session": {"kept": self._is_kept, "lost": self._lost_sessions},
+                "unacknowledged": len(self._unacknowledged),
                 "refused": self.refused,
-                "lost": self.lost,
+                "lost": dict(self._lost),
                 "trouble": self._trouble,
             }
 
@@ -435,26 +687,28 @@ class MqttPlatform:
         """Leave, when the broker has acknowledged what was published, or after some seconds."""
         self.stop_listening()
         deadline = time.monotonic() + CLOSE_SECONDS
-        while self._acknowledged < self._sent and self._client.is_connected() and time.monotonic() < deadline:
+        while self._unacknowledged and self._client.is_connected() and time.monotonic() < deadline:
             time.sleep(ROOM_PAUSE)
-        self._stopping.set()
-        if left := self._sent - self._acknowledged:
+        if left := len(self._unacknowledged):
             log.warning("%s (%s): %d messages are not acknowledged", self._name, self._side.broker, left)
         self._client.disconnect()
         self._client.loop_stop()
-        self._empty()
+        self._waiting.put(None)
+        self._may.set()
         self._thread.join(CLOSE_SECONDS)
 
-    def _empty(self) -> None:
-        """The thread ends, whatever waits: the broker has what was not acknowledged."""
-        while True:
-            try:
-                self._waiting.put_nowait(None)
-            except queue.Full:
-                with self._waiting.mutex:
-                    self._waiting.queue.clear()
-            else:
-                return
+
+@dataclass(eq=False, slots=True)
+class _Came:
+    """A message, and by which connection it has come."""
+
+    connection: int
+    number: int
+    """Its packet identifier; 0: of QoS 0, there is nothing to acknowledge."""
+    message: MQTTMessage | None
+    """None when it is not needed any more, or can't be read."""
+    payload: int = 0
+    """Hash of its payload."""
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -500,12 +754,14 @@ def _topic(message: MQTTMessage) -> str:
         raise ProtocolError(f"its topic is no text: {exc}") from exc
 
 
-def _user_properties(message: MQTTMessage) -> dict[str, str]:
-    """The first one of each name."""
-    found: dict[str, str] = {}
-    for name, value in getattr(message.properties, "UserProperty", ()):
-        found.setdefault(_text(name), _text(value))
-    return found
+def _user_properties(message: MQTTMessage) -> list[tuple[str, str]]:
+    """In their order; names may stand there several times."""
+    return [(_text(name), _text(value)) for name, value in getattr(message.properties, "UserProperty", ())]
+
+
+def _said(properties: Any) -> str:
+    """The broker's own words."""
+    return _text(getattr(properties, "ReasonString", ""))[:200]
 
 
 def _given(said: dict[str, str]) -> bytes | None:
@@ -531,16 +787,25 @@ def _via(text: str) -> tuple[str, ...]:
     return names
 
 
-def _described(message: MQTTMessage, topic: str, content: str, said: dict[str, str]) -> bytes:
+def _described(message: MQTTMessage, topic: str, content: str, properties: list[tuple[str, str]]) -> bytes:
     """Metadata for a message that has none."""
 
     def clean(text: str) -> str:
         return escape(NO_XML.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"})
 
-    own = "".join(f'<property name="{clean(name)}">{clean(value)}</property>' for name, value in said.items())
-    retained = "true" if message.retain else "false"
-    kind = f"<content>{clean(content)}</content>" if content else ""
-    return f"<message><topic>{clean(topic)}</topic>{kind}<retained>{retained}</retained>{own}</message>".encode()
+    own = "".join(f'<property name="{clean(name)}">{clean(value)}</property>' for name, value in properties)
+    correlation = getattr(message.properties, "CorrelationData", b"")
+    told = {
+        "topic": topic,
+        "content": content,
+        "retained": "true" if message.retain else "false",
+        "format": "text" if getattr(message.properties, "PayloadFormatIndicator", 0) else "",
+        "expiry": str(getattr(message.properties, "MessageExpiryInterval", "")),
+        "response": _text(getattr(message.properties, "ResponseTopic", "")),
+        "correlation": b64encode(correlation).decode() if isinstance(correlation, bytes | bytearray) else "",
+    }
+    parts = "".join(f"<{name}>{clean(text)}</{name}>" for name, text in told.items() if text)
+    return f"<message>{parts}{own}</message>".encode()
 
 
 # -- topics and settings ----------------------------------------------------------------------------------------------
@@ -597,11 +862,55 @@ def _context(side: MqttSide, folder: Path) -> ssl.SSLContext | None:
     return context
 
 
-def _lasting(mqtt: Any, broken: Callable[[Exception], bool]) -> type[Client]:
-    """paho's client, whose thread goes on when it has got what it can't read: paho raises then, in the middle of a
-    packet, whatever comes of it. `broken` is told, and says whether to go on."""
+def _lasting(
+    mqtt: Any,
+    broken: Callable[[Exception], bool],
+    unreadable: Callable[[int, Cause, str], None],
+    most: int,
+) -> type[Client]:
+    """paho's client, with bounds on what the broker sends. Its thread goes on when it has got what it can't read: paho
+    raises then, in the middle of a packet, whatever comes of it. `broken` is told, and says whether to go on;
+    `unreadable` is told packet identifier (0: QoS 0), cause and reason of a message that is left out alone; `most`:
+    bytes of a packet."""
 
     class Lasting(mqtt.Client):  # type: ignore[misc]  # known when it is there
+        def _sock_recv(self, size: int) -> Any:  # paho's, which takes an OSError (a ProtocolError is one) for the end
+            head = self._in_packet
+            if head["remaining_length"] > most:
+                raise ValueError(f"a packet of {head['remaining_length']} bytes, the limit is {most}")
+            if head["command"] >> 4 == 3 and head["command"] & 0x04:  # paho keeps these until they are released
+                raise ValueError("a message of QoS 2, which nobody has asked for")
+            if len(self._out_packet) > ANSWERS_MOST:
+                raise ValueError(f"it does not read: {ANSWERS_MOST} packets wait for it")
+            return super()._sock_recv(size)
+
+        def _handle_publish(self) -> Any:  # paho's
+            command, packet = self._in_packet["command"], self._in_packet["packet"]
+            number = 0
+            try:
+                at = 2 + int.from_bytes(packet[:2])
+                if command & 0x06:
+                    number = int.from_bytes(packet[at : at + 2])
+                    at += 2
+                if _variable(packet[at : at + 4]) <= PROPERTIES_MOST:
+                    return super()._handle_publish()
+            except JbiError:
+                raise  # ours: the connection is over
+            except Exception as exc:  # of any kind, as below
+                if not number and command & 0x06:
+                    raise
+                unreadable(number, Cause.INVALID, f"{type(exc).__name__}: {exc}")
+            else:
+                unreadable(number, Cause.OVERSIZE, f"it has more than {PROPERTIES_MOST} bytes of properties")
+            return mqtt.MQTT_ERR_SUCCESS
+
+        def allow(self, most: int) -> None:
+            """So many messages may be under way from now on: for the others it waits for acknowledgements."""
+            self._max_inflight_messages = most
+            with self._out_message_mutex:
+                for message in list(self._out_messages.values())[most:]:
+                    message.state = mqtt.mqtt_ms_queued
+
         def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> Any:  # paho's
             while True:
                 try:
@@ -611,6 +920,16 @@ def _lasting(mqtt: Any, broken: Callable[[Exception], bool]) -> type[Client]:
                         return mqtt.MQTT_ERR_PROTOCOL
 
     return Lasting
+
+
+def _variable(data: bytes) -> int:
+    """A variable byte integer (section 1.5.5)."""
+    found = 0
+    for at, byte in enumerate(data):
+        found |= (byte & 0x7F) << (7 * at)
+        if byte < 0x80:
+            return found
+    raise ValueError("a length that does not end")
 
 
 class _Paho(NamedTuple):

@@ -6,13 +6,16 @@ it as the plug-in `platform.X`.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +23,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError, JbiError, LookupNotFoundError, UnknownUidError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, SchemaBundle, TypeName
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
@@ -54,6 +58,11 @@ CONNECT_SECONDS: Final = 1.0
 
 LONGEST: Final = 1e11
 """Seconds of an expiration."""
+
+SETTLE_SECONDS: Final = 0.02
+"""Until it is looked again what the other side has taken."""
+HANDED_SECONDS: Final = 5.0
+"""For the other side to take what it was handed, when a bridge leaves."""
 
 LEFT_SECONDS: Final = 5.0
 """How long a registration is told of that has left: a publisher may come, publish and leave within some ms."""
@@ -97,9 +106,51 @@ class Arrived(Protocol):
         """An object. While this waits the platform keeps what comes behind it, as far as its bounds allow."""
         ...
 
-    def lost(self, cause: str, count: int) -> None:
-        """Objects were lost on the way to us (0: it is not known how many)."""
+    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
+        """Objects were lost on the way to us (0: it is not known how many); with numbers up to `up_to` of that
+        registration, if it is known."""
         ...
+
+    def waiting(self, uid: str) -> int:
+        """Of what has come last of a registration, how many objects the other side has not taken yet: what the source
+        has in safe keeping it keeps until then."""
+        ...
+
+
+What = TypeVar("What")
+
+
+class Handed(Generic[What]):
+    """What was handed to the other side and is kept until that has taken it, in order. For one thread."""
+
+    def __init__(self, done: Callable[[What], None]) -> None:
+        """`done` is called for each when it is taken, and so are all before it."""
+        self._done = done
+        self._all: deque[tuple[str, What]] = deque()
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, uid: str, what: What) -> None:
+        """It stands for an object of a registration that was handed over, or with "" for what needs no taking."""
+        self._all.append((uid, what))
+        self._counts[uid] += 1
+
+    def settle(self, arrived: Arrived) -> None:
+        """See what is taken by now."""
+        waiting = {"": 0}
+        while self._all:
+            uid, what = self._all[0]
+            if uid not in waiting:
+                waiting[uid] = arrived.waiting(uid)
+            if self._counts[uid] <= waiting[uid]:
+                return
+            self._all.popleft()
+            self._counts[uid] -= 1
+            if not self._counts[uid]:
+                del self._counts[uid]
+            self._done(what)
 
 
 class Platform(Protocol):
@@ -142,6 +193,11 @@ class Platform(Protocol):
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """An object of the platform `source`. Raises BackPressureError when there is no room within `timeout` seconds,
         JbiError when it is refused."""
+        ...
+
+    def unfinished(self, uid: str) -> int:
+        """Objects of a registration that were published and are not acknowledged here: if we are killed they may be
+        lost."""
         ...
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
@@ -226,9 +282,12 @@ class JbiPlatform:
     """A platform of our own kind (see Platform), as publishers and subscribers know it: relayed registrations at a
     delegate with some characteristics, and a subscription."""
 
-    def __init__(self, name: str, config: Config, delegate: tuple[str | None, str | None], bridge: str) -> None:
-        """`delegate`: the characteristics of one that takes relayed registrations, None for any; `bridge`: our id.
-        Nobody need be there yet."""
+    def __init__(
+        self, name: str, config: Config, delegate: tuple[str | None, str | None], bridge: str, *, durable: str = ""
+    ) -> None:
+        """`delegate`: the characteristics of one that takes relayed registrations, None for any; `bridge`: our id;
+        `durable`: what the subscriptions are called there that go on where a bridge before this one has got to; "":
+        they do not. Nobody need be there yet."""
         self._name = name
         self._config = config
         self._delegate = delegate
@@ -245,6 +304,8 @@ class JbiPlatform:
         """By which queries come to the other side."""
         self._cache = self._subscriber.registrations(self)
         self._is_listening = True
+        self._durable = durable
+        self._listeners: list[_Durably] = []
 
     @property
     def name(self) -> str:
@@ -302,23 +363,33 @@ class JbiPlatform:
     def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
         """Have objects told, from now on. Raises JbiError: then nothing is."""
         made: list[SubscriptionUid] = []
+        listeners: list[_Durably] = []
         try:
             for name in types or (None,):
-                listener = _Listener(arrived)
+                listener: _Listener = _Listener(arrived)
+                if self._durable:
+                    listeners.append(listener := _Durably(arrived, self._subscriber))
+                own = f"{self._durable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if name else self._durable
                 uid = self._subscriber.register_subscriber(
-                    type_name=name, listener=listener, unlike=self._bridge, timeout=CONNECT_SECONDS
-                )
+                    type_name=name, listener=listener, unlike=self._bridge, timeout=CONNECT_SECONDS,
+                    durable=own if self._durable else None, ack="explicit" if self._durable else None,
+                )  # fmt: skip
                 made.append(uid)
         except JbiError:
+            for each in listeners:
+                each.stop()
             for uid in made:
                 self._subscriber.cancel_subscription(uid)
             raise
         self._subscriptions += made
+        self._listeners += listeners
 
     def stop_listening(self) -> None:
         """Nothing is told any more."""
         if self._is_listening:
             self._is_listening = False
+            for each in self._listeners:
+                each.stop()
             if self._server is not None:
                 self._server.stop(0.5)
             self._subscriber.close()
@@ -348,6 +419,10 @@ class JbiPlatform:
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """See Platform; one that was published already is not again."""
         self._publisher.relay(uid, obj, source, timeout)
+
+    def unfinished(self, uid: str) -> int:
+        """Objects that no delegate has acknowledged."""
+        return self._publisher.unfinished(uid)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """See Platform."""
@@ -399,6 +474,50 @@ class _Listener:
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:  # noqa: ARG002  # the protocol's
         """Objects were lost."""
         self._arrived.lost(str(notice.cause), notice.count)
+
+
+class _Durably(_Listener):
+    """A durable subscription's listener: an object is done there when the other side has taken it."""
+
+    def __init__(self, arrived: Arrived, subscriber: SubscriberAdapter) -> None:
+        super().__init__(arrived)
+        self._subscriber = subscriber
+        self._lock = threading.Lock()
+        self._handed = Handed[tuple[SubscriptionUid, InfoObject]](self._done)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bridge-acknowledge", daemon=True)
+        self._thread.start()
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object."""
+        if self._stopping.is_set():
+            return
+        super().arrived(subscription, obj)
+        if not self._stopping.is_set():  # or it may have been given up
+            with self._lock:
+                bare = InfoObject(obj.object_id, obj.type, b"", b"", obj.platform)
+                self._handed.add(obj.platform.registration, (subscription, bare))
+
+    def _run(self) -> None:
+        while not self._stopping.wait(SETTLE_SECONDS):
+            self._settle()
+
+    def _settle(self) -> None:
+        with self._lock, guarded(self._thread.name):
+            self._handed.settle(self._arrived)
+
+    def _done(self, what: tuple[SubscriptionUid, InfoObject]) -> None:
+        with suppress(UnknownUidError):
+            self._subscriber.acknowledge(what[1], what[0])
+
+    def stop(self) -> None:
+        """Nothing is handed over any more; what was is waited for, some seconds."""
+        self._stopping.set()
+        self._thread.join()
+        deadline = time.monotonic() + HANDED_SECONDS
+        while self._handed and time.monotonic() < deadline:
+            time.sleep(SETTLE_SECONDS)
+            self._settle()
 
 
 def shared_lookups(one: Platform, other: Platform) -> frozenset[str]:

@@ -200,8 +200,8 @@ class Cause(enum.StrEnum):
     INVALID = "invalid"
     """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
     FILTERED = "filtered"
-    """A bridge from another platform has left it out, as its file says. Whether it would have matched the predicate is
-    not known."""
+    """A bridge from another platform has left it out, as its file says, or as it could not be brought. Whether it would
+    have matched the predicate is not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes; or XML to which the subscription's payload filter can't be applied: beyond
     its limits, or with a DOCTYPE."""

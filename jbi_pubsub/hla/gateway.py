@@ -394,6 +394,10 @@ class FederationPlatform:
             if self._stopping.wait(PAUSE) or time.monotonic() >= deadline:
                 raise BackPressureError(f"the federation {self._side.federation} takes nothing now")
 
+    def unfinished(self, uid: str) -> int:  # noqa: ARG002  # as above
+        """None: an interaction that is sent is taken."""
+        return 0
+
     def _parameters(self, take: _Taking, obj: InfoObject) -> tuple[tuple[int, bytes], ...]:
         """Of the interaction. Raises OversizeError, MetadataError for an object that does not fit."""
         if len(obj.metadata) + len(obj.payload) > self._side.payload_most:

@@ -16,7 +16,7 @@ import msgspec
 
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, left_out, packed
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
@@ -130,6 +130,14 @@ class RelayPublisher(PublisherAdapterLight):
             connection.publish(publication, [parcel], timeout)
             publication.sequence = number
         return True
+
+    def unfinished(self, uid: str) -> int:
+        """Objects of a registration that no delegate has acknowledged; none of one that there is not."""
+        try:
+            publication, connection = self._publication(RegistrationUid(uid))
+        except UnknownUidError:
+            return 0
+        return connection.unfinished(publication)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """Have its subscribers told, behind what was published, that so many objects with numbers up to `up_to` were

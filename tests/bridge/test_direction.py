@@ -13,7 +13,14 @@ from jbi_pubsub.bridge.mirror import Direction
 from jbi_pubsub.bridge.platform import Published
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.codegen.types.untyped import bundle_without
-from jbi_pubsub.core.errors import JbiError, OversizeError, TypeConflictError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    JbiError,
+    OversizeError,
+    TypeConflictError,
+    UnknownUidError,
+    WireError,
+)
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of
 
 TYPE = TypeName("t", "1.0")
@@ -29,10 +36,13 @@ class Side:
         self.got: list[int] = []
         self.fails: list[JbiError | None] = []
         self.refusal: JbiError | None = None
-        self.registered = 0
+        self.registered = self.unacknowledged = 0
         self.firsts: list[int | None] = []
         """From which numbers on a bridge has said that it has all."""
         self.left_out: list[tuple[int, int]] = []
+
+    def unfinished(self, uid: str) -> int:  # noqa: ARG002  # as below
+        return self.unacknowledged
 
     def published(self) -> tuple[Published, ...]:
         return self.there
@@ -119,6 +129,61 @@ def test_what_waits_of_one_registration_leaves_room_for_others(monkeypatch: pyte
     assert target.got == [1, 2, 3]
 
 
+def test_what_the_other_side_has_not_taken_waits_and_what_is_another_bridges_does_not() -> None:
+    # Given two objects on their way to a side that is away, and two that it has not acknowledged
+    target = Side("bravo")
+    target.refusal = WireError("away")
+    now = [0.0]
+    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    way.arrived(numbered(1))
+    way.arrived(numbered(2))
+    target.unacknowledged = 2
+    # When it is away for ten minutes, expect that all of it waits, and nothing is given up
+    for second in range(0, 600, 2):
+        now[0] = second
+        way.look()
+    assert way.waiting(UID) == 4
+    # When another bridge has the registration, expect that what is its own does not; nor is it lost when it goes
+    target.there = (Published(UID, TYPE, bridge="other-2"),)
+    way.look()
+    now[0] += 100.0
+    way.look()
+    assert (way.waiting(UID), way.status()["lost"]) == (2, 0)
+
+
+def test_what_a_killed_process_of_the_same_bridge_has_still_is_waited_for() -> None:
+    # Given a registration that a process before this one has, until its lease ends
+    target = Side("bravo")
+    target.there = (Published(UID, TYPE, bridge="b-1"),)
+    now = [0.0]
+    source = Side("alpha", Published(UID, TYPE))
+    way = Direction(source, target, Transformation(("*",), (), ()), bridge="b-2", clock=lambda: now[0])  # type: ignore[arg-type]
+    way.arrived(numbered(1))
+    # When that takes longer than a minute, expect that the object waits, and goes then
+    for second in range(0, 100, 2):
+        now[0] = second
+        way.look()
+    assert way.waiting(UID) == 1
+    target.there = ()
+    way.look()
+    assert (target.got, way.waiting(UID), way.status()["lost"]) == ([1], 0, 0)
+
+
+def test_what_is_refused_for_good_is_lost_with_its_number_and_holds_up_nobody() -> None:
+    # Given an object of a type that the other side does not take
+    target = Side("bravo")
+    target.refusal = TypeConflictError("another schema")
+    now = [0.0]
+    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    way.arrived(numbered(1))
+    way.look()
+    assert way.waiting(UID) == 0
+    # When it has waited for too long, expect it counted
+    now[0] = mirror.PARKED_SECONDS + 1
+    way.look()
+    assert way.status()["lost"] == 1
+
+
 @pytest.mark.parametrize("refusal", [OversizeError("full"), TypeConflictError("another schema"), WireError("away")])
 def test_what_is_refused_is_tried_again_after_ever_longer_pauses(refusal: JbiError) -> None:
     # Given a side that has no room for a registration, another schema, or is away
@@ -144,7 +209,7 @@ def test_a_bridge_says_from_which_number_on_it_has_all() -> None:
     # Given a registration whose numbers count, and a side that does not take it
     now = [0.0]
     target = Side("bravo")
-    target.refusal = WireError("away")
+    target.refusal = AccessDeniedError("another one may come that has what follows")
     way = direction(Side("alpha", Published(UID, TYPE, first=0)), target, lambda: now[0])
     # When nothing has come, then some objects, and when these have waited too long
     way.look()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
+import threading
+import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
@@ -20,6 +25,7 @@ from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
 from jbi_pubsub.bridge.mqtt import ENVELOPE, METADATA_MOST, MqttPlatform, MqttSide, Topic, check_side
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
+from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import parse_metadata
@@ -37,7 +43,10 @@ class Broker:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self._file = folder / "mosquitto.conf"
-        self._file.write_text(f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
+        self._file.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\n"
+            f"persistence true\npersistence_location {folder}/\nmax_queued_messages 10000\nuser root\n"
+        )
         self._eventually = eventually
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -70,13 +79,26 @@ class Party:
         for one in filters:
             self._client.subscribe(one, qos=1)
 
-    def say(self, topic: str, payload: bytes, content: str = "", **said: str) -> None:
+    def say(
+        self,
+        topic: str,
+        payload: bytes,
+        content: str = "",
+        *,
+        retain: bool = False,
+        more: Mapping[str, Any] = MappingProxyType({}),
+        **said: str,
+    ) -> None:
         properties = Properties(PacketTypes.PUBLISH)
         if said:
             properties.UserProperty = [(name.replace("_", "-"), value) for name, value in said.items()]
         if content:
             properties.ContentType = content
-        self._client.publish(topic, payload, qos=1, properties=properties).wait_for_publish(10.0)
+        for name, value in more.items():
+            setattr(properties, name, value)
+        told = self._client.publish(topic, payload, qos=1, retain=retain, properties=properties)
+        told.wait_for_publish(10.0)
+        assert told.is_published()  # the broker has acknowledged it
 
     def close(self) -> None:
         self._client.disconnect()
@@ -121,6 +143,13 @@ def bridged(place: Callable[..., Place], broker: Broker, tmp_path: Path, eventua
         made.here = here  # type: ignore[attr-defined]
         made.party = lambda *filters: stack.enter_context(_closing(Party(broker.port, *filters)))  # type: ignore[attr-defined]
         yield made
+
+
+@pytest.fixture
+def party(broker: Broker) -> Iterator[Callable[..., Party]]:
+    """party(filters) is somebody else at the broker."""
+    with ExitStack() as stack:
+        yield lambda *filters: stack.enter_context(_closing(Party(broker.port, *filters)))
 
 
 class _closing:  # noqa: N801  # as contextlib's
@@ -201,7 +230,7 @@ def test_a_message_may_say_its_type_and_metadata_itself(bridged: Any, eventually
     # Expect the one, and the others counted
     (obj,) = taken(adapter, uid, 1)
     assert (obj.metadata, obj.type.name) == (b"<m><n>1</n></m>", "said.Type")
-    eventually(lambda: mirror.status()["sides"]["field"]["lost"] == 4, what=mirror.status)
+    eventually(lambda: mirror.status()["sides"]["field"]["lost"] == {"invalid": 4}, what=mirror.status)
 
 
 def test_nothing_comes_back_from_a_broker(bridged: Any, figures: Any, eventually: Any) -> None:
@@ -260,12 +289,206 @@ def test_messages_are_numbered_on_over_a_restart_of_the_bridge(bridged: Any) -> 
     assert [obj.payload for obj in taken(adapter, uid, 1)] == [b"2"]
 
 
+def test_a_message_is_one_object_however_many_filters_it_matches(bridged: Any, eventually: Any) -> None:
+    # Given filters that overlap, of two types, and the same one twice
+    filters = ("sensors/+/x", "sensors/#", "#", "sensors/#")
+    mirror = bridged(topic=tuple(Topic(each, f"field.T{number}") for number, each in enumerate(filters)))
+    party = bridged.party()
+    adapter, uid = bridged.here.subscriber()
+    # When messages come that match three, two, and one
+    for topic in ("sensors/1/x", "sensors/2", "other"):
+        party.say(topic, topic.encode())
+    # Expect one object of each, of the type of the first filter in the file
+    found = taken(adapter, uid, 3)
+    assert sorted((obj.type.name, obj.payload) for obj in found) == [
+        ("field.T0", b"sensors/1/x"), ("field.T1", b"sensors/2"), ("field.T2", b"other"),
+    ]  # fmt: skip
+    assert mirror.status()["directions"][1]["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("retained", "first", "again"),
+    [("change", [b"old"], [b"late"]), ("new", [b"old"], [b"old", b"late"]), ("never", [], [b"late"])],
+)
+def test_what_is_retained_comes_as_the_file_says(
+    bridged: Any, broker: Broker, retained: Any, first: list[bytes], again: list[bytes], eventually: Any
+) -> None:
+    # Given something retained, and a bridge
+    party = bridged.party()
+    party.say("sensors/1", b"old", retain=True)
+    adapter, uid = bridged.here.subscriber(type_name="field.Reading")
+    mirror = bridged(topic=(Topic("sensors/#", "field.Reading", retained=retained),), session=0)
+    assert [obj.payload for obj in taken(adapter, uid, len(first))] == first
+    # When the broker has forgotten us, and something else is retained on another topic meanwhile
+    broker.stop()
+    eventually(lambda: not mirror.status()["sides"]["field"]["connected"])
+    broker.start()
+    eventually(lambda: mirror.status()["sides"]["field"]["connected"], what=mirror.status)
+    bridged.party().say("sensors/2", b"late", retain=True)
+    # Expect what was retained as the file says; what is published while we listen is new in any case
+    found = taken(adapter, uid, len(again))
+    assert [obj.payload for obj in found] == again
+    assert parse_metadata(found[-1].metadata).findtext("retained") == "false"
+
+
+def test_all_that_a_message_says_is_in_its_metadata(bridged: Any) -> None:
+    # Given a bridge
+    bridged()
+    adapter, uid = bridged.here.subscriber(type_name="field.Reading")
+    # When a message comes with all properties that a publisher may set, one of the user's twice
+    more = {
+        "PayloadFormatIndicator": 1, "MessageExpiryInterval": 600, "ResponseTopic": "answers/1",
+        "CorrelationData": b"\x00\xff", "UserProperty": [("unit", "C"), ("unit", "K"), ("a", "b")],
+    }  # fmt: skip
+    bridged.party().say("sensors/1", b"17", "text/plain", more=more)
+    # Expect each of them
+    (obj,) = taken(adapter, uid, 1)
+    root = parse_metadata(obj.metadata)
+    assert [(each.tag, each.get("name"), each.text) for each in root] == [
+        ("topic", None, "sensors/1"), ("content", None, "text/plain"), ("retained", None, "false"),
+        ("format", None, "text"), ("expiry", None, "600"), ("response", None, "answers/1"),
+        ("correlation", None, "AP8="), ("property", "unit", "C"), ("property", "unit", "K"), ("property", "a", "b"),
+    ]  # fmt: skip
+
+
+def test_an_object_that_expires_is_a_message_that_expires(bridged: Any, figures: Any, eventually: Any) -> None:
+    # Given a publisher whose objects may wait for 90 s
+    bridged()
+    party = bridged.party("jbi/#")
+    publisher, uid = bridged.here.publisher(expiration=89.5)
+    # When it publishes, expect the broker told
+    publisher.publish(uid, figures.figure_1)
+    eventually(lambda: party.heard)
+    assert party.heard[0].properties.MessageExpiryInterval == 90
+
+
+def test_a_message_that_expires_while_it_waits_here_is_lost_and_told(
+    bridged: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a bridge whose other side takes nothing for a while
+    mirror = bridged()
+    adapter, uid = bridged.here.subscriber(type_name="field.Reading")
+    may, arrived = threading.Event(), Direction.arrived
+    monkeypatch.setattr(Direction, "arrived", lambda way, obj: may.wait(30.0) and arrived(way, obj))
+    party = bridged.party()
+    # When a message expires behind another one
+    party.say("sensors/1", b"first")
+    party.say("sensors/1", b"late", more={"MessageExpiryInterval": 1})
+    side = mirror.sides[1]
+    eventually(lambda: side._waiting.qsize() == 1)
+    waits = side._waiting.queue[0].message
+    eventually(lambda: time.monotonic() - waits.timestamp > 1.0)
+    may.set()
+    # Expect the first one, and its subscriber told of the other
+    assert [obj.payload for obj in taken(adapter, uid, 1)] == [b"first"]
+    assert mirror.status()["sides"]["field"]["lost"] == {"expired": 1}
+    eventually(lambda: adapter.losses(uid) == {"filtered": 1}, what=lambda: adapter.losses(uid))
+
+
+def test_what_the_broker_has_acknowledged_is_not_lost_by_kills_of_the_bridge_nor_its_own_restart(
+    place: Callable[..., Place],
+    broker: Broker,
+    party: Callable[..., Party],
+    start: Callable[..., Any],
+    tmp_path: Path,
+    eventually: Any,
+) -> None:
+    # Given a bridge, a process of its own, and a publisher at the broker that goes on all the time
+    here = place(ALPHA)
+    bridge = bridge_file(tmp_path, here, broker)
+    process = start(*bridge)
+    assert process.fact()["ready"] == "bridge"
+    adapter, uid = here.subscriber(type_name="field.Reading")
+    one = party()
+    eventually(lambda: (one.say("sensors/1", b"begin"), adapter.receive(uid, 0.2))[1])  # type: ignore[func-returns-value]
+    first = [str(number) for number in range(100)]
+    said = []
+
+    def say(numbers: list[str]) -> None:
+        for number in numbers:
+            one.say("sensors/1", number.encode())
+            said.append(number)
+
+    # When it is killed between, and while nobody bridges more is said
+    saying = threading.Thread(target=say, args=[first])
+    saying.start()
+    eventually(lambda: len(said) > 50)
+    process.signal(signal.SIGKILL)
+    saying.join()
+    # And the broker is started anew, before the bridge is
+    broker.stop()
+    broker.start()
+    one = party()
+    say([str(number) for number in range(100, 150)])
+    assert start(*bridge).fact()["ready"] == "bridge"
+    say([str(number) for number in range(150, 200)])
+    # Expect all of it: what was under way twice, as QoS 1 has it
+    missing = set(said)
+    while missing and (obj := adapter.receive(uid, 20.0)) is not None:
+        missing.discard(obj.payload.decode())
+    assert len(said) == 200
+    assert sorted(missing) == []
+
+
+def test_objects_that_the_broker_has_not_acknowledged_go_again_when_a_durable_side_is_bridged_anew(
+    place: Callable[..., Place],
+    broker: Broker,
+    party: Callable[..., Party],
+    start: Callable[..., Any],
+    figures: Any,
+    tmp_path: Path,
+    eventually: Any,
+) -> None:
+    # Given a bridge whose side is durable, as there is an archive, and somebody who listens at the broker
+    here = place(ALPHA)
+    archive = ArchiveSection(folder=str(tmp_path / "archive"), sync="never", workers=0)
+    here.federation.pad("kept", "rome", msgspec.structs.replace(here.federation.config, archive=archive))
+    bridge = bridge_file(tmp_path, here, broker, durable=True)
+    process = start(*bridge)
+    assert process.fact()["ready"] == "bridge"
+    one = party("jbi/#")
+    publisher = here.federation.light()
+    uid = publisher.register_publisher(publisher.connect_to_delegate("kept", "rome"), figures.schema, figures.figure_1)
+    assert publisher.wait_for_subscribers(uid, 1, 20.0) == 1
+    ids = [publisher.publish(uid, figures.figure_1) for _ in range(50)]
+    eventually(lambda: one.heard)
+    # When it is killed, and more is published while no bridge runs
+    process.signal(signal.SIGKILL)
+    ids += [publisher.publish(uid, figures.figure_1) for _ in range(50)]
+    publisher.flush()
+    assert start(*bridge).fact()["ready"] == "bridge"
+    # Expect all of it at the broker
+    eventually(lambda: {said_by(each)["jbi-id"] for each in one.heard} == set(ids), timeout=30.0)
+
+
+def bridge_file(folder: Path, here: Place, broker: Broker, *, durable: bool = False) -> list[str]:
+    """The command of a bridge between a platform and the broker."""
+    file = folder / "bridge.toml"
+    file.write_text(f"""
+name = "field"
+poll = 0.2
+[side.alpha]
+locators = ["{here.federation.lookups[0].address}"]
+delegate = {list(here.delegate)}
+{"durable = true" if durable else ""}
+[side.broker]
+kind = "mqtt"
+broker = "127.0.0.1:{broker.port}"
+[[side.broker.topic]]
+filter = "sensors/#"
+type = "field.Reading"
+""")
+    leases = ("--set", "lease.publisher=2", "--set", "lease.lookup=2", "--set", "lease.subscriber=2")
+    return [*leases, "bridge", str(file), "--json"]
+
+
 @pytest.mark.parametrize(
     ("side", "why"),
     [
         (MqttSide("nowhere"), "no host:port"),
         (MqttSide("127.0.0.1:1883", topic=(Topic("a/#/b"),)), "no topic filter"),
         (MqttSide("127.0.0.1:1883", topic=(Topic("a+"),)), "no topic filter"),
+        (MqttSide("127.0.0.1:1883", topic=(Topic("$share/g/a"),)), "is a shared subscription"),
         (MqttSide("127.0.0.1:1883", prefix="a/#"), "can't begin a topic"),
         (MqttSide("127.0.0.1:1883", prefix=""), "can't begin a topic"),
         (MqttSide("127.0.0.1:1883", prefix="$SYS"), "can't begin a topic"),

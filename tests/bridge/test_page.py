@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,20 @@ def test_another_kind_of_platform_is_a_plug_in(tmp_path: Path, monkeypatch: pyte
     opened(file, read(file), Config()).close()
     assert made[:2] == [("a", {"kind": "acme", "at": 7}, "n"), ("b", {"kind": "acme"}, "n")]
     assert made[2:] == ["closed"] * 4
+
+
+def test_a_type_that_a_direction_names_twice_is_subscribed_to_once(tmp_path: Path) -> None:
+    # Given such a file, and sides that are nowhere
+    file = tmp_path / "bridge.toml"
+    sides = "".join(f'[side.{name}]\nlocators = ["127.0.0.1:9"]\n' for name in "ab")
+    file.write_text(sides + '[[direction]]\nfrom = "a"\nto = "b"\ntypes = ["t", "u", "t"]\n')
+    # When it is opened, expect a subscription for each
+    mirror = opened(file, read(file), Config())
+    asked: list[Sequence[str]] = []
+    mirror.sides[0].subscribe = lambda types, _arrived: asked.append(types)  # type: ignore[assignment, method-assign]
+    mirror.directions[0].look()
+    mirror.close()
+    assert asked == [("t", "u")]
 
 
 def test_without_the_library_of_a_broker_it_says_which_extra(
