@@ -169,6 +169,20 @@ def test_what_a_killed_process_of_the_same_bridge_has_still_is_waited_for() -> N
     assert (target.got, way.waiting(UID), way.status()["lost"]) == ([1], 0, 0)
 
 
+def test_what_is_of_a_registration_that_nobody_knows_is_lost_with_its_number() -> None:
+    # Given two objects of a publisher that has left before the bridge came, as a durable subscription brings them
+    now = [0.0]
+    way = direction(Side("alpha"), Side("bravo"), lambda: now[0])
+    way.arrived(numbered(1))
+    way.arrived(numbered(2))
+    # When its registration does not come, expect that they wait for it a while, and are counted then
+    way.look()
+    assert (way.waiting(UID), way.status()["lost"]) == (2, 0)
+    now[0] = mirror.PARKED_SECONDS + 1
+    way.look()
+    assert (way.waiting(UID), way.status()["lost"]) == (0, 2)
+
+
 def test_what_is_refused_for_good_is_lost_with_its_number_and_holds_up_nobody() -> None:
     # Given an object of a type that the other side does not take
     target = Side("bravo")
