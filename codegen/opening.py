@@ -31,7 +31,7 @@ import msgspec
 from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
-from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
 from jbi_pubsub.core.values import decoder_of
 
 MAX_NAME_CHARS: Final = 500
@@ -149,6 +149,8 @@ def checked_name(name: str, version: str) -> TypeName:
             f"{name[:40]!r} {version[:20]!r} is no name and version of a type",
             hint=f"Use printable characters, {MAX_NAME_CHARS} at most; leave out the version for 1.0",
         )
+    if has_zeros(version):
+        raise SchemaError(f"version {version[:20]!r} begins a number with 0", hint="1.0, not 01.0")
     return TypeName(name, version)
 
 

@@ -18,12 +18,13 @@ import msgspec
 
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.config import Config, load
-from jbi_pubsub.core.errors import ConfigurationError, PredicateError, SchemaError
+from jbi_pubsub.core.errors import ConfigurationError, PolicyError, PredicateError, SchemaError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.pad.subscription import PLATFORM_NAME
+from jbi_pubsub.policy.file import MAX_BYTES, check_shape
 
 from .mirror import Direction, Mirror, Terms
 from .platform import JbiPlatform, Platform
@@ -185,7 +186,12 @@ def read(path: Path) -> BridgeFile:
 def parsed(path: Path) -> dict[str, Any]:
     """Raises ConfigurationError."""
     try:
-        return tomllib.loads(path.read_text())
+        with path.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1).decode()
+        check_shape(text, str(path))
+        return tomllib.loads(text)
+    except PolicyError as exc:
+        raise ConfigurationError(f"bridge file {exc.message}", hint=exc.hint or "See docs/bridge.md for one") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
         if isinstance(exc, RecursionError):

@@ -36,7 +36,9 @@ _known: Final[dict[tuple[str, str], TypeName]] = {}
 _ENCODING: Final = re.compile(r"""\ufeff?<\?xml\s[^?>]*?encoding\s*=\s*["']([^"']*)""")
 _DECLARED: Final = ('<?xml version="1.0" encoding="UTF-8"?>', '<?xml version="1.0"?>')
 """How nearly all that declare anything begin."""
-_VERSION: Final = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
+VERSION: Final = r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})"
+"""MAJOR.MINOR: `01.0` is none."""
+_VERSION: Final = re.compile(VERSION)
 
 
 class InfoObject:

@@ -733,8 +733,8 @@ class QuerySequence(InfoObjectSequence):
         _check_ms("getNext", timeout)
         if count < 1:
             raise ArgumentError(f"getNext: count is {count}", hint="It takes a number from 1 on")
-        query = self._asked()
         self._require_active()
+        query = self._asked()
         if self._has_callback:
             raise SequenceStateException("this query has a callback, which gets its results")
         found = query.get_next(count, timeout / 1000)
@@ -755,10 +755,10 @@ class QuerySequence(InfoObjectSequence):
     @call
     def getResultCount(self) -> int:
         """How many results the query has, taken or not; of those that are asked again, as they are now. Raises
-        SequenceStateException when there is no query, TimeoutException, PlatformFailureException (the archive of
-        `executeQuery` could not count all)."""
-        query = self._asked()
+        PausedSequenceException, SequenceStateException when there is no query, TimeoutException,
+        PlatformFailureException (the archive of `executeQuery` could not count all)."""
         self._require_active()
+        query = self._asked()
         count = query.count(COUNT_SECONDS)
         self._check_complete(count.partial)
         return int(count)

@@ -26,7 +26,7 @@ from tempfile import TemporaryFile
 from typing import Any, Final, Literal, NamedTuple
 
 from jbi_pubsub.core.config import Config, Origins
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, StudyError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, PolicyError, ProtocolError, StudyError
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
@@ -34,6 +34,7 @@ from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
 from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown, shown_groups
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
 from jbi_pubsub.pad.proxy import STATUS, fetch_status
+from jbi_pubsub.policy.file import check_shape
 from jbi_pubsub.spark.javaenv import find_java
 
 from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together
@@ -427,8 +428,13 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
         return
     path = Path(name)
     try:
-        said = tomllib.loads(path.read_text())
+        text = path.read_text()
+        check_shape(text, str(path))
+        said = tomllib.loads(text)
         mode = path.stat().st_mode
+    except PolicyError as exc:
+        yield Finding("policy", "failure", exc.message, f"jbi policy check {path}")
+        return
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
         yield Finding("policy", "failure", f"{path}: {why}", f"jbi policy check {path}")

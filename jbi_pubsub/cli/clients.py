@@ -19,7 +19,7 @@ import msgspec
 from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.spool import COPIED_BYTES
@@ -308,7 +308,39 @@ def subscribe(
             return
         if not as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
-        show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
+        if not adapter.wait_matched(uid, 1, MATCHED_SECONDS):
+            _check_let_in(config)
+        seen = show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
+        if not seen and (why := adapter.refusal(uid)) is not None:
+            raise why
+
+
+def _check_let_in(config: Config) -> None:
+    """Where nothing matches nobody is asked: so who may not even connect would wait for what never comes. Raises
+    AccessDeniedError when that is so at each delegate that is listed."""
+    with _community(config) as community:
+        items = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), DELEGATES_ASKED)
+    why: AccessDeniedError | None = None
+    for item in items:
+        at = ServiceRef("", SUBSCRIPTIONS, item.proxy.endpoints)
+        proxy = SubscriptionsProxy(at, config.security(), timeout=MATCHED_SECONDS)
+        try:
+            proxy.close_session(proxy.open("jbi", MATCHED_SECONDS).uid)
+        except AccessDeniedError as exc:
+            why = exc
+        except JbiError:
+            return  # who is away now may let us in later
+        else:
+            return
+        finally:
+            proxy.close()
+    if why is not None:
+        raise why
+
+
+MATCHED_SECONDS: Final = 1.0
+"""For those who have something to answer, and for each delegate to say whether we are let in."""
+DELEGATES_ASKED: Final = 16
 
 
 def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) -> None:
@@ -347,8 +379,8 @@ def show_objects(
     out: Path | None,
     as_json: bool,
     only: str = "",
-) -> None:
-    """What comes, until it is enough; `only` of that registration."""
+) -> int:
+    """What comes, until it is enough, and how much that was; `only` of that registration."""
     seen = 0
     while count is None or seen < count:
         obj = adapter.receive(uid, timeout if timeout is not None else 3600.0)
@@ -366,6 +398,7 @@ def show_objects(
     losses = adapter.losses(uid)
     if losses:
         click.echo("lost: " + ", ".join(f"{cause} {number:,}" for cause, number in losses.items()), err=True)
+    return seen
 
 
 def facts_of(obj: InfoObject) -> dict[str, object]:

@@ -36,6 +36,15 @@ DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
 
 
+_ODD_VERSION: Final = re.compile(r"0[0-9]+\.[0-9]+|[0-9]+\.0[0-9]+", re.ASCII)
+
+
+def has_zeros(version: str) -> bool:
+    """Whether it is MAJOR.MINOR with zeros before a number: it would be another one than that without, to whoever
+    compares texts, and the same to whoever reads numbers. There are none."""
+    return _ODD_VERSION.fullmatch(version) is not None
+
+
 class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True, gc=False):
     """Name and version of an information object type. Each pair has exactly one schema (paper section 2.1)."""
 

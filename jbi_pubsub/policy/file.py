@@ -198,6 +198,13 @@ def _checked(found: os.stat_result, path: str) -> list[str]:
     return []
 
 
+def check_shape(text: str, name: str) -> None:
+    """Raises PolicyError for what tomllib would take minutes or gigabytes for: before it is asked."""
+    if len(text) > MAX_BYTES:
+        raise failure(name, f"more than {MAX_BYTES >> 20} MB")
+    _Scan(text).check(name)
+
+
 def parse(text: str, name: str) -> Document:
     """The tables of a text. Raises PolicyError when it is not TOML; other problems are in the document."""
     scan = _Scan(text)

@@ -20,6 +20,7 @@ import hashlib
 import hmac
 import importlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -56,7 +57,13 @@ WAIT_SECONDS: Final = 5.0
 FAILURES_MOST: Final = 10
 """Of one peer for one name in FAILURES_SECONDS; after that it is refused unseen."""
 PEER_FAILURES_MOST: Final = 60
-"""Of one peer for all names: 3 s of work."""
+"""Of one peer for all names: 3 s of work. It does not count for names that were right from there lately."""
+KNOWN_FAILURES_MOST: Final = 60
+"""Of one peer for a name that was right from there lately: who shares its address must not lock it out."""
+SLOW_SECONDS: Final = 1.0
+"""Until such a one is told that it is wrong, once it has been so FAILURES_MOST times."""
+RIGHT_SECONDS: Final = 86_400.0
+"""How long a name counts as right lately."""
 FAILURES_SECONDS: Final = 60.0
 TRIED_MOST: Final = 2_000
 """Peers, and peers with a name, whose failures are counted; of more the oldest are forgotten."""
@@ -345,14 +352,18 @@ class UsersPolicy(Passing):
         *,
         own: Login | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Closes `inner`. `own`: how other parts of this process log in, who may do everything."""
         super().__init__(inner)
         self._users = users
         self._own = own
         self._clock = clock
-        self._lock = threading.Lock()  # covers _failures
+        self._pause = pause
+        self._lock = threading.Lock()  # covers _failures and _right
         self._failures: dict[str, list[float]] = {}
+        self._right: dict[str, float] = {}
+        """When a name, from a peer, was right last; the longest ago first."""
 
     @property
     def version(self) -> int:
@@ -367,15 +378,23 @@ class UsersPolicy(Passing):
             return _OWN
         peer = caller.place.peer or caller.address
         pair = f"{peer} {user[:PASSWORD_MOST]}"
-        tried = self._tried(pair) >= FAILURES_MOST or self._tried(peer) >= PEER_FAILURES_MOST
-        if self._users is None or tried:
+        is_known, tries = self._was_right(pair), self._tried(pair)
+        is_too_much = tries >= FAILURES_MOST or self._tried(peer) >= PEER_FAILURES_MOST
+        if self._users is None or (tries >= KNOWN_FAILURES_MOST if is_known else is_too_much):
             raise _wrong(user)
         proof = self._users.check(user, password)
         if proof is None:
             self._note(peer, PEER_FAILURES_MOST)
-            self._note(pair, FAILURES_MOST)
+            self._note(pair, KNOWN_FAILURES_MOST)
             self._inner.record(caller, "connect", Subject(name=user[:100]), Decision(False, "users"))
+            if tries >= FAILURES_MOST:
+                self._pause(SLOW_SECONDS)
             raise _wrong(user)
+        with self._lock:
+            self._right.pop(pair, None)
+            self._right[pair] = self._clock()
+            if len(self._right) > TRIED_MOST:
+                del self._right[next(iter(self._right))]
         return proof
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
@@ -391,6 +410,10 @@ class UsersPolicy(Passing):
     def status(self) -> dict[str, Any]:
         """See AccessPolicy."""
         return {**self._inner.status(), **({"users": self._users.status()} if self._users is not None else {})}
+
+    def _was_right(self, pair: str) -> bool:
+        with self._lock:
+            return self._clock() - self._right.get(pair, -math.inf) < RIGHT_SECONDS
 
     def _tried(self, who: str) -> int:
         with self._lock:

@@ -76,6 +76,7 @@ from .asking import (
     Explanations,
     archives_with,
     bindings,
+    check_version,
     key_of,
     request_for,
     request_of,
@@ -752,6 +753,7 @@ class SubscriberAdapter:
     ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
         """The templates of the first level, and the type whose schema was opened for them. `is_derived`: also what
         follows from the predicate."""
+        check_version(version)
         root = None
         predicate = predicate if is_derived else ""
         if template is not None:

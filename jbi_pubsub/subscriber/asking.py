@@ -14,7 +14,7 @@ from jbi_pubsub.core.arguments import Document, Source
 from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, MetadataError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION, Explanation, Order
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.info_object import InfoObject, has_zeros
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.xml import parse_metadata
@@ -129,6 +129,7 @@ def request_of(
     timeout: float,
 ) -> QueryRequest:
     """What goes to each archive. `entries`: of the template. Raises ConfigurationError, PredicateError."""
+    check_version(given.get("version") or "")
     language = given.get("language") or "xpath"
     predicate, wanted, key = (
         given.get("predicate") or "",
@@ -169,6 +170,14 @@ def request_of(
         limit=_within("limit", given.get("limit"), 1, MAX_LIMIT, 0), timeout=timeout,
         qos=wish, view=given.get("view") or "metadata", unfiltered=unfiltered,
     )  # fmt: skip
+
+
+def check_version(version: str) -> None:
+    """Raises ConfigurationError."""
+    if has_zeros(version):
+        raise ConfigurationError(
+            f"version {version[:20]!r} begins a number with 0", hint="1.0, not 01.0: no type has such a version"
+        )
 
 
 def seconds_of(given: float | None, default: float) -> float:
@@ -225,7 +234,7 @@ def archives_with(
         return name, list(items)  # what an archive has begun to keep it need not have told yet
     if not found:
         raise UnknownUidError(  # without the types that there are: who asks may not be one who may have them
-            f"no archive has objects of type {_told(name)}", hint="`jbi archive status` shows what they have"
+            f"no archive has objects of type {_told(name)}", hint="`jbi archive status` shows what they have", type=name
         )
     return meant, found
 

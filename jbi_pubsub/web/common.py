@@ -217,8 +217,6 @@ class Common:
             "subscriber": held.connection.createSubscriberSequence,
             "query": held.connection.createQuerySequence,
         }
-        if asked.kind not in makers:
-            raise ArgumentError(f"kind: {asked.kind[:40]!r}", hint=f"It takes {', '.join(makers)}", argument="kind")
         with self.lock:
             known = list(held.sequences.values())
         if sum(sequence.getSequenceState() != 3 for sequence in known) >= SEQUENCES_MOST:
@@ -397,8 +395,6 @@ def _descriptor(said: Descriptor) -> InfoObjectDescriptor | AttributeDescriptor 
         attribute.setVersion(said.version)
         attribute.setDescription(said.description)
         return attribute
-    if said.kind != "type":
-        raise ArgumentError(f"kind: {said.kind[:40]!r}", hint="It takes type, attribute or property", argument="kind")
     of_type = InfoObjectDescriptor()
     of_type.setType(said.type)
     of_type.setVersion(said.version)

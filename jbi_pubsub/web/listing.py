@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jbi_pubsub.capi.connection import NodeDetails
+from jbi_pubsub.capi.connection import MAX_NAME, NodeDetails
+from jbi_pubsub.capi.objects import MAX_TYPE, VERSION
+from jbi_pubsub.core.history import MAX_POSITION
 
 from .operations import MULTIPART, Answer, Operation, Parameter, Where
+
+# -- forms ----------------------------------------------------------------------------------------------------------
+
+
+_SHOWN: Final = (
+    r"[^\u0000-\u001f\u007f-\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\uffff]"
+)
+"""A character that can be printed."""
+_ZEROS: Final = r"(?!0[0-9]+\.[0-9]+$)(?![0-9]+\.0[0-9]+$)"
+_NOT_ANY: Final = r"(?!\*$)"
+_CAPI_NAME: Final = {"pattern": rf"^(?=.*\S){_SHOWN}+$", "minLength": 1}
+_TYPE_FORM: Final = {**_CAPI_NAME, "maxLength": MAX_TYPE}
+_VERSION_FORM: Final = {"pattern": f"^{VERSION}$"}
+_BASE64: Final = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_TIME: Final = (
+    r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?[smhdw])+|(?:19[7-9][0-9]|[2-4][0-9]{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"T(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
+)
+_PLACE: Final = "[0-9]{1,18}(?:@[0-9a-f]{32})?"
+_TIME_FORM: Final = {"pattern": f"^(?:{_TIME})$"}
+
+TypeText = Annotated[str, msgspec.Meta(extra_json_schema=_TYPE_FORM)]
+"""As the Common API takes them, whose own exceptions say what is wrong."""
+VersionText = Annotated[str, msgspec.Meta(extra_json_schema=_VERSION_FORM)]
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -99,7 +125,7 @@ class TypesSaid(msgspec.Struct, frozen=True):
 class ConnectionAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`descriptor` is a connection document; "": any node."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(extra_json_schema={**_CAPI_NAME, "maxLength": MAX_NAME})]
     descriptor: str = ""
 
 
@@ -112,30 +138,30 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SequenceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`kind` is publisher, subscriber or query."""
 
-    kind: str
-    type: str
-    version: str
+    kind: Literal["publisher", "subscriber", "query"]
+    type: TypeText
+    version: VersionText
 
 
 class QueryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`distributed`: of all archives, within `timeout` ms; else of the connection's node."""
 
     distributed: bool = False
-    timeout: float = 0.0
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400_000)] = 30_000.0
 
 
 class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a metadata repository keeps: `kind` is type, attribute, or property (of the type; `name`, `value_base64`)."""
 
-    kind: str
-    type: str
-    version: str = "1.0"
+    kind: Literal["type", "attribute", "property"]
+    type: TypeText
+    version: VersionText = "1.0"
     schema: str = ""
     description: str = ""
     parent_type: str = ""
-    parent_version: str = "1.0"
+    parent_version: VersionText = "1.0"
     name: str = ""
-    value_base64: str = ""
+    value_base64: Annotated[str, msgspec.Meta(pattern=_BASE64)] = ""
 
 
 # -- answers of the Common API --------------------------------------------------------------------------------------
@@ -222,17 +248,38 @@ def _in(where: Where, name: str, text: str, **more: Any) -> Parameter:
 
 
 _TYPE: Final = _in(
-    "path", "type", "Name of the type, percent-encoded; * for any where nothing is published", required=True
+    "path",
+    "type",
+    "Name of the type, percent-encoded; * for any where nothing is published",
+    required=True,
+    pattern=f"^{_SHOWN}{{1,400}}$",
 )
-_VERSION: Final = _in("path", "version", "Its version, MAJOR.MINOR; * for any", required=True)
-_NS: Final = Parameter("ns", "prefix=uri, for predicate, payload_filter and latest_by", many=True)
+_VERSION: Final = _in(
+    "path", "version", "Its version, MAJOR.MINOR; * for any", required=True, pattern=f"^{_ZEROS}{_SHOWN}{{1,60}}$"
+)
+_ONE_TYPE: Final = _in(
+    "path", "type", "Name of the type, percent-encoded", required=True, pattern=f"^{_NOT_ANY}{_SHOWN}{{1,400}}$"
+)
+_ONE_VERSION: Final = _in(
+    "path", "version", "Its version, MAJOR.MINOR", required=True, pattern=f"^{_NOT_ANY}{_ZEROS}{_SHOWN}{{1,60}}$"
+)
+_NS: Final = Parameter(
+    "ns",
+    "prefix=uri, for predicate, payload_filter and latest_by",
+    many=True,
+    form={"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*=[!-~]+$"},
+)
 _PREDICATE: Final = Parameter("predicate", "XPath 1.0 over the metadata")
 _FILTER: Final = Parameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
 _EMPTY: Final = Parameter("suppress_empty", "Leave out objects of whose payload nothing is left", kind="boolean")
 _UNFILTERED: Final = Parameter(
-    "unfiltered", "XML beyond what is filtered: withhold (it is told as lost), or deliver it whole"
+    "unfiltered",
+    "XML beyond what is filtered: withhold (it is told as lost), or deliver it whole",
+    one_of=("withhold", "deliver"),
 )
-_VIEW: Final = Parameter("view", "What a predicate sees: metadata, or combined with what the platform says")
+_VIEW: Final = Parameter(
+    "view", "What a predicate sees: metadata, or combined with what the platform says", one_of=("metadata", "combined")
+)
 _LATEST: Final = Parameter("latest_by", "XPath of a key: of each key the newest object alone")
 _SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
 _SUBSCRIBING: Final = (
@@ -240,18 +287,19 @@ _SUBSCRIBING: Final = (
     Parameter(
         "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or the "
         "place of an object; without it from now on, whether there is an archive or not",
+        form={"pattern": f"^(?:now|all|last|{_PLACE}|{_TIME})$"},
     ), _LATEST,
 )  # fmt: skip
 _ASKING: Final = (
     _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW, _LATEST,
-    Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago"),
-    Parameter("until", "Published at this time or earlier"),
+    Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago", form=_TIME_FORM),
+    Parameter("until", "Published at this time or earlier", form=_TIME_FORM),
     Parameter("received", "since and until are times of receipt", kind="boolean"),
-    Parameter("after", "Behind the `place` of an object, in its archive; a position alone will do"),
-    Parameter("up_to", "Positions not above this one", kind="integer", least=0),
-    Parameter("publisher", "Name that the publisher goes by"),
-    Parameter("least_payload", "Bytes of the payload at least", kind="integer", least=0),
-    Parameter("most_payload", "Bytes of the payload at most", kind="integer", least=0),
+    Parameter("after", "Behind the `place` of an object, in its archive; a position alone will do", form={"pattern": f"^{_PLACE}$"}),
+    Parameter("up_to", "Positions not above this one", kind="integer", least=0, most=MAX_POSITION),
+    Parameter("publisher", "Name that the publisher goes by", form={"maxLength": 1_024}),
+    Parameter("least_payload", "Bytes of the payload at least", kind="integer", least=0, most=2**53),
+    Parameter("most_payload", "Bytes of the payload at most", kind="integer", least=0, most=2**53),
 )  # fmt: skip
 
 _TAKING: Final = "Seconds that it may take; 30 without"
@@ -262,7 +310,7 @@ _EXT: Final = (
         "Publish objects: a part metadata begins one, a part payload belongs to it",
         (Answer(202, "Checked, and on their way to the delegate", Published),
          Answer(201, "The delegate has them (with wait)", Published)),
-        (_TYPE, _VERSION,
+        (_ONE_TYPE, _ONE_VERSION,
          Parameter("validate", "Whether metadata must be valid by the type's schema, true without; false allows a type "
                    "without one", kind="boolean"),
          Parameter("persist", "Whether they are archived; else the delegate's rules say", kind="boolean"),
@@ -296,7 +344,7 @@ _EXT: Final = (
     Operation(
         "queryObjects", "GET", "/v1/types/{type}/{version}/query", "ext", "Archived objects that match, a page of them",
         (Answer(200, "In the order that was asked for", Found),),
-        (*_ASKING, Parameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), Parameter("order", "oldest (without) or newest first"),
+        (*_ASKING, Parameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), Parameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
          Parameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
     ),
     Operation(
@@ -322,8 +370,9 @@ _C: Final = _in("path", "connection", "As createConnection said", required=True)
 _S: Final = _in("path", "sequence", "As createSequence said", required=True)
 _DONE: Final = (Answer(204, "Done"),)
 _OF: Final = (
-    Parameter("kind", "type, attribute or property", required=True), Parameter("type", "Name of the type or attribute", required=True),
-    Parameter("version", "Its version", required=True), Parameter("name", "Of a property"),
+    Parameter("kind", "type, attribute or property", required=True, one_of=("type", "attribute", "property")),
+    Parameter("type", "Name of the type or attribute", required=True, form=_TYPE_FORM),
+    Parameter("version", "Its version", required=True, form=_VERSION_FORM), Parameter("name", "Of a property"),
 )  # fmt: skip
 
 
@@ -351,8 +400,8 @@ _CAPI: Final = (
     _call("getSequenceAttribute", "GET", "/sequences/{sequence}/attributes/{name}/{version}", "getSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), answer=Attribute),
     _call("setSequenceAttribute", "PUT", "/sequences/{sequence}/attributes/{name}/{version}", "setSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), body=Document),
     _call("setSequencePredicate", "PUT", "/sequences/{sequence}/predicate", "setSequencePredicate", _S, body=Document),
-    _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, Parameter("type", "Of the object"), Parameter("version", "Of the object"), body=MULTIPART, answer=Id),
-    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, Parameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), Parameter("count", "Of a query sequence; 1 without", kind="integer", most=256), answer=CapiObjects),
+    _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, Parameter("type", "Of the object", form=_TYPE_FORM), Parameter("version", "Of the object", form=_VERSION_FORM), body=MULTIPART, answer=Id),
+    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, Parameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), Parameter("count", "Of a query sequence; 1 without", kind="integer", least=1, most=256), answer=CapiObjects),
     _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
     _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
     _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),
@@ -361,7 +410,7 @@ _CAPI: Final = (
     _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
     _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),
     _call("getDescriptor", "GET", "/connections/{connection}/repository/one", "MetadataRepository.get", _C, *_OF, answer=Descriptor),
-    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, Parameter("type", "Of this type the properties"), Parameter("version", "Its version"), answer=Descriptors),
+    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, Parameter("type", "Of this type the properties", form=_TYPE_FORM), Parameter("version", "Its version", form=_VERSION_FORM), answer=Descriptors),
 )  # fmt: skip
 
 OPERATIONS: Final = (*_EXT, *_CAPI)

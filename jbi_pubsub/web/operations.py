@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, unquote
 
@@ -35,7 +35,9 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One value of a request. `least` and `most` are of numbers; `many`: it may come several times."""
+    """One value of a request. `least` and `most` are of numbers; `many`: it may come several times. `one_of` and
+    `pattern` (of ECMA-262 and Python alike) are of texts, and hold here; what `form` says beside them, as JSON Schema
+    has it, is looked at by whoever is called, with its own error."""
 
     name: str
     text: str
@@ -45,6 +47,9 @@ class Parameter:
     many: bool = False
     least: float | None = None
     most: float | None = None
+    one_of: tuple[str, ...] = ()
+    pattern: str = ""
+    form: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def argument(self) -> str:
@@ -54,6 +59,10 @@ class Parameter:
     def value(self, text: str) -> Any:
         """Of its kind. Raises ArgumentError."""
         if self.kind == "string":
+            if self.one_of and text not in self.one_of:
+                raise self._bad(text, f"{', '.join(self.one_of[:-1])} or {self.one_of[-1]}")
+            if self.pattern and not re.fullmatch(self.pattern, text):
+                raise self._bad(text, f"what is like {self.pattern}")
             return text
         if self.kind == "boolean":
             if text in ("true", "false"):
@@ -72,7 +81,13 @@ class Parameter:
 
     def schema(self) -> dict[str, Any]:
         """As OpenAPI has it."""
-        of: dict[str, Any] = {"type": self.kind}
+        of: dict[str, Any] = {"type": self.kind, **self.form}
+        if self.kind == "string" and self.where != "path":
+            of.setdefault("maxLength", TEXT_MOST)
+        if self.one_of:
+            of["enum"] = list(self.one_of)
+        if self.pattern:
+            of["pattern"] = self.pattern
         if self.least is not None:
             of["minimum"] = self.least
         if self.most is not None:
@@ -265,9 +280,11 @@ def _described(op: Operation) -> dict[str, Any]:
                     "schema": {
                         "type": "object",
                         "properties": {"metadata": {**part, "contentMediaType": "application/xml"}, "payload": part},
+                        "minProperties": 1,
+                        "additionalProperties": False,
                     }
                 },
-                "application/xml": {"schema": {"type": "string"}},
+                "application/xml": {"schema": {"type": "string", "minLength": 1}},
             },
         }
     elif op.body is not None:

@@ -32,10 +32,11 @@ from jbi_pubsub.capi import (
 )
 from jbi_pubsub.capi.connection import Share
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, PolicyError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
+from jbi_pubsub.policy.file import check_shape
 
 PANELS_MOST: Final = 100
 COUNTED_MOST: Final = 2 * PANELS_MOST
@@ -566,7 +567,11 @@ def read(path: Path) -> Script:
     """A script, with what its files say; their paths are from its folder. Raises ConfigurationError, which names file
     and key."""
     try:
-        document = tomllib.loads(_text(path))
+        text = _text(path)
+        check_shape(text, str(path))
+        document = tomllib.loads(text)
+    except PolicyError as exc:
+        raise ConfigurationError(f"script {exc.message}", hint=exc.hint) from exc
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
         raise ConfigurationError(f"script {path}: {exc}", hint="See docs/client.md for one") from exc
     try:

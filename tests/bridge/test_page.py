@@ -76,6 +76,8 @@ def test_the_bridge_to_a_broker_of_the_page_is_one(tmp_path: Path, capsys: pytes
         ("[side.a]\nkind = 'mqtt'\n[side.b]", "side.a"),
         ("[side", "bridge file"),
         ("a = " + "[" * 20_000, "too many brackets"),
+        (".".join("a" * 12_000) + " = 1", "more than 32 names with dots between"),
+        ("#" * (9 << 20), "more than 8 MB"),
         (GOOD + "[[direction]]\nfrom = 'a'\nto = 'b'\nrule = 5", "rule"),
         (GOOD + "[[direction]]\nfrom = 'a'\nto = 'b'\nrule = [{types = [], name = 'y'}]", "is for one type"),
         (GOOD + '[[direction]]\nfrom = "a"\nto = "b"\nrule = [{types = ["x"], name = "a\\nb"}]', "no name and version"),

@@ -30,7 +30,10 @@ from jbi_pubsub.capi import (
     VersionNumberException,
 )
 from jbi_pubsub.capi.errors import EXCEPTIONS, exception_of
-from jbi_pubsub.core.errors import ArgumentError
+from jbi_pubsub.capi.objects import type_of
+from jbi_pubsub.codegen.opening import checked_name
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, SchemaError
+from jbi_pubsub.subscriber.asking import request_of
 
 WRONG: list[Any] = [
     None,
@@ -345,3 +348,19 @@ def test_everything_may_be_called_from_within_a_callback(connection: Connection,
     assert done.wait(60.0)
     assert errors == []
     assert sequence.getSequenceState() == 3
+
+
+@pytest.mark.parametrize("version", ["01.0", "1.00", "00.1"])
+def test_a_version_with_zeros_before_a_number_is_none_to_anybody(version: str) -> None:
+    with pytest.raises(VersionNumberException):
+        type_of("report", version)
+    with pytest.raises(SchemaError, match="begins a number with 0"):
+        checked_name("report", version)
+    with pytest.raises(ConfigurationError, match="begins a number with 0"):
+        request_of("report", (), {"version": version}, now=0.0, timeout=1.0)
+
+
+def test_other_versions_are_as_they_were() -> None:
+    for version in ("0.1", "1.0", "10.20"):
+        assert type_of("report", version).version == checked_name("report", version).version == version
+    assert checked_name("report", "2026-11").version == "2026-11"

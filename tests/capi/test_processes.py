@@ -19,9 +19,9 @@ import pytest
 from jbi_pubsub import Config
 from jbi_pubsub.capi import (
     CapiException,
-    ConnectionException,
     ConnectionManager,
     InfoObjectDescriptor,
+    NodeAwayException,
     PlatformFailureException,
     TimeoutException,
 )
@@ -185,25 +185,25 @@ def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
     node.end(kill=True)
     # When each call is made, Expect it to end in time: with the exception for that, or as if nothing were
     calls: dict[str, tuple[Callable[[], object], type[Exception] | None]] = {
-        "connect": (idle.connect, ConnectionException),
-        "activate a publisher": (connection.createPublisherSequence("u", "1.0").activateSequence, ConnectionException),
+        "connect": (idle.connect, NodeAwayException),
+        "activate a publisher": (connection.createPublisherSequence("u", "1.0").activateSequence, NodeAwayException),
         "activate a subscriber": (
             connection.createSubscriberSequence("t", "1.0").activateSequence,
-            ConnectionException,
+            NodeAwayException,
         ),
         "activate a query": (connection.createQuerySequence("t", "1.0").activateSequence, None),
         "publishInfoObject": (lambda: publisher.publishInfoObject(io), None),
         "pauseSequence": (subscriber.pauseSequence, None),
         "resumeSequence": (subscriber.resumeSequence, None),
         "getNext": (lambda: subscriber.getNext(10), TimeoutException),
-        "getResultCount": (query.getResultCount, ConnectionException),
+        "getResultCount": (query.getResultCount, NodeAwayException),
         "cancelQuery": (query.cancelQuery, None),
-        "executeQuery": (query.executeQuery, ConnectionException),
-        "executeDistributedQuery": (lambda: query.executeDistributedQuery(1_000), ConnectionException),
-        "getNodeDetails": (connection.getNodeDetails, ConnectionException),
-        "list": (repository.list, ConnectionException),
+        "executeQuery": (query.executeQuery, NodeAwayException),
+        "executeDistributedQuery": (lambda: query.executeDistributedQuery(1_000), NodeAwayException),
+        "getNodeDetails": (connection.getNodeDetails, NodeAwayException),
+        "list": (repository.list, NodeAwayException),
         **{
-            name: (partial(getattr(repository, name), described), ConnectionException)
+            name: (partial(getattr(repository, name), described), NodeAwayException)
             for name in ("add", "get", "update", "remove")
         },
         "destroy a query": (lambda: connection.destroySequence(query), None),

@@ -137,7 +137,7 @@ def test_nothing_is_deleted_without_a_word(jbi: Jbi) -> None:
         (("delete", "--positions", "3-1"), "no positions"),
         (("delete", "--positions", "x"), "no positions"),
         (("delete", "--predicate", "//n[", "--yes"), "predicate"),
-        (("delete", "--type", "Intel_Imagory", "--yes"), "Intel_Imagery"),
+        (("delete", "--type", "Intel_Imagory", "--yes"), "no archive has objects of type Intel_Imagory"),
         (("delete", "--until", "noon", "--yes"), "for two hours ago"),
         (("status", "--at", "127.0.0.1:1", "--folder", "."), "--at asks a server"),
         (("check", "--folder", "."), "no archive's folder"),

@@ -247,3 +247,18 @@ def test_a_dead_delegate_does_not_hide_the_email_subscriptions_of_the_others(
     # Expect it to be cancelled there
     answer = said(*flags, "subscriptions", "cancel", uid)
     assert (answer.code, "cancelled at 1" in answer.out, dead.address in answer.err) == (0, True, True)
+
+
+def test_who_may_not_connect_to_any_delegate_is_told_and_waits_for_nothing(
+    federation: Any, said: Any, flags: list[str], tmp_path: Path
+) -> None:
+    # Given a delegate whose policy allows nobody anything, so nothing is published that could match
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[access]]\nuser = "nobody"\naction = "connect"\n')
+    federation.config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(policy)))
+    federation.pad("alpha", "rome")
+    # When somebody subscribes, without an end
+    told = said(*flags, "subscribe", "--type", "report")
+    # Expect to be refused, with an exit code
+    assert told.code == 1
+    assert "may not connect" in told.err

@@ -41,6 +41,10 @@ from jbi_pubsub.policy.manager import access_of
 from jbi_pubsub.policy.users import (
     COST,
     FAILURES_MOST,
+    KNOWN_FAILURES_MOST,
+    PEER_FAILURES_MOST,
+    RIGHT_SECONDS,
+    SLOW_SECONDS,
     Account,
     Directory,
     PasswordFile,
@@ -181,6 +185,40 @@ def test_guessing_ends_for_who_guesses_and_for_nobody_else(tmp_path: Path) -> No
     assert policy.login(eve, "bob", "b")
     now[0] += 61
     assert policy.login(eve, "alice", "a")
+
+
+def test_who_was_right_lately_is_not_locked_out_by_others_at_the_same_address(tmp_path: Path) -> None:
+    # Given alice, who was right from an address that others use as well
+    now, paused = [0.0], []
+    accounts = PasswordFile(written(tmp_path / "users", alice="a", bob="b"))
+    policy = UsersPolicy(AllowAll(), accounts, clock=lambda: now[0], pause=paused.append)
+    nat = Caller("192.0.2.1:1", place=Place("192.0.2.1"))
+    assert policy.login(nat, "alice", "a")
+    # When others there are wrong, for names without end
+    for number in range(PEER_FAILURES_MOST + 2):
+        with pytest.raises(AccessDeniedError):
+            policy.login(nat, f"name-{number}", "?")
+    # Expect her to be let in, and bob, who never was, to be refused unseen
+    assert policy.login(nat, "alice", "a")
+    with pytest.raises(AccessDeniedError):
+        policy.login(nat, "bob", "b")
+    # When they are wrong for her name, expect answers to get slow, not her to be out, until it is too much
+    for _ in range(KNOWN_FAILURES_MOST):
+        assert policy.login(nat, "alice", "a")
+        with pytest.raises(AccessDeniedError):
+            policy.login(nat, "alice", "?")
+    assert paused == [SLOW_SECONDS] * (KNOWN_FAILURES_MOST - FAILURES_MOST)
+    with pytest.raises(AccessDeniedError):
+        policy.login(nat, "alice", "a")
+    # Expect that to end, and who was right long ago to be as anybody
+    now[0] += 61.0
+    assert policy.login(nat, "alice", "a")
+    now[0] += RIGHT_SECONDS
+    for _ in range(FAILURES_MOST):
+        with pytest.raises(AccessDeniedError):
+            policy.login(nat, "alice", "?")
+    with pytest.raises(AccessDeniedError):
+        policy.login(nat, "alice", "a")
 
 
 # -- at servers ---------------------------------------------------------------------------------------------------

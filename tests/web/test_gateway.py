@@ -451,3 +451,37 @@ def test_multipart_bodies_are_read_as_the_rfc_has_them() -> None:
             objects_in(bad, kind)
     with pytest.raises(ValueError, match="too many"):
         objects_in(part % (b"metadata", b"") * (2 * OBJECTS_MOST + 2) + end, kind)
+
+
+def test_a_query_for_what_the_archive_has_not_is_told_as_the_table_says(reached: Callable[..., Any]) -> None:
+    # Given an archive with a type, and a sequence for another one
+    it = reached()
+    assert it.publish((report(1), b""), at=f"{ANY}&persist=true").status == 201
+
+    def post(path: str, **body: Any) -> Any:
+        return it.ask("POST", f"/v1/capi{path}", msgspec.json.encode(body), Content_Type="application/json")
+
+    made = post("/connections", name="c").json()["connection"]
+    assert it.ask("POST", f"/v1/capi/connections/{made}/connect").status == 204
+    asked = post(f"/connections/{made}/sequences", kind="query", type="other", version="1.0").json()["sequence"]
+    assert it.ask("POST", f"/v1/capi/sequences/{asked}/activate").status == 204
+    # When the node's archive is asked, and all archives
+    for body in ({}, {"distributed": True, "timeout": 5_000}):
+        said = post(f"/sequences/{asked}/execute", **body)
+        # Expect that there is no such type
+        assert (said.status, said.json()["code"]) == (422, "capi_unrecognized_object_type"), said.body
+    # Expect a paused one to say that it is, though nothing was asked
+    assert it.ask("POST", f"/v1/capi/sequences/{asked}/pause").status == 204
+    for path in ("next?timeout=0", "count"):
+        assert it.ask("GET", f"/v1/capi/sequences/{asked}/{path}").json()["code"] == "capi_paused_sequence"
+
+
+def test_a_version_has_one_way_to_be_written(reached: Callable[..., Any]) -> None:
+    it = reached(archive=False)
+    for method, path in (
+        ("POST", "/v1/types/report/01.0/objects?validate=false"),
+        ("POST", "/v1/types/report/1.00/subscriptions"),
+        ("GET", "/v1/types/report/01.0/query"),
+    ):
+        said = it.ask(method, path, b"<a/>", Content_Type="application/xml")
+        assert (said.status, said.json()["code"]) == (400, "argument"), said.body

@@ -1,0 +1,117 @@
+"""What the OpenAPI document allows is not refused for its form, and what it does not allow is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub import __version__
+from jbi_pubsub.capi.objects import type_of
+from jbi_pubsub.codegen.opening import checked_name
+from jbi_pubsub.core.errors import ArgumentError, JbiError
+from jbi_pubsub.subscriber.moments import seconds_at, start_at
+from jbi_pubsub.web.gateway import _namespaces
+from jbi_pubsub.web.listing import OPERATIONS
+from jbi_pubsub.web.operations import Parameter, Table
+
+DOCUMENT = Table(OPERATIONS).document(__version__)
+SCHEMAS = DOCUMENT["components"]["schemas"]
+PARAMETERS = {(op.name, each.name): each for op in OPERATIONS for each in op.parameters}
+
+
+def texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Texts of that pattern."""
+    found = st.from_regex(schema["pattern"], fullmatch=True)
+    return found.filter(lambda text: text.isprintable() and len(text) <= schema.get("maxLength", 1_000))
+
+
+def allows(schema: dict[str, Any], text: str) -> bool:
+    """Whether JSON Schema allows a text; its `$` is the end, not a line's."""
+    fits = re.fullmatch(schema["pattern"], text) if "pattern" in schema else True
+    least, most = schema.get("minLength", 0), schema.get("maxLength", len(text))
+    return bool(fits) and least <= len(text) <= most and text in schema.get("enum", [text])
+
+
+def schema_of(operation: str, name: str) -> dict[str, Any]:
+    told = PARAMETERS[operation, name].schema()["schema"]
+    return told["items"] if told["type"] == "array" else told
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_names_versions_and_prefixes_of_the_document_are_taken(data: st.DataObject) -> None:
+    # Given what the document says of a type and a version; Expect who publishes it, or asks the Common API, to take it
+    name, version = (data.draw(texts(schema_of("publishObjects", each))) for each in ("type", "version"))
+    assert checked_name(name, version).name == name
+    said = SCHEMAS["SequenceAsked"]["properties"]
+    name, version = (data.draw(texts(said[each])) for each in ("type", "version"))
+    assert type_of(name, version).version == version
+    prefix = data.draw(texts(schema_of("queryObjects", "ns")))
+    assert _namespaces([prefix])
+
+
+@pytest.mark.parametrize("text", ["2h", "1d12h", "0.5s", "2026-11-01T00:00Z", "2026-11-01T00:00:01.25+01:00"])
+def test_times_of_the_document_are_taken(text: str) -> None:
+    assert allows(schema_of("queryObjects", "since"), text)
+    assert allows(schema_of("subscribe", "start"), text)
+    assert seconds_at(text, now=2e9, what="since") > 0
+    assert start_at(text, now=2e9)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-11-01", "h", "2026-13-01T00:00Z", "-1", "2h\0"])
+def test_what_is_no_time_is_none_in_the_document(text: str) -> None:
+    for operation, name in (("queryObjects", "since"), ("subscribe", "start")):
+        assert not allows(schema_of(operation, name), text)
+    with pytest.raises(JbiError):
+        seconds_at(text, now=2e9, what="since")
+
+
+@pytest.mark.parametrize(
+    "parameter", [each for each in PARAMETERS.values() if each.kind == "string"], ids=lambda each: each.name
+)
+def test_what_the_table_enforces_is_what_the_document_says(parameter: Parameter) -> None:
+    told = parameter.schema()["schema"]
+    told = told["items"] if parameter.many else told
+    for text in (
+        "metadata",
+        "oldest",
+        "newest",
+        "type",
+        "",
+        "*",
+        "1.0",
+        "01.0",
+        "1.00",
+        "a b",
+        "a\x00",
+        "1.0\n",
+        "query",
+    ):
+        if allows(told, text):
+            assert parameter.value(text) == text
+    for text in ("01.0", "a\x00"):
+        if parameter.pattern and parameter.name == "version":
+            with pytest.raises(ArgumentError):
+                parameter.value(text)
+
+
+def test_forms_say_what_they_need() -> None:
+    form = DOCUMENT["paths"]["/v1/types/{type}/{version}/objects"]["post"]["requestBody"]["content"]
+    assert form["multipart/form-data"]["schema"]["minProperties"] == 1
+    assert form["application/xml"]["schema"]["minLength"] == 1
+    for name, field, bad, good in (
+        ("SequenceAsked", "kind", "writer", "query"),
+        ("SequenceAsked", "type", "", "t"),
+        ("SequenceAsked", "version", "01.0", "1.0"),
+        ("Descriptor", "kind", "thing", "property"),
+        ("Descriptor", "value_base64", "=", "YQ=="),
+        ("ConnectionAsked", "name", " ", "c"),
+    ):
+        told = SCHEMAS[name]["properties"][field]
+        assert not allows(told, bad)
+        assert allows(told, good)
+    assert SCHEMAS["QueryAsked"]["properties"]["timeout"]["exclusiveMinimum"] == 0
