@@ -935,10 +935,11 @@ class Delegate:
         at = self._archive_of(subscription)
         return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed, *at)
 
-    def _archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool]:
+    def _archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool, bool]:
         """What `Granted` says of the archive that fills it, if one does."""
-        is_filled = subscription.is_replayed and self.history is not None
-        return self.history.archive_of(subscription) if is_filled and self.history is not None else ((), False)
+        if self.history is None or not subscription.is_replayed:
+            return (), False, False
+        return self.history.archive_of(subscription)
 
     def _amend(self, key: tuple[str, str], known: Subscription, other: Subscription) -> None:
         """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. Raises

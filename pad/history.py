@@ -434,11 +434,12 @@ class History:
 
         subscription.durable = self.durables.attach(request, subscription.caller, session, begin)
 
-    def archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool]:
+    def archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool, bool]:
         """What `Granted` says of the archive to one that is filled from it."""
         durable = subscription.durable
         begins = durable is None or durable.is_new
-        return self._incarnations, begins and self._is_elsewhere(subscription.request.start)
+        is_elsewhere = begins and self._is_elsewhere(subscription.request.start)
+        return self._incarnations, is_elsewhere, begins and durable is not None
 
     def _is_elsewhere(self, start: Start) -> bool:
         """Whether it is behind a position that this archive has not given: that of another one, or of what this one

@@ -514,6 +514,8 @@ class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which archive that is: see `proxy.QueryOpened`."""
     is_elsewhere: bool = False
     """Whether it was to begin behind a position that this archive has not given: all that is here comes."""
+    is_new: bool = False
+    """Whether no durable subscription of that name was known here: it begins by its `start`."""
 
 
 FAR: Final = sys.maxsize

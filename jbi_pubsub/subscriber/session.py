@@ -280,14 +280,9 @@ class _Placed(_Standing):
 
 class _ReplacedError(JbiError):
     """A delegate was started again at its old address: the lookup service lists the new one, it gets a session of its
-    own, and with one for the old one as well everything would come twice."""
+    own, and with one for the old one as well everything would come twice. Fact `server`: the id of who answers."""
 
     code = "replaced"
-
-    def __init__(self, message: str, server: str) -> None:
-        """`server`: the id of who answers there."""
-        super().__init__(message)
-        self.server = server
 
 
 class DelegateSession:
@@ -586,7 +581,8 @@ class DelegateSession:
         opened = self._proxy.open(self._name, self._config.lease.subscriber, self._claims)
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
-            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}", opened.server)
+            where = ", ".join(self.ref.endpoints)
+            raise _ReplacedError(f"another server answers at {where}", server=opened.server)
         self._renewals.manage(
             self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
         )
@@ -882,7 +878,7 @@ class DelegateSession:
             asked, self._parts = list(self._parts.values()), {}
         for part in asked:
             if isinstance(why, _ReplacedError):
-                part.replaced(why.server)
+                part.replaced(str(why.facts["server"]))
             else:
                 part.fail(why)
         self._renew_nothing()

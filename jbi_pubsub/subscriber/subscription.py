@@ -449,6 +449,8 @@ class PlacedSubscription(LocalSubscription):
             self._archives[address] = next(iter(granted.incarnations), "")
             if len(self._archives) > PLACES_REMEMBERED:
                 self._archives.popitem(last=False)
+        if granted.is_new and not before:
+            log.info("durable subscription %r is new at %s: it begins by its start", self.request.durable, address)
         if before and before not in granted.incarnations:
             self.lose(Cause.OTHER_ARCHIVE, 0, f"another one than before, or a copy of it, is at {address} now")
         elif granted.is_elsewhere and not before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,30 @@ def test_who_has_a_subscription_open_is_told_when_the_archive_is_another(
     for uid in uids:
         assert _latitudes([subscriber.receive(uid, 60.0)]) == [4]
         eventually(lambda uid=uid: subscriber.losses(uid).get("other_archive") == 1)
+
+
+def test_a_durable_subscription_that_an_archive_does_not_know_any_more_is_told_as_new(
+    kept: Kept, federation: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "jbi_pubsub.subscriber")
+    kept.publish(1)
+
+    def new() -> int:
+        caplog.clear()
+        with SubscriberAdapter(federation.config) as subscriber:
+            uid = subscriber.register_subscriber(type_name=TYPE, durable="d")
+            assert subscriber.wait_matched(uid, 1, 60.0) == 1
+        return sum("durable subscription 'd' is new at" in each.getMessage() for each in caplog.records)
+
+    # Given a durable subscription, expect it to be new the first time alone
+    assert new() == 1
+    assert new() == 0
+    # When the archive is wiped, expect it to be new again
+    kept.stop()
+    shutil.rmtree(kept.folder)
+    kept.start()
+    kept.publish(2)
+    assert new() == 1
 
 
 def test_a_durable_subscription_is_not_set_to_a_place_of_another_archive(kept: Kept, federation: Federation) -> None:
