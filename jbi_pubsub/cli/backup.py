@@ -346,7 +346,7 @@ def _decoded(line: bytes) -> tuple[Row | None, str]:
         why = str(exc)
     try:  # null is what is not there, as in a column of Parquet
         said = _decode_any(line)
-        return msgspec.convert({name: value for name, value in said.items() if value is not None}, Row), ""
+        return converted({name: value for name, value in said.items() if value is not None}, Row), ""
     except dataset.UNREADABLE:
         return None, why
 
