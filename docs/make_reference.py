@@ -215,6 +215,10 @@ REMEDIES: Final = {
     "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
     "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
     "other_archive": "Nothing brings it back; look into the copies that there are. What this archive has comes again.",
+    "listener_failed": (
+        "Look for the exception in the log, and mend the listener. A durable one that acknowledges explicitly gets "
+        "the object again the next time."
+    ),
     "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
     "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail; of what a filter "
     "can't be applied to: `unfiltered`, to have it whole ([filters](matching.md#payload-filters)).",

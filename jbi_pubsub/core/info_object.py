@@ -208,6 +208,8 @@ class Cause(enum.StrEnum):
     on from: what was behind it there is not known (count 0). What is here comes."""
     INVALID = "invalid"
     """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
+    LISTENER_FAILED = "listener_failed"
+    """The subscription's listener failed on it in all tries."""
     FILTERED = "filtered"
     """A bridge from another platform has left it out, as its file says, or as it could not be brought. Whether it would
     have matched the predicate is not known."""

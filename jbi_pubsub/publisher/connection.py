@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -536,7 +537,7 @@ class DelegateConnection:
         if self._refused is None:
             return
         try:
-            self._refused(uid, error)
+            called(self._refused, uid, error)
         except Exception:  # an application's mistake must not end its publishing
             log.exception("%s: the callback for what is refused failed", self._name)
 

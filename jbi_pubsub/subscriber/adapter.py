@@ -219,10 +219,10 @@ class SubscriberAdapter:
         comes from. `well_formed` and `validate` (by `schema`, or that of the type's publishers or type repository, for
         which type and version are named): what is not is dropped here, and told as lost (`invalid`).
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
-        subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
-        say what happens when too many objects wait (default [queue]). `qos`: what is wished of importance, deadline,
-        rate, size and shape; see `qos` for what was granted. A listener with a method `qos_changed(subscription,
-        granted)` is told when that becomes another, if anything was wished.
+        subscription's id and the object; no `async def`), or by e-mail to `recipients`; both with `direct` True.
+        `bound` and `policy` say what happens when too many objects wait (default [queue]). `qos`: what is wished of
+        importance, deadline, rate, size and shape; see `qos` for what was granted. A listener with a method
+        `qos_changed(subscription, granted)` is told when that becomes another, if anything was wished.
 
         History, at delegates with an archive: `start` says where it begins: "new" (default), "all", "last" (the newest
         object, or with the XPath `latest_by` the newest of each key), a time ("2026-11-01T00:00Z", "2h" for so long

@@ -13,6 +13,7 @@ from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called, may_have
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, TypeName
@@ -23,7 +24,7 @@ from jbi_pubsub.pad.subscription import Granted, Start, SubscriptionRequest
 
 from .fitness import Fitness
 from .intervals import LEAST, Intervals
-from .listeners import ListenerPool
+from .listeners import ListenerPool, Tries
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -48,12 +49,16 @@ DISORDER: Final = 10_000
 far behind the last may not have come."""
 
 
+@may_have("qos_changed")
 @runtime_checkable
 class SubscriptionListener(Protocol):
-    """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
+    """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread: plain
+    functions, no `async def`. A listener that takes its time delays only its own subscription (see listeners.py).
 
-    An exception is counted and logged, the first ones with their tracebacks, then each power of two; delivery goes on.
-    A listener that takes its time delays only its own subscription (see listeners.py).
+    A listener that raises has not taken the object, which a durable subscription does not acknowledge then: it gets it
+    again, five times at most, after pauses that double from 0.1 s to 5 s as long as it takes none, and what follows
+    waits. An object that it failed on each time is told as lost (`listener_failed`). Exceptions are counted and logged,
+    the first ones with their tracebacks, then each power of two; those of `lost` are nothing else.
     """
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
@@ -79,7 +84,7 @@ class Told:
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
         """An object arrived."""
-        self._function(subscription, obj)
+        called(self._function, subscription, obj)
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Nothing to be done: it is in the log and in the account already."""
@@ -166,6 +171,7 @@ class LocalSubscription:
         self.listener_errors = 0
         self.lost: Counter[str] = Counter()
         self._listeners = listeners
+        self._tries = Tries()
         self._submitted = False
         self._is_paused = False
         self._served_by: threading.Thread | None = None
@@ -354,8 +360,8 @@ class LocalSubscription:
                 obj, consumed = (None, None) if notice is not None else self._waiting.popleft()
             except IndexError:  # all of it is told, or it was closed
                 break
-            self._tell(obj, notice)
-            if consumed is not None:
+            why = self._tell(obj, notice)
+            if obj is not None and consumed is not None and (why is None or self._is_given_up(obj, consumed, why)):
                 consumed(1)
         with self._changed:
             return self._rest()
@@ -374,16 +380,31 @@ class LocalSubscription:
             self._submitted = True
             self._listeners.submit(self)
 
-    def _tell(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> None:
+    def _is_given_up(self, obj: InfoObject, consumed: Consumer, why: BaseException) -> bool:
+        """The listener has failed on an object: told as lost if that was the last time, else it comes again when this
+        returns, before all others."""
+        pause = self._tries.failed(obj.object_id)
+        if pause is None:
+            self.lose(Cause.LISTENER_FAILED, 1, f"object {obj.object_id}: {type(why).__name__}: {str(why)[:200]}")
+            return True
+        with self._changed:
+            if not self._closed:
+                self._waiting.appendleft((obj, consumed))
+                self._changed.wait_for(lambda: self._closed or self._is_paused, pause)
+        return False
+
+    def _tell(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> BaseException | None:
+        """What the listener has raised."""
         assert self._listener is not None
         try:
             if isinstance(notice, GrantedQos):
                 if isinstance(self._listener, QualityListener):
-                    self._listener.qos_changed(self.uid, notice)
+                    called(self._listener.qos_changed, self.uid, notice)
             elif notice is not None:
-                self._listener.lost(self.uid, notice)
+                called(self._listener.lost, self.uid, notice)
             elif obj is not None:
-                self._listener.arrived(self.uid, obj)
+                called(self._listener.arrived, self.uid, obj)
+                self._tries.taken()
         except (Exception, SystemExit) as exc:  # an application's mistake must not stop its deliveries
             self.listener_errors = count = self.listener_errors + 1
             if count <= TOLD_WHOLE:
@@ -391,6 +412,8 @@ class LocalSubscription:
             elif count & (count - 1) == 0:
                 what = type(exc).__name__
                 log.error("listener of subscription %s failed, %d times: %s: %s", self.uid, count, what, exc)
+            return exc
+        return None
 
 
 class Source(Protocol):
