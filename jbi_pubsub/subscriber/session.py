@@ -583,13 +583,26 @@ class DelegateSession:
             self._proxy.close_session(opened.uid)
             where = ", ".join(self.ref.endpoints)
             raise _ReplacedError(f"another server answers at {where}", server=opened.server)
+        with self._changed:
+            is_late = self._stopping.is_set()  # whoever closes has seen no session to end
+            if not is_late:
+                self._opened, self._lost, self._parted = opened, False, False
+                self._refused.clear()  # another session, another answer
+                self._changed.notify_all()
+        if is_late:
+            self._proxy.close_session(opened.uid)
+            raise WireError("closed while the session was opened")
         self._renewals.manage(
-            self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
+            (self, opened.uid),
+            opened.lease.duration,
+            lambda: self._renew(opened.lease.lease_id),
+            lambda why: self._lose_session(why, opened.uid),
+            grantor=self,
         )
         with self._changed:
-            self._opened, self._lost, self._parted = opened, False, False
-            self._refused.clear()  # another session, another answer
-            self._changed.notify_all()
+            stands = self._is_open(opened.uid) and not self._stopping.is_set()
+        if not stands:
+            self._renewals.remove((self, opened.uid))
         self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
 
     def _reconcile(self) -> None:
@@ -657,6 +670,8 @@ class DelegateSession:
         standing = _Standing(part, opened.number, None, self._news, self._report_credits)
         standing.is_placed, standing.archive = True, next(iter(opened.incarnations), "")
         with self._changed:
+            if not self._is_open(session_id):
+                return  # it was lost meanwhile: the query is asked in the next one
             self._highest = max(self._highest, opened.number)
             if part.uid in self._parts:
                 self._by_number[opened.number] = standing
@@ -745,17 +760,19 @@ class DelegateSession:
             standing = self._by_number.pop(number, None)
             if standing is None:
                 return
-            uid = standing.subscription.uid
-            if isinstance(standing.subscription, QueryPart):
-                self._fail_part(standing.subscription, AccessDeniedError("access was withdrawn"))
-                return
-            if self._standing.get(uid) is standing:
-                del self._standing[uid]
-            self._refused[uid] = "access was withdrawn"
-            self._denied[uid] = AccessDeniedError("access was withdrawn")
-            self._refused_before.add(uid)
-            self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
-        self._renewals.remove((self, uid))
+            expelled, why = standing.subscription, AccessDeniedError("access was withdrawn")
+            uid = expelled.uid
+            if not isinstance(expelled, QueryPart):
+                if self._standing.get(uid) is standing:
+                    del self._standing[uid]
+                self._refused[uid] = why.message
+                self._denied[uid] = why
+                self._refused_before.add(uid)
+                self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
+        if isinstance(expelled, QueryPart):
+            self._fail_part(expelled, why)
+        else:
+            self._renewals.remove((self, uid))
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted, revision: int) -> None:
         uid = subscription.uid
@@ -774,6 +791,9 @@ class DelegateSession:
         with self._changed:
             self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
             subscription.stood_at.add(self.ref.service_id)
+            if subscription.request.direct and not self._is_open(session_id):
+                self._untold.append(subscription)  # it stood in one that was lost meanwhile: the next one has it again
+                return
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             self._denied.pop(uid, None)
@@ -789,15 +809,20 @@ class DelegateSession:
                 (self, uid),
                 lease.duration,
                 lambda: self._proxy.renew(lease.lease_id, self._config.lease.mail).duration,
-                lambda _why: self._subscribe_again(uid),
+                lambda _why: self._subscribe_again(standing),
                 grantor=self,
             )
+            with self._changed:
+                stands = self._standing.get(uid) is standing
+            if not stands:  # cancelled meanwhile
+                self._renewals.remove((self, uid))
 
-    def _subscribe_again(self, uid: str) -> None:
+    def _subscribe_again(self, standing: _Standing) -> None:
         with self._changed:
-            standing = self._standing.pop(uid, None)
-            if standing is not None:
-                self._by_number.pop(standing.number, None)
+            if self._standing.get(standing.subscription.uid) is not standing:
+                return
+            del self._standing[standing.subscription.uid]
+            self._by_number.pop(standing.number, None)
             self._dirty = True
             self._changed.notify_all()
 
@@ -811,10 +836,17 @@ class DelegateSession:
     def _renew(self, lease_id: str) -> float:
         return self._proxy.renew(lease_id, self._config.lease.subscriber).duration
 
-    def _lose_session(self, why: JbiError) -> None:
-        """The delegate does not know us any more. Called on the session's threads or the renewal manager's."""
+    def _is_open(self, session_id: str) -> bool:
+        """Under the lock: whether that is the session now. Only the session's thread opens the next one; it is lost on
+        any."""
+        return not self._lost and self._opened is not None and self._opened.uid == session_id
+
+    def _lose_session(self, why: JbiError, session_id: str = "") -> None:
+        """The delegate does not know that session any more ("": whichever it is). Called on the session's threads or
+        the renewal manager's."""
         with self._changed:
-            if self._lost or self._opened is None:
+            opened = self._opened
+            if opened is None or not self._is_open(session_id or opened.uid):
                 return
             address = ", ".join(self.ref.endpoints)
             if self._parted:
@@ -822,7 +854,7 @@ class DelegateSession:
             else:
                 log.warning("%s: session at delegate %s lost: %s", self._name, address, why)
             self._lost = True
-            self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
+            self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != opened.uid}
             self._unsure = {uid: s for uid, s in self._unsure.items() if not s.request.direct}
             direct = [s for s in self._standing.values() if s.subscription.request.direct]
             for standing in direct:
@@ -833,16 +865,15 @@ class DelegateSession:
                 del self._parts[part.uid]
                 if part.opened is not None:
                     self._by_number.pop(part.opened.number, None)
+            if not self._parted:  # else it has told what was lost
+                self._untold += [standing.subscription for standing in direct]
             receiver = self._receiver
             self._changed.notify_all()
+        self._renewals.remove((self, opened.uid))  # from here on the next session may stand
         for part in begun:
             part.fail(WireError(f"the session at {address} was lost: {why}"))
-        self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
-        if not self._parted:  # else it has told what was lost
-            with self._changed:
-                self._untold += [standing.subscription for standing in direct]
 
     def _tell_losses(self, cause: Cause, why: str) -> None:
         """What stood there when the session was lost may have lost something. Whose death it was is the cause."""
@@ -872,10 +903,9 @@ class DelegateSession:
             self._untold += [
                 s for s in self._wanted.values() if s.request.direct and self.ref.service_id not in s.stood_at
             ]
-        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
-        with self._changed:
-            self._stopping.set()  # no further query is taken
+            self._stopping.set()  # no further subscription or query is taken
             asked, self._parts = list(self._parts.values()), {}
+        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
         for part in asked:
             if isinstance(why, _ReplacedError):
                 part.replaced(str(why.facts["server"]))
@@ -888,10 +918,10 @@ class DelegateSession:
 
     def _renew_nothing(self) -> None:
         """The leases run out, or are taken over by the next session: e-mail subscriptions live on."""
-        self._renewals.remove(self)
         with self._changed:
-            for uid in self._standing:
-                self._renewals.remove((self, uid))
+            keys = [*self._standing, *([self._opened.uid] if self._opened else [])]
+        for key in keys:
+            self._renewals.remove((self, key))
 
     # -- the delivery connection --------------------------------------------------------------------------------
 
@@ -910,11 +940,11 @@ class DelegateSession:
                 try:
                     self._receive(opened, receiver)
                 except (UnknownUidError, UnknownLeaseError) as exc:
-                    self._lose_session(exc)
+                    self._lose_session(exc, opened.uid)
                 except JbiError as exc:
                     log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
                     if self._parted:
-                        self._lose_session(exc)
+                        self._lose_session(exc, opened.uid)
             useful = receiver.position > position or time.monotonic() - began > 1.0
             backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -933,8 +963,10 @@ class DelegateSession:
             line = Line(sock)
             greet(line, Hello.of(token, receiver.position, compression=link.compression))
             if opened.lease.duration < self._config.lease.subscriber:  # until now it was short
-                self._renewals.hasten(self)
+                self._renewals.hasten((self, opened.uid))
             with self._changed:
+                if self._stopping.is_set() or not self._is_open(opened.uid):
+                    return  # nobody would stop it
                 self._receiver = receiver
                 self._report_again()
             receiver.run(line)  # nothing of a subscription is named here: it would be held for as long as that runs
