@@ -192,7 +192,8 @@ LOSSES: Final = """\
 An object that matched and did not reach its subscriber is counted under exactly one cause. It is counted in the
 subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`. The subscription is
 told, before its next object: a `SubscriptionListener` by `lost(subscription, notice)`, with a
-`LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many. What happens when is in
+`LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many; `detail`
+says then whether perhaps none. What happens when is in
 [guarantees](guarantees.md).
 
 | cause | when | what to do |

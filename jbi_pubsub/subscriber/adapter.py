@@ -295,6 +295,7 @@ class SubscriberAdapter:
             self._forget(subscription)
             raise
         subscription.stand()
+        subscription.has_begun = True
         if not self._look_again(subscription.uid):
             self._waiting.add(subscription.uid)
         return subscription.uid
@@ -919,6 +920,7 @@ class SubscriberAdapter:
             is_listed=self._is_listed,
             ended=self._session_ended,
             item=self._item,
+            matched=self._matched,
             signatures=self._signatures,
             spool=self._spool,
         )
@@ -928,6 +930,12 @@ class SubscriberAdapter:
         with self._lock:
             caches = [cache for watch in self._watches.values() for cache in watch.caches()]
         return next((item for cache in caches if (item := cache.item(uid)) is not None), None)
+
+    def _matched(self, uid: str) -> list[str]:
+        """Registrations that a subscription matches now."""
+        with self._lock:
+            watch = self._by_uid.get(uid)
+        return [] if watch is None else [item.service_id for item in watch.cache.items()]
 
     def _is_listed(self, service_id: str) -> bool:
         with self._lock:

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -75,7 +75,7 @@ from jbi_pubsub.pad.proxy import (
     Subscribed,
     SubscriptionsProxy,
 )
-from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
+from jbi_pubsub.pad.subscription import NOT_BEFORE, ArchiveEntry, Granted
 
 from .query import QueryPart
 from .signed import SessionSignatures, SignatureCheck
@@ -89,6 +89,11 @@ BACKOFF_MOST: Final = 5.0
 REFUSED_AGAIN: Final = 60.0
 """Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
 full for a thousand subscribers is asked 17 times a second."""
+
+SHOWN_SECONDS: Final = 5.0
+"""Within which publishers of a delegate that is dead go on elsewhere: their numbers tell what is lost of theirs."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at that."""
 
 ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
@@ -171,6 +176,10 @@ class _Standing:
             self._news.append(self)
         if self.consumed - self.reported >= self._report_after:
             self._due()
+
+    def may_lack(self, matched: Collection[str]) -> bool:
+        """Whether something may be lost there that is not told; `matched`: registrations."""
+        return self.subscription.may_lack(self.consume, matched, is_placed=self.is_placed)
 
     def hand_on(self, objects: Sequence[InfoObject]) -> None:
         """Objects have come for it."""
@@ -298,11 +307,13 @@ class DelegateSession:
         is_listed: Callable[[str], bool],
         ended: Callable[[DelegateSession], None],
         item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
+        matched: Callable[[str], Collection[str]] = lambda uid: (),  # noqa: ARG005  # as above
         signatures: SignatureCheck | None = None,
         spool: Spool | None = None,
     ) -> None:
         """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
-        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them; `spool`:
+        `item(uid)`: what the lookup services say of a registration; `matched(uid)`: which registrations a subscription
+        matches; `signatures`: who looks at them; `spool`:
         where large payloads are kept, with those of other sessions."""
         self.ref = ref
         self._config = config
@@ -312,6 +323,8 @@ class DelegateSession:
         self._name = name
         self._is_listed = is_listed
         self._ended = ended
+        self._matched = matched
+        self._item = item
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._history = HistoryProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
@@ -335,8 +348,10 @@ class DelegateSession:
         """Queries that are asked here, and have not ended."""
         self._unasked: dict[int, str] = {}
         """Numbers of queries that are not wanted any more and were not cancelled yet, with their session."""
-        self._untold: list[LocalSubscription] = []
+        self._untold: list[_Standing] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
+        self._expected: set[str] = set()
+        """Subscriptions that are older than what they are to stand for there: it may have had objects for them."""
         self._by_number: dict[int, _Standing] = {}
         self._news: deque[_Standing] = deque()
         """Of which something was consumed since the last acknowledgement."""
@@ -349,6 +364,8 @@ class DelegateSession:
         """The delegate has said that nothing comes any more, and told what was lost."""
         self._dirty = False
         self._stopping = threading.Event()
+        self._left = threading.Event()
+        """It is closed: nobody is to be told anything."""
         self._threads = [
             threading.Thread(target=self._keep, name=f"{name}-session-{ref.service_id[:8]}", daemon=True),
             threading.Thread(target=self._receive_all, name=f"{name}-receive-{ref.service_id[:8]}", daemon=True),
@@ -361,18 +378,27 @@ class DelegateSession:
 
     def want(self, subscription: LocalSubscription) -> bool:
         """Have the subscription stand there from now on. False: the session has ended, another one has to do it."""
+        is_expected = subscription.has_begun and not (isinstance(subscription, PlacedSubscription) and self._archives())
         with self._changed:
             if self._stopping.is_set():
                 return False
             self._wanted[subscription.uid] = subscription
+            if is_expected:
+                self._expected.add(subscription.uid)
             self._dirty = True
             self._changed.notify_all()
             return True
+
+    def _archives(self) -> bool:
+        """Whether an archive is listed there: what it has is not lost with it."""
+        item = self._item(self.ref.service_id)
+        return item is not None and any(rep.cls.name == ArchiveEntry.entry_name for rep in item.entries)
 
     def unwant(self, uid: str, *, cancel_mail: bool = True) -> None:
         """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
         with self._changed:
             self._wanted.pop(uid, None)
+            self._expected.discard(uid)
             self._refused.pop(uid, None)
             self._denied.pop(uid, None)
         self._end_standing(uid, cancel_mail=cancel_mail)
@@ -475,6 +501,7 @@ class DelegateSession:
     def close(self, timeout: float = 5.0) -> None:
         """Leave: direct subscriptions end, e-mail ones live on by their leases."""
         self._stopping.set()
+        self._left.set()
         self._renew_nothing()
         with self._changed:
             opened, receiver = self._opened, self._receiver
@@ -772,6 +799,7 @@ class DelegateSession:
         if isinstance(expelled, QueryPart):
             self._fail_part(expelled, why)
         else:
+            expelled.settle(standing.consume)
             self._renewals.remove((self, uid))
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted, revision: int) -> None:
@@ -792,7 +820,7 @@ class DelegateSession:
             self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
             subscription.stood_at.add(self.ref.service_id)
             if subscription.request.direct and not self._is_open(session_id):
-                self._untold.append(subscription)  # it stood in one that was lost meanwhile: the next one has it again
+                self._untold.append(standing)  # it stood in one that was lost meanwhile: the next one has it again
                 return
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
@@ -865,22 +893,34 @@ class DelegateSession:
                 del self._parts[part.uid]
                 if part.opened is not None:
                     self._by_number.pop(part.opened.number, None)
-            if not self._parted:  # else it has told what was lost
-                self._untold += [standing.subscription for standing in direct]
+            is_told = self._parted
+            if not is_told:
+                self._untold += direct
             receiver = self._receiver
             self._changed.notify_all()
+        if is_told:
+            for standing in direct:
+                standing.subscription.settle(standing.consume)
         self._renewals.remove((self, opened.uid))  # from here on the next session may stand
         for part in begun:
             part.fail(WireError(f"the session at {address} was lost: {why}"))
         if receiver is not None:
             receiver.stop()
 
-    def _tell_losses(self, cause: Cause, why: str) -> None:
-        """What stood there when the session was lost may have lost something. Whose death it was is the cause."""
+    def _tell_losses(self, cause: Cause, why: str, *, wait: float = 0.0) -> None:
+        """What stood there when the session was lost may have lost something. Whose death it was is the cause. `wait`:
+        seconds within which objects from elsewhere may show that it has not, or what."""
         with self._changed:
             untold, self._untold = self._untold, []
-        for subscription in untold:
-            subscription.lose(cause, 0, why)
+        matched = {standing: self._matched(standing.subscription.uid) for standing in untold}
+        until, lacks = time.monotonic() + wait, untold
+        while lacks := [standing for standing in lacks if standing.may_lack(matched[standing])]:
+            if (left := until - time.monotonic()) <= 0 or self._left.wait(min(left, LOOK_SECONDS)):
+                break
+        for standing in untold:
+            standing.subscription.settle(standing.consume)
+        for standing in lacks:
+            standing.subscription.lose(cause, 0, why)
 
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
@@ -900,12 +940,14 @@ class DelegateSession:
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
         with self._changed:  # objects for these were perhaps there, too
-            self._untold += [
-                s for s in self._wanted.values() if s.request.direct and self.ref.service_id not in s.stood_at
-            ]
+            missed = [
+                subscription
+                for uid, subscription in self._wanted.items()
+                if uid in self._expected and subscription.request.direct
+                and self.ref.service_id not in subscription.stood_at
+            ]  # fmt: skip
             self._stopping.set()  # no further subscription or query is taken
             asked, self._parts = list(self._parts.values()), {}
-        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
         for part in asked:
             if isinstance(why, _ReplacedError):
                 part.replaced(str(why.facts["server"]))
@@ -914,6 +956,9 @@ class DelegateSession:
         self._renew_nothing()
         self._proxy.close()
         self._history.close()
+        for subscription in missed:
+            subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
+        self._tell_losses(Cause.DELEGATE_DEAD, why.message, wait=SHOWN_SECONDS)
         self._ended(self)
 
     def _renew_nothing(self) -> None:

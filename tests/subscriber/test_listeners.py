@@ -137,10 +137,11 @@ def test_a_loss_is_told_before_what_arrives_after_it(
     gate = threading.Event()
     listener = Listener(gate)
     subscription = subscribe(listener)
-    subscription.add([_object(1)], lambda _count: None)
+    returned: list[int] = []
+    subscription.add([_object(1)], returned.append)
     assert listener.entered.wait(SOON)
     subscription.lose(Cause.QUEUE_OVERFLOW, 3)
-    subscription.add([_object(5)], lambda _count: None)
+    subscription.add([_object(5)], returned.append)
     gate.set()
     assert eventually(lambda: listener.told == [1, Cause.QUEUE_OVERFLOW, 5])
 

@@ -27,7 +27,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     WireTimeoutError,
 )
-from jbi_pubsub.core.info_object import Cause, LossNotice
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -529,3 +529,40 @@ def test_a_session_that_opens_while_it_is_closed_does_not_stand(alone: Any) -> N
     # Expect the delegate to be told, and no lease to be renewed
     assert alone.delegate.closed == ["session-1"]
     assert alone.leases.held == []
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_of_a_delegate_that_was_dead_before_it_a_subscription_is_told_nothing(is_older: bool, alone: Any) -> None:
+    # Given a delegate that never answers; it was listed when the subscription was made, or came later
+    alone.subscription.has_begun = is_older
+    alone.session.unwant("s")
+    alone.session.want(alone.subscription)
+    # When it is given up, expect a loss alone where it may have had objects for the subscription
+    alone.session._end(WireError("away"))
+    assert alone.subscription.lost == ({"delegate_dead": 1} if is_older else {})
+
+
+def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that has had an object from a delegate that is dead
+    monkeypatch.setattr(session_module, "LOOK_SECONDS", 0.001)
+    _turn(alone)
+    registration = Platform(1.0, "r", 1, 4, 0)
+    obj = InfoObject("1", TypeName("t"), b"<m/>", b"", registration)
+    (standing,) = alone.session._by_number.values()
+    standing.hand_on([obj])
+    # When the next one comes from its successor while that is looked for
+    coming = msgspec.structs.replace(obj, platform=msgspec.structs.replace(registration, sequence=2))
+    looks = itertools.count()
+
+    def look(_seconds: float) -> bool:
+        if next(looks) == 3:
+            alone.subscription.add([coming], lambda _count: None)
+        return False
+
+    alone.session._left = SimpleNamespace(wait=look)
+    alone.session._end(WireError("away"))
+    # Expect nothing to be told
+    assert alone.subscription.lost == {}
+    assert next(looks) == 4
