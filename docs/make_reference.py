@@ -71,8 +71,8 @@ CURES: Final = {
         "Look at the facts `call` and `argument`, and at the [API](api.md).",
     ),
     "adapter_state": (
-        "A call after `close`, in a forked child, or a second SubscriberAdapter in a process that has one.",
-        "One SubscriberAdapter a process, with as many subscriptions as you like; make adapters after a fork.",
+        "A call after `close`, in a forked child, or a second SubscriberAdapter of one name in a process.",
+        "One SubscriberAdapter of a name in a process, with as many subscriptions as you like; make adapters after a fork.",
     ),
     "qos_denied": (
         "A wish with `require` for a deadline, rate or importance that no policy grants.",

@@ -119,7 +119,7 @@ class Share:
 
     def take(self, config: Config, name: str) -> SubscriberAdapter:
         """One more user. Raises ConnectionException when it is open otherwise, AdapterStateError when the application
-        has opened one of its own."""
+        has opened one of its own of the same name."""
         with self._lock:
             if self._pid != os.getpid():  # a forked child: that one is its parent's
                 self._pid, self._adapter, self._users = os.getpid(), None, 0

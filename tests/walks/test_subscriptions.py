@@ -315,12 +315,12 @@ def test_a_hundred_subscriptions_share_one_adapter_and_one_session(walk: Any) ->
     assert [walk.record(uid)["matched"] for uid in uids] == [1] * 34 + [0] * 66
 
 
-def test_only_one_subscriber_adapter_in_an_address_space(federation: Any) -> None:
+def test_only_one_subscriber_adapter_of_a_name_in_an_address_space(federation: Any) -> None:
     # Given an open adapter
-    first = federation.subscriber()
-    # When another one is made; Expect an error, and the first unharmed
-    with pytest.raises(AdapterStateError):
-        SubscriberAdapter(federation.config)
+    first = SubscriberAdapter(federation.config, name="fusion")
+    # When another one of its name is made; Expect an error, and the first unharmed
+    with pytest.raises(AdapterStateError, match="fusion"):
+        SubscriberAdapter(federation.config, name="fusion")
     first.register_subscriber(type_name=IMAGERY)
     # When the first is closed (twice is once); Expect that a new one may be made, and the first is of no use
     first.close()
@@ -331,6 +331,45 @@ def test_only_one_subscriber_adapter_in_an_address_space(federation: Any) -> Non
             first.register_subscriber(type_name=IMAGERY)
     with pytest.raises(AdapterStateError):
         second.register_subscriber(type_name=IMAGERY)
+
+
+def test_several_clients_of_a_process_get_all_that_is_theirs(walk: Any) -> None:
+    # Given two adapters beside the walk's own, none of which has been given a name
+    walk.register()
+    with SubscriberAdapter(walk.federation.config) as one, SubscriberAdapter(walk.federation.config) as other:
+        uids = [each.register_subscriber(type_name=IMAGERY) for each in (one, other)]
+        assert [each.wait_matched(uid) for each, uid in zip((one, other), uids, strict=True)] == [1, 1]
+        # When something is published, expect each to have it, and each to have a name of its own
+        walk.publish(payload=b"for both")
+        got = [each.receive(uid, 60.0) for each, uid in zip((one, other), uids, strict=True)]
+        assert [obj.payload for obj in got if obj is not None] == [b"for both"] * 2
+        assert len({each.status()["name"] for each in (one, other, walk.subscriber)}) == 3
+
+
+def test_a_client_that_nobody_refers_to_any_more_is_closed_by_the_next(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a cell of a notebook, with a subscription that stands
+    federation.pad()
+
+    def cell() -> SubscriberAdapter:
+        subscriber = SubscriberAdapter(federation.config)
+        subscriber.register_subscriber(type_name=IMAGERY)
+        return subscriber
+
+    subscriber = cell()
+    name = subscriber.status()["name"]
+    # When it runs again, and again
+    subscriber = cell()
+    assert subscriber.status()["name"] != name
+    with pytest.warns(ResourceWarning, match=name):
+        subscriber = cell()
+    # Expect no thread of the first to be left, and the last to work
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith(f"{name}-l")])
+    subscriber.register_subscriber(type_name=IMAGERY)
+    subscriber.close()
+    with pytest.warns(ResourceWarning):
+        SubscriberAdapter(federation.config).close()
 
 
 FORK = """
