@@ -71,8 +71,8 @@ CURES: Final = {
         "Look at the facts `call` and `argument`, and at the [API](api.md).",
     ),
     "adapter_state": (
-        "A call after `close`, in a forked child, or a second SubscriberAdapter in a process that has one.",
-        "One SubscriberAdapter a process, with as many subscriptions as you like; make adapters after a fork.",
+        "A call after `close`, in a forked child, or a second SubscriberAdapter of one name in a process.",
+        "One SubscriberAdapter of a name in a process, with as many subscriptions as you like; make adapters after a fork.",
     ),
     "qos_denied": (
         "A wish with `require` for a deadline, rate or importance that no policy grants.",
@@ -192,7 +192,8 @@ LOSSES: Final = """\
 An object that matched and did not reach its subscriber is counted under exactly one cause. It is counted in the
 subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`. The subscription is
 told, before its next object: a `SubscriptionListener` by `lost(subscription, notice)`, with a
-`LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many. What happens when is in
+`LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many; `detail`
+says then whether perhaps none. What happens when is in
 [guarantees](guarantees.md).
 
 | cause | when | what to do |
@@ -215,6 +216,10 @@ REMEDIES: Final = {
     "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
     "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
     "other_archive": "Nothing brings it back; look into the copies that there are. What this archive has comes again.",
+    "listener_failed": (
+        "Look for the exception in the log, and mend the listener. A durable one that acknowledges explicitly gets "
+        "the object again the next time."
+    ),
     "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
     "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail; of what a filter "
     "can't be applied to: `unfiltered`, to have it whole ([filters](matching.md#payload-filters)).",

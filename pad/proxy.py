@@ -231,9 +231,9 @@ class DelegateProxy(_LeasedProxy):
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
-    def disconnect(self, connection_id: str) -> None:
-        """Leave, with all registrations."""
-        self._client.call("disconnect", None, connection_id)
+    def disconnect(self, connection_id: str, timeout: float | None = None) -> None:
+        """Leave, with all registrations, within `timeout` seconds."""
+        self._client.call("disconnect", None, connection_id, timeout=timeout)
 
     def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> Registered:
         """Register what will be published, under an id and a number of the publisher's choice."""

@@ -293,6 +293,8 @@ class JbiPlatform:
         self._delegate = delegate
         self._bridge = bridge
         self._lock = threading.Lock()
+        self._connecting = threading.Lock()
+        """Held while the delegate is looked for: what lookup services tell is not to wait for that."""
         self._at: DelegateUid | None = None
         self._changed: Callable[[], None] = lambda: None
         self._subscriptions: list[SubscriptionUid] = []
@@ -407,7 +409,7 @@ class JbiPlatform:
         )  # fmt: skip
 
     def _connected(self) -> DelegateUid:
-        with self._lock:
+        with self._connecting:
             if self._at is None:
                 self._at = self._publisher.connect_to_delegate(*self._delegate, timeout=CONNECT_SECONDS)
             return self._at

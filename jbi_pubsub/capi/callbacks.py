@@ -1,4 +1,5 @@
-"""What an application is told by the API, on threads of the library. What it raises is logged, and nothing ends by it.
+"""What an application is told by the API, on threads of the library. What it raises is logged, and nothing ends by it;
+an object that it raises on comes again (see SubscriptionListener).
 
 All methods but the first of each are optional. A provider answers instead of being told.
 """
@@ -8,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from jbi_pubsub.core.arguments import may_have
+
 from .objects import InfoObject
 
 
+@may_have("infoObjectsLost")
 class SequenceCallback(Protocol):
     """Of a subscriber sequence. Besides it may have `infoObjectsLost(cause, count)`: objects were lost, by one of the
     causes in docs/losses.md, `count` of them (0: not known)."""
@@ -19,6 +23,7 @@ class SequenceCallback(Protocol):
         """An object has come. Calls are serial for each sequence."""
 
 
+@may_have("queryFinished")
 class QueryCallback(Protocol):
     """Of a query. Besides it may have `queryFinished(state)`: nothing comes any more, as it is "finished", "cancelled",
     "failed" or "timed_out"; and before that `queryIncomplete(missing)`, where archives have not answered to the end:
@@ -37,6 +42,7 @@ class QueryProvider(Protocol):
         ...
 
 
+@may_have("connectionRestored")
 class ConnectionCallback(Protocol):
     """Of a connection. Besides it may have `connectionRestored()`: the node, or one that has taken over, answers, and
     all sequences go on there."""

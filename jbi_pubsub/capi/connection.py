@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, WireError
 from jbi_pubsub.core.wire import ServiceRef
@@ -91,7 +92,7 @@ class _Teller:
         """Make one call (a pool's Client)."""
         made = self._calls.popleft()
         try:
-            made()
+            called(made)
         except (Exception, SystemExit):  # an application's mistake must not end the next call
             log.exception("the callback of a connection failed")
         with self._lock:
@@ -118,7 +119,7 @@ class Share:
 
     def take(self, config: Config, name: str) -> SubscriberAdapter:
         """One more user. Raises ConnectionException when it is open otherwise, AdapterStateError when the application
-        has opened one of its own."""
+        has opened one of its own of the same name."""
         with self._lock:
             if self._pid != os.getpid():  # a forked child: that one is its parent's
                 self._pid, self._adapter, self._users = os.getpid(), None, 0

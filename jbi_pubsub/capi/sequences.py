@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, NoReturn, Protocol
 
 from jbi_pubsub.core import info_object
+from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ArgumentError,
@@ -462,13 +463,13 @@ class _Deliverer:
 
     def arrived(self, _subscription: SubscriptionUid, obj: info_object.InfoObject) -> None:
         """An object has come."""
-        self.callback.infoObjectAvailable(come(obj))
+        called(self.callback.infoObjectAvailable, come(obj))
 
     def lost(self, _subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Objects were lost."""
         told = getattr(self.callback, "infoObjectsLost", None)
         if told is not None:
-            told(notice.cause.value, notice.count)
+            called(told, notice.cause.value, notice.count)
 
 
 class SubscriberSequence(InfoObjectSequence):
@@ -671,7 +672,7 @@ class _Teller:
 
     def arrived(self, query: Query, obj: info_object.InfoObject) -> None:  # noqa: ARG002  # the protocol's parameter
         """The next result."""
-        self._callback.infoObjectAvailable(come(obj))
+        called(self._callback.infoObjectAvailable, come(obj))
 
     def finished(self, query: Query, state: str) -> None:
         """Nothing comes any more."""
@@ -680,7 +681,7 @@ class _Teller:
             incomplete(list(query.partial))
         told = getattr(self._callback, "queryFinished", None)
         if told is not None:
-            told(state)
+            called(told, state)
 
 
 class QuerySequence(InfoObjectSequence):

@@ -5,7 +5,8 @@ Rules:
   is an ArgumentError that names the call, the argument, what came and what is taken.
 - None is taken where the annotation says so, and means "none".
 - A listener or function is looked at too: one that can't be called with what it would be called with is refused, as
-  every object would be lost in it.
+  every object would be lost in it; and one that does nothing when it is called, as an `async def` or a generator.
+  `called` finds those that nobody can know before.
 - Text and numbers have to be fit for their use: no half of a surrogate pair, no NaN, nothing to wait for longer than a
   year.
 
@@ -19,7 +20,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NewType, ParamSpec, TypeVar
 
@@ -35,6 +36,7 @@ Source = bytes | str | Path
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 MAX_KNOWN: Final = 64
 """Combinations of types remembered of one call: it has a few."""
@@ -44,6 +46,12 @@ LARGEST: Final = 31_536_000
 
 SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
+
+HAND_OVER: Final = (
+    "A call only makes what nobody awaits or iterates. Give a plain function, which hands over to an event loop by "
+    "loop.call_soon_threadsafe; or no listener, and take objects by `await asyncio.to_thread(adapter.receive, ...)`"
+)
+"""What to do instead of an `async def` as a callback."""
 
 
 def source(given: Source) -> bytes | Path:
@@ -83,18 +91,75 @@ def _is_content(text: str) -> bool:
     return text.lstrip("\ufeff \t\r\n")[:1] in ("<", "{")
 
 
+# -- callbacks ------------------------------------------------------------------------------------------------------
+
+_besides: Final[dict[type, tuple[str, ...]]] = {}
+"""Methods of protocols that an object may have."""
+
+
+def may_have(*methods: str) -> Callable[[T], T]:
+    """Of a protocol of callbacks: methods that an object may have besides, and that are called then."""
+
+    def noted(protocol: T) -> T:
+        assert isinstance(protocol, type)
+        _besides[protocol] = methods
+        return protocol
+
+    return noted
+
+
+def check_callbacks(call: str, argument: str, value: object, methods: Iterable[str], *, answers: bool = False) -> None:
+    """Raises ArgumentError when a call of one of the methods that `value` has would do nothing: it is an `async def`,
+    or a generator, unless what it `answers` is used. "__call__" stands for the value itself."""
+    for method in methods:
+        if _does_nothing(value if method == "__call__" else getattr(value, method, None), answers=answers):
+            what = _shown(value) if method == "__call__" else f"{method} of {_shown(value)}"
+            raise ArgumentError(
+                f"{call}: {argument}: {what} is an `async def` or a generator", hint=HAND_OVER, call=call,
+                argument=argument,
+            )  # fmt: skip
+
+
+def called(callback: Callable[..., object], *given: object) -> None:
+    """Call an application's callback. Raises what it raises, and ArgumentError when it has done nothing but made what
+    would have to be awaited or iterated, as a lambda around an `async def` does."""
+    made = callback(*given)
+    if made is not None and isinstance(made, Coroutine | Generator | AsyncGenerator):
+        if not isinstance(made, AsyncGenerator):
+            made.close()
+        raise ArgumentError(f"the callback {_shown(callback)} returned a {type(made).__name__}", hint=HAND_OVER)
+
+
+def _does_nothing(function: object, *, answers: bool) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = type(function).__call__ if callable(function) and not inspect.isroutine(function) else function
+    is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+    return is_async or (not answers and inspect.isgeneratorfunction(code))
+
+
 # -- the check ------------------------------------------------------------------------------------------------------
 
 
 class _Rule:
-    """What one annotation takes. `exact`: types of which every value fits, looked at first."""
+    """What one annotation takes. `exact`: types of which every value fits, looked at first. `calls`: methods that are
+    called of what is given, "__call__" for itself; `asks`: those whose answers are used."""
 
-    __slots__ = ("exact", "fits", "text")
+    __slots__ = ("asks", "calls", "exact", "fits", "text")
 
-    def __init__(self, text: str, fits: Callable[[Any], bool], exact: frozenset[type] = frozenset()) -> None:
+    def __init__(
+        self,
+        text: str,
+        fits: Callable[[Any], bool],
+        exact: frozenset[type] = frozenset(),
+        calls: tuple[str, ...] = (),
+        asks: tuple[str, ...] = (),
+    ) -> None:
         self.text = text
         self.fits = fits
         self.exact = exact
+        self.calls = calls
+        self.asks = asks
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
@@ -130,9 +195,16 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
 def _fits(call: Callable[..., object], name: str, value: object, rule: _Rule) -> bool:
     """Whether every value of its type fits. Raises ArgumentError when this one does not."""
     exact = type(value) in rule.exact
-    if not exact and not rule.fits(value):
-        raise _refusal(call.__qualname__.removesuffix(".__init__"), name, value, rule)
+    if not exact:
+        _check(call.__qualname__.removesuffix(".__init__"), name, value, rule)
     return exact
+
+
+def _check(spoken: str, name: str, value: object, rule: _Rule) -> None:
+    if not rule.fits(value):
+        raise _refusal(spoken, name, value, rule)
+    check_callbacks(spoken, name, value, rule.calls)
+    check_callbacks(spoken, name, value, rule.asks, answers=True)
 
 
 class Argument:
@@ -145,8 +217,8 @@ class Argument:
 
     def check(self, value: object) -> None:
         """Raises ArgumentError."""
-        if type(value) not in self._rule.exact and not self._rule.fits(value):
-            raise _refusal(self._call, self._name, value, self._rule)
+        if type(value) not in self._rule.exact:
+            _check(self._call, self._name, value, self._rule)
 
 
 def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
@@ -164,14 +236,17 @@ def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
 
 
 def _refusal(spoken: str, name: str, value: object, rule: _Rule) -> ArgumentError:
-    shown = repr(value)
-    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     hint = f"It takes {rule.text}"
     if isinstance(value, str) and not _is_text(value):
         hint += "; half a surrogate pair is no character"
     return ArgumentError(
-        f"{spoken}: {name} is {shown}, of type {type(value).__name__}", hint=hint, call=spoken, argument=name
+        f"{spoken}: {name} is {_shown(value)}, of type {type(value).__name__}", hint=hint, call=spoken, argument=name
     )
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
 
 
 def _rule(hint: Any) -> _Rule:
@@ -192,7 +267,9 @@ def _rule(hint: Any) -> _Rule:
 
 def _union(rules: Sequence[_Rule]) -> _Rule:
     exact = frozenset[type]().union(*(rule.exact for rule in rules))
-    return _Rule(_listed([rule.text for rule in rules]), lambda value: any(rule.fits(value) for rule in rules), exact)
+    calls, asks = (tuple(name for rule in rules for name in getattr(rule, each)) for each in ("calls", "asks"))
+    text = _listed([rule.text for rule in rules])
+    return _Rule(text, lambda value: any(rule.fits(value) for rule in rules), exact, calls, asks)
 
 
 def _class(kind: type, parts: tuple[Any, ...]) -> _Rule:
@@ -223,7 +300,7 @@ def _class(kind: type, parts: tuple[Any, ...]) -> _Rule:
 def _function(parts: tuple[Any, ...]) -> _Rule:
     arguments = [getattr(part, "__name__", str(part)) for part in parts[0]]
     text = f"a function that takes ({', '.join(arguments)})"
-    return _Rule(text, lambda value: callable(value) and _can_be_called(value, len(arguments)))
+    return _Rule(text, lambda value: callable(value) and _can_be_called(value, len(arguments)), calls=("__call__",))
 
 
 def _protocol(kind: type) -> _Rule:
@@ -239,7 +316,12 @@ def _protocol(kind: type) -> _Rule:
         return not isinstance(value, type) and all(callable(m) and _can_be_called(m, count) for m, count in found)
 
     shapes = [f"{name}{_parameters(getattr(kind, name))}" for name in methods]
-    return _Rule(f"an object with {' and '.join(shapes)} (a {kind.__name__})", fits)
+    text = f"an object with {' and '.join(shapes)} (a {kind.__name__})"
+    asks = tuple(
+        name for name in methods if typing.get_type_hints(getattr(kind, name)).get("return") is not types.NoneType
+    )
+    calls = tuple(name for name in (*methods, *_besides.get(kind, ())) if name not in asks)
+    return _Rule(text, fits, calls=calls, asks=asks)
 
 
 def _parameters(method: Callable[..., object]) -> str:

@@ -84,7 +84,7 @@ class PolicyError(ConfigurationError):
 
 
 class AdapterStateError(JbiError, RuntimeError):
-    """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter in one process."""
+    """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter of one name."""
 
     code = "adapter_state"
 

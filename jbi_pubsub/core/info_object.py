@@ -180,7 +180,8 @@ class Cause(enum.StrEnum):
     SUBSCRIBER_DEAD = "subscriber_dead"
     """The subscriber's lease ran out with objects waiting for it."""
     DELEGATE_DEAD = "delegate_dead"
-    """The delegate or peer publisher went away; how many objects it held is not known (count 0)."""
+    """The delegate or peer publisher went away with objects: as many as their numbers show when their publishers go on
+    elsewhere, else nobody knows (count 0), perhaps none."""
     CANCELLED = "cancelled"
     """The subscription was cancelled with objects waiting for it."""
     SEQUENCE_GAP = "sequence_gap"
@@ -208,6 +209,8 @@ class Cause(enum.StrEnum):
     on from: what was behind it there is not known (count 0). What is here comes."""
     INVALID = "invalid"
     """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
+    LISTENER_FAILED = "listener_failed"
+    """The subscription's listener failed on it in all tries."""
     FILTERED = "filtered"
     """A bridge from another platform has left it out, as its file says, or as it could not be brought. Whether it would
     have matched the predicate is not known."""
@@ -234,8 +237,9 @@ COUNT_BELIEVED: Final = 10**9
 
 
 class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many, as it is
-    for what nobody can have published: a number that skips 2^53 others says nothing of how many there were."""
+    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many, and
+    `detail` says whether perhaps none; as it is for what nobody can have published: a number that skips 2^53 others
+    says nothing of how many there were."""
 
     subscription: str
     cause: Cause

@@ -200,6 +200,13 @@ TEXT_MOST: Final = 200
 def checked_wish(wish: Wish) -> tuple[Shape, ...]:
     """Its shapes, read. Raises ConfigurationError for a wish that makes no sense, PredicateError
     for such an XPath: wishes come from strangers."""
+    try:
+        msgspec.convert(msgspec.to_builtins(wish), Wish)  # an application's own, which Python does not look at
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise ConfigurationError(
+            f"wish: {exc}",
+            hint="Numbers: max_rate in bytes a second, max_size in bytes, deadline in seconds; units are for files",
+        ) from exc
     limits = (("deadline", wish.deadline), ("max_rate", wish.max_rate), ("max_size", wish.max_size))
     for name, value in limits:
         if value is not None and not 0 < value < math.inf:

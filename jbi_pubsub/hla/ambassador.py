@@ -32,6 +32,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called, check_callbacks
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import ErrorReport, JbiError, LookupNotFoundError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded, note
@@ -95,7 +96,10 @@ class RTIAmbassador(Services):
     # -- coming and going ---------------------------------------------------------------------------------------
 
     def connect(self, ambassador: FederateAmbassador) -> None:
-        """Who gets the callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError."""
+        """Who gets the callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError, and
+        ArgumentError for a callback that is an `async def`."""
+        callbacks = [name for name in dir(FederateAmbassador) if not name.startswith("_")]
+        check_callbacks("RTIAmbassador.connect", "ambassador", ambassador, callbacks)
         self._ambassador = ambassador
         if self._community is None:
             self._community = JoinManager(self._config, name="federate")
@@ -263,7 +267,7 @@ class RTIAmbassador(Services):
             self._handle = arguments[2]
         self._evoking = True
         try:
-            act(*arguments)
+            called(act, *arguments)
         finally:
             self._evoking = False
         return True

@@ -9,7 +9,6 @@ ids, and what was not acknowledged is sent again. Subscribers drop what they hav
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import threading
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -64,12 +64,16 @@ TRIED_MOST: Final = 100
 NOTHING: Final = Taken()
 ASKED_SECONDS: Final = 10.0
 """For a delegate that asks some others about a type."""
+LEAVE_SECONDS: Final = 1.0
+"""To leave a delegate in."""
 ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
 
 class DelegateConnection:
-    """See the module. `_lock` covers the identity at the delegate: proxy, connection id, lease id."""
+    """See the module. `_lock` covers the identity at the delegate (proxy, connection id, lease id) and what is
+    registered there. The delegate is never called under it: what was asked for is looked at again when the answer has
+    come, as we may have come back elsewhere meanwhile, or somebody has ended the registration."""
 
     def __init__(
         self,
@@ -101,8 +105,6 @@ class DelegateConnection:
         as long as we are connected nothing else would end them."""
         self._refusals: dict[str, JbiError] = {}
         """Registrations that the delegate refused when we came back, until it takes them."""
-        self._granted: dict[int, Registered] = {}
-        """What it answered to the others then."""
         self._next_number = 0
         self._queue = Lanes(chunk=config.link.chunk)
         self._sender = Sender(
@@ -129,8 +131,7 @@ class DelegateConnection:
     def schema(self, type_: TypeName) -> SchemaBundle | None:
         """The schema that the delegate has of a type, or gets from other type repositories; None for none. Raises the
         delegate's errors or WireError."""
-        with self._lock:
-            proxy, _ = self._attached()
+        proxy, _ = self._attached()
         try:
             return fetch_schema(
                 proxy.ref,
@@ -149,8 +150,11 @@ class DelegateConnection:
         while True:
             try:
                 self._register(publication)
-            except UnknownUidError as exc:
-                if time.monotonic() >= deadline or self._stopping.wait(BACKOFF_FIRST):
+            except (UnknownUidError, WireError) as exc:
+                comes_back = self._gone or isinstance(exc, UnknownUidError)
+                if not comes_back or time.monotonic() >= deadline or self._stopping.wait(BACKOFF_FIRST):
+                    if isinstance(exc, WireError) and publication.uid not in self._publications:
+                        self._abandon(publication)
                     raise
                 log.info("%s: the delegate has forgotten us, registering when it knows us again: %s", self._name, exc)
             else:
@@ -163,12 +167,10 @@ class DelegateConnection:
             if known is None:
                 self._next_number += 1  # never again: the answer may be lost
             publication.number = self._next_number if known is None else known.number  # under which objects are queued
-            try:
-                granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
-            except WireError:
-                if known is None:
-                    self._abandoned[publication.uid] = time.monotonic()
-                raise
+        granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+        with self._lock:
+            if self._opened is not opened:
+                raise UnknownUidError("registered at a delegate that is not ours any more", uid=publication.uid)
             self._abandoned.pop(publication.uid, None)
             self._queue.grant(publication.number, granted)
             terms = publication.terms
@@ -177,14 +179,28 @@ class DelegateConnection:
 
     def unregister(self, publication: Publication) -> None:
         """Take a registration back. Raises the delegate's errors or WireError."""
-        with self._lock:
-            proxy, opened = self._attached()
-            with contextlib.suppress(UnknownUidError):  # gone already: that answer was lost; or we are unknown
+        while True:
+            with self._lock:
+                proxy, opened = self._attached()
+                self._publications.pop(publication.uid, None)  # now: nobody registers it again behind our back
+                refusal = self._refusals.pop(publication.uid, None)
+                if refusal is not None and (lost := self._queue.drop(publication.number)):
+                    log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
+            try:
                 proxy.unregister(opened.uid, publication.uid)
-            self._publications.pop(publication.uid, None)
-            self._queue.forget(publication.number)
-            if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
-                log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
+            except UnknownUidError:
+                pass  # gone already: that answer was lost; or we are unknown
+            except JbiError:
+                with self._lock:
+                    if self._opened is opened:
+                        self._publications[publication.uid] = publication
+                        if refusal is not None:
+                            self._refusals[publication.uid] = refusal
+                        raise
+            with self._lock:
+                if self._opened is opened:  # else there as well
+                    self._queue.forget(publication.number)
+                    return
 
     def give_up(self, publication: Publication) -> None:
         """Take a registration back, as soon as the delegate can be told."""
@@ -196,7 +212,11 @@ class DelegateConnection:
                 self._publications.pop(publication.uid, None)
                 self._refusals.pop(publication.uid, None)
                 self._queue.forget(publication.number)
-                self._abandoned[publication.uid] = time.monotonic()
+            self._abandon(publication)
+
+    def _abandon(self, publication: Publication, since: float | None = None) -> None:
+        with self._lock:
+            self._abandoned[publication.uid] = time.monotonic() if since is None else since
 
     def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
         """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
@@ -248,26 +268,29 @@ class DelegateConnection:
             raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:g} s")
 
     def close(self, timeout: float) -> None:
-        """Hand over what is queued within `timeout` seconds, then leave. What is left is logged as lost."""
+        """Hand over what is queued within `timeout` seconds, then leave, which takes LEAVE_SECONDS more at most. What
+        is left is logged as lost."""
+        deadline = time.monotonic() + timeout
         try:
             self.flush(timeout)
         except BackPressureError as exc:
             log.warning("%s leaves a delegate with objects lost: %s", self._name, exc)
         self._stopping.set()
-        self._leave()
-        self._sender.stop()
-        self._thread.join(5.0)
+        deadline = max(deadline, time.monotonic() + LEAVE_SECONDS)
+        self._leave(deadline)
+        self._sender.stop(max(0.0, deadline - time.monotonic()))
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _leave(self) -> None:
+    def _leave(self, deadline: float) -> None:
         self._renewals.remove(self)
         with self._lock:
             proxy, opened = self._proxy, self._opened
         if proxy is not None and opened is not None:
-            self._disconnect(proxy, opened)
+            self._disconnect(proxy, opened, max(0.0, deadline - time.monotonic()))
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        proxy = self._proxy  # without the lock, which is held while we come back
+        proxy = self._proxy
         ref = proxy.ref if proxy is not None else None
         return {
             "delegate": ref.service_id if ref is not None else "",
@@ -292,44 +315,69 @@ class DelegateConnection:
             proxy.close()
             raise
         self._renewals.manage(  # now: to register everything may take longer than the lease
-            self, opened.lease.duration, lambda: self._renew(proxy, opened), self._lease_lost
+            self, opened.lease.duration, lambda: self._renew(proxy, opened), lambda why: self._lease_lost(opened, why)
         )
         try:
-            with self._lock:
-                self._register_all(proxy, opened)
-                if self._proxy is not None:
-                    self._proxy.close()
-                self._proxy, self._opened = proxy, opened
-                self._abandoned.clear()  # they end with the connection of before
+            before = self._register_all(proxy, opened)
         except JbiError:
             self._renewals.remove(self)
             self._disconnect(proxy, opened)  # or what is registered stands in the way of the next try
             raise
+        if before is not None:
+            before.close()
 
-    def _register_all(self, proxy: DelegateProxy, opened: Opened) -> None:
-        """Those that the delegate refuses, for reasons of their own, are asked for again later; unless it is all."""
+    def _register_all(self, proxy: DelegateProxy, opened: Opened) -> DelegateProxy | None:
+        """Have all registrations stand there, and send there from then on; instead of where. Those that the delegate
+        refuses, for reasons of their own, are asked for again later; unless it is all."""
+        asked: dict[str, Publication] = {}
         refusals: dict[str, JbiError] = {}
         granted: dict[int, Registered] = {}
-        for publication in self._publications.values():
-            if self._stopping.is_set():
-                raise WireError("left in the middle of a come-back")
-            try:
-                answer = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
-                granted[publication.number] = answer
-            except (WireError, UnknownUidError):
-                raise
-            except JbiError as exc:
-                if publication.uid not in self._refusals:
-                    log.error("%s: the delegate refuses registration %s: %s", self._name, publication.uid, exc)
-                refusals[publication.uid] = exc
-        if refusals and len(refusals) == len(self._publications):
-            self._refusals = {uid: why for uid, why in refusals.items() if why.is_final}  # who publishes is told
-            raise next(iter(refusals.values()))
-        self._refusals, self._granted = refusals, granted
+        while True:
+            with self._lock:
+                new = {uid: each for uid, each in self._publications.items() if uid not in asked}
+                if not new:
+                    return self._take_over(proxy, opened, asked, refusals, granted)
+            for uid, publication in new.items():
+                if self._stopping.is_set():
+                    raise WireError("left in the middle of a come-back")
+                try:
+                    answer = proxy.register(opened.uid, publication.request(), uid, publication.number)
+                    granted[publication.number] = answer
+                except (WireError, UnknownUidError):
+                    raise
+                except JbiError as exc:
+                    if uid not in self._refusals:
+                        log.error("%s: the delegate refuses registration %s: %s", self._name, uid, exc)
+                    refusals[uid] = exc
+            asked |= new
+            if refusals and len(refusals) == len(asked):
+                with self._lock:  # who publishes is told
+                    self._refusals = {uid: why for uid, why in refusals.items() if why.is_final}
+                raise next(iter(refusals.values()))
 
-    def _disconnect(self, proxy: DelegateProxy, opened: Opened) -> None:
+    def _take_over(
+        self,
+        proxy: DelegateProxy,
+        opened: Opened,
+        asked: Mapping[str, Publication],
+        refusals: Mapping[str, JbiError],
+        granted: Mapping[int, Registered],
+    ) -> DelegateProxy | None:
+        """Under the lock: what is refused is held back before anybody can end it."""
+        before, self._proxy, self._opened, self._gone = self._proxy, proxy, opened, False
+        # Those of before end with the connection of before. Those that were ended meanwhile stand in this one.
+        self._abandoned = dict.fromkeys(asked.keys() - self._publications.keys(), -ABANDONED_SECONDS)
+        self._refusals = {uid: exc for uid, exc in refusals.items() if uid in self._publications}
+        self._sender.forget_all()
+        lost = -self._queue.given_up
+        self._queue.restart({asked[uid].number for uid in self._refusals}, granted)
+        if lost := lost + self._queue.given_up:
+            log.warning("%s: %d objects of registrations that are not reliable are lost", self._name, lost)
+        return before
+
+    def _disconnect(self, proxy: DelegateProxy, opened: Opened, timeout: float | None = None) -> None:
         try:
-            proxy.disconnect(opened.uid)
+            proxy.disconnect(opened.uid, timeout)
         except JbiError as exc:
             log.debug("the delegate will notice by the lease: %s", exc)
         proxy.close()
@@ -344,42 +392,54 @@ class DelegateConnection:
     def _tell_renewed(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Register again what another certificate answers for."""
         for publication in [each for each in list(self._publications.values()) if each.is_renewed()]:
-            with self._lock:
-                if self._proxy is not proxy or publication.uid not in self._publications:
-                    return
-                try:
-                    granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
-                    self._queue.grant(publication.number, granted)
-                except JbiError as exc:
-                    publication.renew_again()
-                    log.warning("%s: the new certificate of %s is told later: %s", self._name, publication.uid, exc)
-                    return
+            try:
+                self._register_again(proxy, opened, publication)
+            except JbiError as exc:
+                publication.renew_again()
+                log.warning("%s: the new certificate of %s is told later: %s", self._name, publication.uid, exc)
+                return
 
     def _ask_again(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Register what the delegate has refused: there may be room by now."""
         for uid in list(self._refusals):
-            with self._lock:
-                publication = self._publications.get(uid)
-                if publication is None or uid not in self._refusals or self._proxy is not proxy:
-                    continue
-                try:
-                    granted = proxy.register(opened.uid, publication.request(), uid, publication.number)
-                except WireError as exc:
-                    log.debug("%s: registration %s is asked for again later: %s", self._name, uid, exc)
-                    return
-                except JbiError as exc:
-                    log.debug("%s: registration %s is refused still: %s", self._name, uid, exc)
-                    continue
+            publication = self._publications.get(uid)
+            if publication is None:
+                continue
+            try:
+                stands = self._register_again(proxy, opened, publication)
+            except WireError as exc:
+                log.debug("%s: registration %s is asked for again later: %s", self._name, uid, exc)
+                return
+            except JbiError as exc:
+                log.debug("%s: registration %s is refused still: %s", self._name, uid, exc)
+                continue
+            if stands:
                 log.warning("%s: the delegate takes registration %s again", self._name, uid)
-                self._queue.grant(publication.number, granted)
-                self._queue.release(publication.number)
-                del self._refusals[uid]
                 self._sender.push()
+
+    def _register_again(self, proxy: DelegateProxy, opened: Opened, publication: Publication) -> bool:
+        """Whether that counts: not if we have come back elsewhere meanwhile, nor if it has ended. Raises the delegate's
+        errors or WireError."""
+        granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+        with self._lock:
+            if self._opened is not opened:
+                return False
+            if publication.uid not in self._publications:
+                self._abandon(publication, -ABANDONED_SECONDS)
+                return False
+            self._queue.grant(publication.number, granted)
+            if self._refusals.pop(publication.uid, None) is not None:
+                self._queue.release(publication.number)
+            return True
 
     def _take_back(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Take back what may be registered although we were not told."""
         now = time.monotonic()
-        for uid in [uid for uid, since in list(self._abandoned.items()) if now - since >= ABANDONED_SECONDS]:
+        with self._lock:
+            if self._opened is not opened:
+                return
+            due = [uid for uid, since in self._abandoned.items() if now - since >= ABANDONED_SECONDS]
+        for uid in due:
             try:
                 proxy.unregister(opened.uid, uid)
             except UnknownUidError:
@@ -387,16 +447,22 @@ class DelegateConnection:
             except JbiError as exc:
                 log.debug("%s: registration %s is taken back later: %s", self._name, uid, exc)
                 return
-            self._abandoned.pop(uid, None)
+            with self._lock:
+                if self._opened is opened:
+                    self._abandoned.pop(uid, None)
 
-    def _lease_lost(self, why: JbiError) -> None:
+    def _lease_lost(self, opened: Opened, why: JbiError) -> None:
+        with self._lock:
+            if self._opened is not opened:
+                return  # that of a connection that we have given up
+            self._gone = True
         log.warning("%s lost its lease at the delegate, connecting again: %s", self._name, why)
-        self._gone = True
 
     def _attached(self) -> tuple[DelegateProxy, Opened]:
-        if self._proxy is None or self._opened is None:
-            raise WireError("not connected to the delegate")
-        return self._proxy, self._opened
+        with self._lock:
+            if self._proxy is None or self._opened is None:
+                raise WireError("not connected to the delegate")
+            return self._proxy, self._opened
 
     def _run(self) -> None:
         backoff = BACKOFF_FIRST
@@ -415,14 +481,16 @@ class DelegateConnection:
                         return
                     log.debug("%s: data connection ended: %s", self._name, exc)
                     self._tell_away(exc)
-                    self._gone = self._gone or self._is_forgotten()
+                    if self._is_forgotten():
+                        self._gone = True
                 except (DelegateNotFoundError, LookupNotFoundError) as exc:
                     self._tell_away(exc)
                     log.info("%s: waiting for the delegate: %s", self._name, exc)
                 except AccessDeniedError as exc:
                     if not self._refusals:
                         log.error("%s: the delegate refuses us: %s", self._name, exc)
-                    self._refusals = dict.fromkeys(self._publications, exc)  # who publishes is told
+                    with self._lock:
+                        self._refusals = dict.fromkeys(self._publications, exc)  # who publishes is told
                 except JbiError as exc:
                     if not self._refusals:
                         log.error("%s: the delegate refuses us: %s", self._name, exc)
@@ -432,8 +500,7 @@ class DelegateConnection:
             backoff = min(2 * backoff, BACKOFF_MOST)
 
     def _send_on_a_line(self) -> None:
-        with self._lock:
-            proxy, opened = self._attached()
+        proxy, opened = self._attached()
         token = proxy.open_publications(opened.uid)
         link = self._config.link
         sock = dial(proxy.ref, DATA, self._security, self._config.lookup.timeout, window=link.window)
@@ -450,8 +517,7 @@ class DelegateConnection:
 
     def _is_forgotten(self) -> bool:
         """Whether another delegate stands where ours was, or ours is not there any more."""
-        with self._lock:
-            proxy, opened = self._attached()
+        proxy, opened = self._attached()
         try:
             proxy.renew(opened.lease.lease_id, self._config.lease.publisher)
         except UnknownLeaseError:
@@ -490,21 +556,14 @@ class DelegateConnection:
     def _come_back(self) -> None:
         self._renewals.remove(self)
         item = self._find(self._tried, self._stopping.is_set)
-        with self._lock:  # what is refused is held back before anybody can end it
-            try:
-                self._connect(item)
-            except WireError:
-                self._note_in_vain(item.service_id)
-                raise
-            self._tried.clear()
-            self._sender.forget_all()
-            before = self._queue.given_up
-            self._queue.restart({self._publications[uid].number for uid in self._refusals}, self._granted)
-            if lost := self._queue.given_up - before:
-                log.warning("%s: %d objects of registrations that are not reliable are lost", self._name, lost)
-        self._gone = False
+        try:
+            self._connect(item)
+        except WireError:
+            self._note_in_vain(item.service_id)
+            raise
+        self._tried.clear()
         if self._stopping.is_set():
-            self._leave()
+            self._leave(time.monotonic() + LEAVE_SECONDS)
 
     # -- acknowledgements ---------------------------------------------------------------------------------------
 
@@ -536,7 +595,7 @@ class DelegateConnection:
         if self._refused is None:
             return
         try:
-            self._refused(uid, error)
+            called(self._refused, uid, error)
         except Exception:  # an application's mistake must not end its publishing
             log.exception("%s: the callback for what is refused failed", self._name)
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NewType, Self
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.types.untyped import UntypedGate
-from jbi_pubsub.core.arguments import Document, Source, checked
+from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
 from jbi_pubsub.core.process import Birthplace
@@ -367,7 +367,7 @@ class PublisherAdapterLight:
         if self._away is None or self._closed:
             return
         try:
-            self._away(_uid_of(connection), why)
+            called(self._away, _uid_of(connection), why)
         except Exception:  # an application's mistake must not end its publishing
             log.exception("%s: the callback for delegates that are away failed", self._name)
 

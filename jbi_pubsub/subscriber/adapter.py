@@ -1,4 +1,4 @@
-"""SubscriberAdapter (SA): one in a process, any number of subscriptions (paper section 2.4(5)-(7)).
+"""SubscriberAdapter (SA): one for each client of a process, any number of subscriptions (paper section 2.4(5)-(7)).
 
 The adapter is told by the lookup services which delegates and peer publishers match a subscription, now and later,
 and registers it with each. Each subscription has a queue of its own, or a listener, or e-mail recipients.
@@ -10,15 +10,17 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import count as count_from
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self, Unpack
-from weakref import WeakSet
+from typing import Any, ClassVar, Final, Self, TypeVar, Unpack
+from weakref import WeakMethod, WeakSet, ref
 
 import msgspec
 
@@ -104,31 +106,36 @@ LISTED_SECONDS: Final = 1.0
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
+A = TypeVar("A")
+R = TypeVar("R")
+
 XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
 
 class SubscriberAdapter:
     """Receives information objects. Safe for several threads.
 
-    Only one may be open in a process (paper section 2.4(5)): a second raises AdapterStateError until the first is
-    closed. A forked child does not own its parent's adapter: it may open one of its own. Without `config` the
-    configuration file and JBI_* variables count.
+    Each is a client of its own. Of one `name` only one may be open in a process (paper section 2.4(5)): a second raises
+    AdapterStateError until the first is closed. Without `name` it gets one that no other has. One that nobody refers to
+    any more, and that was not closed, is closed by the next one, with a ResourceWarning. A forked child does not own
+    its parent's adapters: it opens its own. Without `config` the configuration file and JBI_* variables count.
     """
 
     _is_only: ClassVar[bool] = True
     """A bridge has one for each platform that it is on."""
-    _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
+    _open: ClassVar[set[str]] = set()
+    """Names of this process."""
+    _lost: ClassVar[list[SubscriberAdapter]] = []
+    """Those that nobody refers to, and that were not closed."""
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
         self._spool = self._config.link.spooling()
-        self._name = name or f"subscriber-{os.getpid()}"
-        self._pid = os.getpid()
         self._birthplace = Birthplace()
-        if self._is_only:
-            self._claim()
+        self._closed = True  # until there is something to close
+        self._name = self._claimed(name)
         self._signatures: SignatureCheck | None = None
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
@@ -140,32 +147,51 @@ class SubscriberAdapter:
         self._sessions: dict[str, DelegateSession] = {}
         self._told: dict[str, str] = {}
         """Of subscriptions without a match: why, as it was told last."""
-        self._waiting = Waiting(self._look_again, name=self._name)
-        self._closed = False
+        self._waiting = Waiting(_weakly(self._look_again, otherwise=True), name=self._name)
         try:
             verifier = verifier_of(self._config)
             if verifier is not None:
                 self._signatures = SignatureCheck(verifier, require=self._config.tls.verify == "require")
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
-            if self._is_only:
-                SubscriberAdapter._open = None
+            self._give_up_name()
             raise
+        self._closed = False
         self._published = Published(self._community, self._config)
         self._archives = Archives(self._config)
         self._queries: WeakSet[Query] = WeakSet()
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
 
-    def _claim(self) -> None:
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._birthplace.is_here():
+            SubscriberAdapter._lost.append(self)  # closing takes a while, and waits for others: not here
+
+    def _claimed(self, name: str | None) -> str:
+        """A name that no other adapter of the process has. Raises AdapterStateError."""
+        while SubscriberAdapter._lost:
+            lost = SubscriberAdapter._lost.pop()
+            text = f"SubscriberAdapter {lost._name} was not closed, and nobody refers to it: it is closed now"
+            warnings.warn(text, ResourceWarning, stacklevel=4)
+            lost.close()
+        usual = f"subscriber-{os.getpid()}"
+        if not self._is_only:
+            return name or usual
         with SubscriberAdapter._open_lock:
-            standing = SubscriberAdapter._open
-            if standing is not None and standing[0] == self._pid:
+            if name in SubscriberAdapter._open:
                 raise AdapterStateError(
-                    "a SubscriberAdapter is open in this process already",
-                    hint="Use it for all subscriptions, or close it first",
+                    f"a SubscriberAdapter named {name!r} is open in this process already",
+                    hint="Use it for all subscriptions, close it first, or give another name",
                 )
-            SubscriberAdapter._open = (self._pid, self)
+            names = (usual if number == 1 else f"{usual}-{number}" for number in count_from(1))
+            claimed = name or next(each for each in names if each not in SubscriberAdapter._open)
+            SubscriberAdapter._open.add(claimed)
+            return claimed
+
+    def _give_up_name(self) -> None:
+        if self._is_only and self._birthplace.is_here():
+            with SubscriberAdapter._open_lock:
+                SubscriberAdapter._open.discard(self._name)
 
     @checked
     def register_subscriber(
@@ -219,10 +245,10 @@ class SubscriberAdapter:
         comes from. `well_formed` and `validate` (by `schema`, or that of the type's publishers or type repository, for
         which type and version are named): what is not is dropped here, and told as lost (`invalid`).
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
-        subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
-        say what happens when too many objects wait (default [queue]). `qos`: what is wished of importance, deadline,
-        rate, size and shape; see `qos` for what was granted. A listener with a method `qos_changed(subscription,
-        granted)` is told when that becomes another, if anything was wished.
+        subscription's id and the object; no `async def`), or by e-mail to `recipients`; both with `direct` True.
+        `bound` and `policy` say what happens when too many objects wait (default [queue]). `qos`: what is wished of
+        importance, deadline, rate, size and shape; see `qos` for what was granted. A listener with a method
+        `qos_changed(subscription, granted)` is told when that becomes another, if anything was wished.
 
         History, at delegates with an archive: `start` says where it begins: "new" (default), "all", "last" (the newest
         object, or with the XPath `latest_by` the newest of each key), a time ("2026-11-01T00:00Z", "2h" for so long
@@ -295,6 +321,7 @@ class SubscriberAdapter:
             self._forget(subscription)
             raise
         subscription.stand()
+        subscription.has_begun = True
         if not self._look_again(subscription.uid):
             self._waiting.add(subscription.uid)
         return subscription.uid
@@ -705,14 +732,12 @@ class SubscriberAdapter:
     def close(self) -> None:
         """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases.
 
-        Safe to call twice. In a forked child nothing but the claim to the adapter is given up.
+        Safe to call twice. Of a parent's adapter a forked child closes nothing.
         """
-        with SubscriberAdapter._open_lock:
-            if SubscriberAdapter._open is not None and SubscriberAdapter._open[1] is self:
-                SubscriberAdapter._open = None
         if self._closed or not self._birthplace.is_here():
             return
         self._closed = True
+        self._give_up_name()
         self._waiting.stop()
         with self._lock:
             sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
@@ -916,9 +941,10 @@ class SubscriberAdapter:
             self._config,
             self._renewals,
             name=self._name,
-            is_listed=self._is_listed,
-            ended=self._session_ended,
-            item=self._item,
+            is_listed=_weakly(self._is_listed, otherwise=False),
+            ended=_weakly(self._session_ended, otherwise=None),
+            item=_weakly(self._item, otherwise=None),
+            matched=_weakly(self._matched, otherwise=()),
             signatures=self._signatures,
             spool=self._spool,
         )
@@ -928,6 +954,12 @@ class SubscriberAdapter:
         with self._lock:
             caches = [cache for watch in self._watches.values() for cache in watch.caches()]
         return next((item for cache in caches if (item := cache.item(uid)) is not None), None)
+
+    def _matched(self, uid: str) -> list[str]:
+        """Registrations that a subscription matches now."""
+        with self._lock:
+            watch = self._by_uid.get(uid)
+        return [] if watch is None else [item.service_id for item in watch.cache.items()]
 
     def _is_listed(self, service_id: str) -> bool:
         with self._lock:
@@ -979,6 +1011,17 @@ class SubscriberAdapter:
             raise AdapterStateError("this SubscriberAdapter is closed")
 
 
+def _weakly(method: Callable[[A], R], *, otherwise: Any) -> Callable[[A], R]:
+    """Calls a method of an adapter, without keeping that: `otherwise` when nobody refers to it any more."""
+    known = WeakMethod(method)
+
+    def called(argument: A) -> R:
+        bound = known()
+        return otherwise if bound is None else bound(argument)
+
+    return called
+
+
 def _asked(part: QueryPart, session: DelegateSession) -> bool:
     return session.ask(part)
 
@@ -999,7 +1042,8 @@ def _close_session(session: DelegateSession) -> None:
 def _after_fork() -> None:
     """In a child the parent's adapter is not open; its lock may have been held by a thread that is not here."""
     SubscriberAdapter._open_lock = threading.Lock()
-    SubscriberAdapter._open = None
+    SubscriberAdapter._open = set()
+    SubscriberAdapter._lost = []
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -1012,7 +1056,7 @@ class _Watch:
         """`opened`: the type whose schema was opened for them."""
         self.entries = entries
         self.type = opened
-        self._adapter = adapter
+        self._adapter = ref(adapter)
         self._lock = threading.Lock()
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._cache: LookupCache | None = None
@@ -1050,7 +1094,12 @@ class _Watch:
             items += self._delegates.items() if self._delegates and _is_mail(subscription) else []
             items += self._archives.items() if self._archives and _has_past(subscription) else []
         for item in items:
-            self._adapter._serve(subscription, item)
+            self._serve(subscription, item)
+
+    def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
+        adapter = self._adapter()
+        if adapter is not None:
+            adapter._serve(subscription, item)
 
     def remove(self, subscription: LocalSubscription) -> bool:
         """Whether it was the last one."""
@@ -1063,7 +1112,7 @@ class _Watch:
             subscriptions = list(self._subscriptions.values())
         for subscription in subscriptions:
             if whom(subscription):
-                self._adapter._serve(subscription, item)
+                self._serve(subscription, item)
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
         if old.proxy != new.proxy:

@@ -28,6 +28,36 @@ SPARE_SECONDS: Final = 10.0
 """How long a worker that is not needed stays."""
 
 
+TRIES: Final = 5
+"""How often a listener gets an object that it fails on."""
+PAUSE_FIRST: Final = 0.1
+PAUSE_MOST: Final = 5.0
+"""Seconds until it gets it again; they double with each failure, of whichever object, until it takes one."""
+
+
+class Tries:
+    """When a listener that has failed on an object gets it again. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._object_id = ""
+        self._tries = self._failures = 0
+
+    def failed(self, object_id: str) -> float | None:
+        """Seconds until it gets it again; None: it has had it often enough."""
+        if object_id != self._object_id:
+            self._object_id, self._tries = object_id, 0
+        self._tries += 1
+        self._failures += 1
+        if self._tries >= TRIES:
+            self._object_id = ""
+            return None
+        return float(min(PAUSE_MOST, PAUSE_FIRST * 2 ** min(self._failures - 1, 16)))
+
+    def taken(self) -> None:
+        """It has not failed."""
+        self._failures = 0
+
+
 class Client(Protocol):
     """Who has something to tell."""
 

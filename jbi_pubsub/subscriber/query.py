@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, runtime_checkable
 
-from jbi_pubsub.core.arguments import checked
+from jbi_pubsub.core.arguments import called, checked
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.history import Progress, State
@@ -26,7 +26,7 @@ from jbi_pubsub.pad.subscription import QueryRequest, SubscriptionRequest
 from .asking import Count
 from .coverage import Answer, Place, missing, named
 from .fitness import Fitness
-from .listeners import ListenerPool
+from .listeners import ListenerPool, Tries
 from .merging import KeyOf, Merge
 from .subscription import SERVED_AT_ONCE, Consumer, LocalSubscription
 
@@ -44,8 +44,9 @@ WAIT_SECONDS: Final = 1.0
 
 @runtime_checkable
 class QueryListener(Protocol):
-    """What an application is told of a query. Calls are serial per query, on a library thread; what they raise is
-    logged."""
+    """What an application is told of a query. Calls are serial per query, on a library thread: plain functions, no
+    `async def`. A result that `arrived` fails on comes again, as an object of a subscription (SubscriptionListener);
+    `Query.partial` says on how many it failed each time."""
 
     def arrived(self, query: Query, obj: InfoObject) -> None:
         """The next result."""
@@ -206,7 +207,10 @@ class Query:
         self._listeners = listeners
         self._submitted = self._is_told = self._is_paused = False
         self._count = count
-        self._listener_errors = 0
+        self._listener_errors = self._given_up = 0
+        self._tries = Tries()
+        self._again: InfoObject | None = None
+        """What the listener has failed on, and gets again."""
         for part in parts:
             part.tell = self._tell
 
@@ -258,8 +262,10 @@ class Query:
     @property
     def partial(self) -> tuple[str, ...]:
         """The archives (addresses) that have not answered to the end, are damaged, or are listed where another one
-        answers now, each with the reason: some of their results are missing, all or those from there on."""
-        return named([part.answer for part in self._parts])
+        answers now, each with the reason: some of their results are missing, all or those from there on. And how many
+        results the listener has not taken."""
+        failed = (f"the listener has not taken {self._given_up} of the results",) if self._given_up else ()
+        return (*named([part.answer for part in self._parts]), *failed)
 
     @property
     def invalid(self) -> int:
@@ -346,12 +352,14 @@ class Query:
     def serve(self) -> bool:
         """Tell the listener some of what is there; whether there is more (a pool's Client)."""
         for _ in range(SERVED_AT_ONCE):
-            if (obj := self._take(0.0)) is None:
+            obj, self._again = self._again or self._take(0.0), None
+            if obj is None or self._state == "cancelled":
                 break
-            self._call("arrived", obj)
+            if not self._call("arrived", obj):
+                self._come_again(obj)
         with self._changed:
-            is_over = self._state != "running"
-            self._submitted = not is_over and not self._is_paused and not self._is_stuck()
+            is_over = self._state != "running" and self._again is None
+            self._submitted = self._again is not None or not (is_over or self._is_paused or self._is_stuck())
             if self._submitted or not is_over:
                 return self._submitted
             was_told, self._is_told = self._is_told, True
@@ -460,10 +468,23 @@ class Query:
         wanted = [self._parts[number] for number in self._merge.wants()]
         return any(not (len(part) or part.is_over) for part in wanted)
 
-    def _call(self, name: str, told: object) -> None:
+    def _come_again(self, obj: InfoObject) -> None:
+        """The listener has failed on a result: it comes again when this returns, or is given up."""
+        if (pause := self._tries.failed(obj.object_id)) is None:
+            self._given_up += 1
+            return
+        with self._changed:
+            self._again = obj
+            self._changed.wait_for(lambda: self._state == "cancelled", pause)
+
+    def _call(self, name: str, told: object) -> bool:
+        """Whether the listener has taken it."""
         try:
-            getattr(self._listener, name)(self, told)
+            called(getattr(self._listener, name), self, told)
         except (Exception, SystemExit) as exc:  # an application's mistake must not stop its results
             self._listener_errors = count = self._listener_errors + 1
             if count <= TOLD_WHOLE or count & (count - 1) == 0:
                 log.error("listener of a query failed, %d times", count, exc_info=exc)
+            return False
+        self._tries.taken()
+        return True

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -75,7 +75,7 @@ from jbi_pubsub.pad.proxy import (
     Subscribed,
     SubscriptionsProxy,
 )
-from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
+from jbi_pubsub.pad.subscription import NOT_BEFORE, ArchiveEntry, Granted
 
 from .query import QueryPart
 from .signed import SessionSignatures, SignatureCheck
@@ -89,6 +89,11 @@ BACKOFF_MOST: Final = 5.0
 REFUSED_AGAIN: Final = 60.0
 """Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
 full for a thousand subscribers is asked 17 times a second."""
+
+SHOWN_SECONDS: Final = 5.0
+"""Within which publishers of a delegate that is dead go on elsewhere: their numbers tell what is lost of theirs."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at that."""
 
 ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
@@ -171,6 +176,10 @@ class _Standing:
             self._news.append(self)
         if self.consumed - self.reported >= self._report_after:
             self._due()
+
+    def may_lack(self, matched: Collection[str]) -> bool:
+        """Whether something may be lost there that is not told; `matched`: registrations."""
+        return self.subscription.may_lack(self.consume, matched, is_placed=self.is_placed)
 
     def hand_on(self, objects: Sequence[InfoObject]) -> None:
         """Objects have come for it."""
@@ -298,11 +307,13 @@ class DelegateSession:
         is_listed: Callable[[str], bool],
         ended: Callable[[DelegateSession], None],
         item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
+        matched: Callable[[str], Collection[str]] = lambda uid: (),  # noqa: ARG005  # as above
         signatures: SignatureCheck | None = None,
         spool: Spool | None = None,
     ) -> None:
         """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
-        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them; `spool`:
+        `item(uid)`: what the lookup services say of a registration; `matched(uid)`: which registrations a subscription
+        matches; `signatures`: who looks at them; `spool`:
         where large payloads are kept, with those of other sessions."""
         self.ref = ref
         self._config = config
@@ -312,6 +323,8 @@ class DelegateSession:
         self._name = name
         self._is_listed = is_listed
         self._ended = ended
+        self._matched = matched
+        self._item = item
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._history = HistoryProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
@@ -335,8 +348,10 @@ class DelegateSession:
         """Queries that are asked here, and have not ended."""
         self._unasked: dict[int, str] = {}
         """Numbers of queries that are not wanted any more and were not cancelled yet, with their session."""
-        self._untold: list[LocalSubscription] = []
+        self._untold: list[_Standing] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
+        self._expected: set[str] = set()
+        """Subscriptions that are older than what they are to stand for there: it may have had objects for them."""
         self._by_number: dict[int, _Standing] = {}
         self._news: deque[_Standing] = deque()
         """Of which something was consumed since the last acknowledgement."""
@@ -349,6 +364,8 @@ class DelegateSession:
         """The delegate has said that nothing comes any more, and told what was lost."""
         self._dirty = False
         self._stopping = threading.Event()
+        self._left = threading.Event()
+        """It is closed: nobody is to be told anything."""
         self._threads = [
             threading.Thread(target=self._keep, name=f"{name}-session-{ref.service_id[:8]}", daemon=True),
             threading.Thread(target=self._receive_all, name=f"{name}-receive-{ref.service_id[:8]}", daemon=True),
@@ -361,18 +378,27 @@ class DelegateSession:
 
     def want(self, subscription: LocalSubscription) -> bool:
         """Have the subscription stand there from now on. False: the session has ended, another one has to do it."""
+        is_expected = subscription.has_begun and not (isinstance(subscription, PlacedSubscription) and self._archives())
         with self._changed:
             if self._stopping.is_set():
                 return False
             self._wanted[subscription.uid] = subscription
+            if is_expected:
+                self._expected.add(subscription.uid)
             self._dirty = True
             self._changed.notify_all()
             return True
+
+    def _archives(self) -> bool:
+        """Whether an archive is listed there: what it has is not lost with it."""
+        item = self._item(self.ref.service_id)
+        return item is not None and any(rep.cls.name == ArchiveEntry.entry_name for rep in item.entries)
 
     def unwant(self, uid: str, *, cancel_mail: bool = True) -> None:
         """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
         with self._changed:
             self._wanted.pop(uid, None)
+            self._expected.discard(uid)
             self._refused.pop(uid, None)
             self._denied.pop(uid, None)
         self._end_standing(uid, cancel_mail=cancel_mail)
@@ -475,6 +501,7 @@ class DelegateSession:
     def close(self, timeout: float = 5.0) -> None:
         """Leave: direct subscriptions end, e-mail ones live on by their leases."""
         self._stopping.set()
+        self._left.set()
         self._renew_nothing()
         with self._changed:
             opened, receiver = self._opened, self._receiver
@@ -583,13 +610,26 @@ class DelegateSession:
             self._proxy.close_session(opened.uid)
             where = ", ".join(self.ref.endpoints)
             raise _ReplacedError(f"another server answers at {where}", server=opened.server)
+        with self._changed:
+            is_late = self._stopping.is_set()  # whoever closes has seen no session to end
+            if not is_late:
+                self._opened, self._lost, self._parted = opened, False, False
+                self._refused.clear()  # another session, another answer
+                self._changed.notify_all()
+        if is_late:
+            self._proxy.close_session(opened.uid)
+            raise WireError("closed while the session was opened")
         self._renewals.manage(
-            self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
+            (self, opened.uid),
+            opened.lease.duration,
+            lambda: self._renew(opened.lease.lease_id),
+            lambda why: self._lose_session(why, opened.uid),
+            grantor=self,
         )
         with self._changed:
-            self._opened, self._lost, self._parted = opened, False, False
-            self._refused.clear()  # another session, another answer
-            self._changed.notify_all()
+            stands = self._is_open(opened.uid) and not self._stopping.is_set()
+        if not stands:
+            self._renewals.remove((self, opened.uid))
         self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
 
     def _reconcile(self) -> None:
@@ -657,6 +697,8 @@ class DelegateSession:
         standing = _Standing(part, opened.number, None, self._news, self._report_credits)
         standing.is_placed, standing.archive = True, next(iter(opened.incarnations), "")
         with self._changed:
+            if not self._is_open(session_id):
+                return  # it was lost meanwhile: the query is asked in the next one
             self._highest = max(self._highest, opened.number)
             if part.uid in self._parts:
                 self._by_number[opened.number] = standing
@@ -745,17 +787,20 @@ class DelegateSession:
             standing = self._by_number.pop(number, None)
             if standing is None:
                 return
-            uid = standing.subscription.uid
-            if isinstance(standing.subscription, QueryPart):
-                self._fail_part(standing.subscription, AccessDeniedError("access was withdrawn"))
-                return
-            if self._standing.get(uid) is standing:
-                del self._standing[uid]
-            self._refused[uid] = "access was withdrawn"
-            self._denied[uid] = AccessDeniedError("access was withdrawn")
-            self._refused_before.add(uid)
-            self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
-        self._renewals.remove((self, uid))
+            expelled, why = standing.subscription, AccessDeniedError("access was withdrawn")
+            uid = expelled.uid
+            if not isinstance(expelled, QueryPart):
+                if self._standing.get(uid) is standing:
+                    del self._standing[uid]
+                self._refused[uid] = why.message
+                self._denied[uid] = why
+                self._refused_before.add(uid)
+                self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
+        if isinstance(expelled, QueryPart):
+            self._fail_part(expelled, why)
+        else:
+            expelled.settle(standing.consume)
+            self._renewals.remove((self, uid))
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted, revision: int) -> None:
         uid = subscription.uid
@@ -774,6 +819,9 @@ class DelegateSession:
         with self._changed:
             self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
             subscription.stood_at.add(self.ref.service_id)
+            if subscription.request.direct and not self._is_open(session_id):
+                self._untold.append(standing)  # it stood in one that was lost meanwhile: the next one has it again
+                return
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             self._denied.pop(uid, None)
@@ -789,15 +837,20 @@ class DelegateSession:
                 (self, uid),
                 lease.duration,
                 lambda: self._proxy.renew(lease.lease_id, self._config.lease.mail).duration,
-                lambda _why: self._subscribe_again(uid),
+                lambda _why: self._subscribe_again(standing),
                 grantor=self,
             )
+            with self._changed:
+                stands = self._standing.get(uid) is standing
+            if not stands:  # cancelled meanwhile
+                self._renewals.remove((self, uid))
 
-    def _subscribe_again(self, uid: str) -> None:
+    def _subscribe_again(self, standing: _Standing) -> None:
         with self._changed:
-            standing = self._standing.pop(uid, None)
-            if standing is not None:
-                self._by_number.pop(standing.number, None)
+            if self._standing.get(standing.subscription.uid) is not standing:
+                return
+            del self._standing[standing.subscription.uid]
+            self._by_number.pop(standing.number, None)
             self._dirty = True
             self._changed.notify_all()
 
@@ -811,10 +864,17 @@ class DelegateSession:
     def _renew(self, lease_id: str) -> float:
         return self._proxy.renew(lease_id, self._config.lease.subscriber).duration
 
-    def _lose_session(self, why: JbiError) -> None:
-        """The delegate does not know us any more. Called on the session's threads or the renewal manager's."""
+    def _is_open(self, session_id: str) -> bool:
+        """Under the lock: whether that is the session now. Only the session's thread opens the next one; it is lost on
+        any."""
+        return not self._lost and self._opened is not None and self._opened.uid == session_id
+
+    def _lose_session(self, why: JbiError, session_id: str = "") -> None:
+        """The delegate does not know that session any more ("": whichever it is). Called on the session's threads or
+        the renewal manager's."""
         with self._changed:
-            if self._lost or self._opened is None:
+            opened = self._opened
+            if opened is None or not self._is_open(session_id or opened.uid):
                 return
             address = ", ".join(self.ref.endpoints)
             if self._parted:
@@ -822,7 +882,7 @@ class DelegateSession:
             else:
                 log.warning("%s: session at delegate %s lost: %s", self._name, address, why)
             self._lost = True
-            self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
+            self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != opened.uid}
             self._unsure = {uid: s for uid, s in self._unsure.items() if not s.request.direct}
             direct = [s for s in self._standing.values() if s.subscription.request.direct]
             for standing in direct:
@@ -833,23 +893,34 @@ class DelegateSession:
                 del self._parts[part.uid]
                 if part.opened is not None:
                     self._by_number.pop(part.opened.number, None)
+            is_told = self._parted
+            if not is_told:
+                self._untold += direct
             receiver = self._receiver
             self._changed.notify_all()
+        if is_told:
+            for standing in direct:
+                standing.subscription.settle(standing.consume)
+        self._renewals.remove((self, opened.uid))  # from here on the next session may stand
         for part in begun:
             part.fail(WireError(f"the session at {address} was lost: {why}"))
-        self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
-        if not self._parted:  # else it has told what was lost
-            with self._changed:
-                self._untold += [standing.subscription for standing in direct]
 
-    def _tell_losses(self, cause: Cause, why: str) -> None:
-        """What stood there when the session was lost may have lost something. Whose death it was is the cause."""
+    def _tell_losses(self, cause: Cause, why: str, *, wait: float = 0.0) -> None:
+        """What stood there when the session was lost may have lost something. Whose death it was is the cause. `wait`:
+        seconds within which objects from elsewhere may show that it has not, or what."""
         with self._changed:
             untold, self._untold = self._untold, []
-        for subscription in untold:
-            subscription.lose(cause, 0, why)
+        matched = {standing: self._matched(standing.subscription.uid) for standing in untold}
+        until, lacks = time.monotonic() + wait, untold
+        while lacks := [standing for standing in lacks if standing.may_lack(matched[standing])]:
+            if (left := until - time.monotonic()) <= 0 or self._left.wait(min(left, LOOK_SECONDS)):
+                break
+        for standing in untold:
+            standing.subscription.settle(standing.consume)
+        for standing in lacks:
+            standing.subscription.lose(cause, 0, why)
 
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
@@ -869,12 +940,13 @@ class DelegateSession:
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
         with self._changed:  # objects for these were perhaps there, too
-            self._untold += [
-                s for s in self._wanted.values() if s.request.direct and self.ref.service_id not in s.stood_at
-            ]
-        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
-        with self._changed:
-            self._stopping.set()  # no further query is taken
+            missed = [
+                subscription
+                for uid, subscription in self._wanted.items()
+                if uid in self._expected and subscription.request.direct
+                and self.ref.service_id not in subscription.stood_at
+            ]  # fmt: skip
+            self._stopping.set()  # no further subscription or query is taken
             asked, self._parts = list(self._parts.values()), {}
         for part in asked:
             if isinstance(why, _ReplacedError):
@@ -884,14 +956,17 @@ class DelegateSession:
         self._renew_nothing()
         self._proxy.close()
         self._history.close()
+        for subscription in missed:
+            subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
+        self._tell_losses(Cause.DELEGATE_DEAD, why.message, wait=SHOWN_SECONDS)
         self._ended(self)
 
     def _renew_nothing(self) -> None:
         """The leases run out, or are taken over by the next session: e-mail subscriptions live on."""
-        self._renewals.remove(self)
         with self._changed:
-            for uid in self._standing:
-                self._renewals.remove((self, uid))
+            keys = [*self._standing, *([self._opened.uid] if self._opened else [])]
+        for key in keys:
+            self._renewals.remove((self, key))
 
     # -- the delivery connection --------------------------------------------------------------------------------
 
@@ -910,11 +985,11 @@ class DelegateSession:
                 try:
                     self._receive(opened, receiver)
                 except (UnknownUidError, UnknownLeaseError) as exc:
-                    self._lose_session(exc)
+                    self._lose_session(exc, opened.uid)
                 except JbiError as exc:
                     log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
                     if self._parted:
-                        self._lose_session(exc)
+                        self._lose_session(exc, opened.uid)
             useful = receiver.position > position or time.monotonic() - began > 1.0
             backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -933,8 +1008,10 @@ class DelegateSession:
             line = Line(sock)
             greet(line, Hello.of(token, receiver.position, compression=link.compression))
             if opened.lease.duration < self._config.lease.subscriber:  # until now it was short
-                self._renewals.hasten(self)
+                self._renewals.hasten((self, opened.uid))
             with self._changed:
+                if self._stopping.is_set() or not self._is_open(opened.uid):
+                    return  # nobody would stop it
                 self._receiver = receiver
                 self._report_again()
             receiver.run(line)  # nothing of a subscription is named here: it would be held for as long as that runs

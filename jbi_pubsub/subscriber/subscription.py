@@ -6,24 +6,25 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
+from jbi_pubsub.core.arguments import called, may_have
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, TypeName
-from jbi_pubsub.core.quality import GrantedQos
+from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Granted, Start, SubscriptionRequest
 
 from .fitness import Fitness
 from .intervals import LEAST, Intervals
-from .listeners import ListenerPool
+from .listeners import ListenerPool, Tries
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -39,6 +40,9 @@ REGISTRATIONS_REMEMBERED: Final = 10_000
 """Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
 
 
+PERHAPS_NONE: Final = frozenset({Cause.DELEGATE_DEAD, Cause.SUBSCRIBER_DEAD, Cause.REFUSED, Cause.CANCELLED})
+"""Causes by which, where no number is told, nothing need be lost; by others something is."""
+
 INTERVALS_MOST: Final = 65_536
 """Intervals of numbers that a subscription remembers which begins in the past, of all its registrations, about."""
 PLACES_REMEMBERED: Final = 1_000
@@ -48,19 +52,23 @@ DISORDER: Final = 10_000
 far behind the last may not have come."""
 
 
+@may_have("qos_changed")
 @runtime_checkable
 class SubscriptionListener(Protocol):
-    """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
+    """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread: plain
+    functions, no `async def`. A listener that takes its time delays only its own subscription (see listeners.py).
 
-    An exception is counted and logged, the first ones with their tracebacks, then each power of two; delivery goes on.
-    A listener that takes its time delays only its own subscription (see listeners.py).
+    A listener that raises has not taken the object, which a durable subscription does not acknowledge then: it gets it
+    again, five times at most, after pauses that double from 0.1 s to 5 s as long as it takes none, and what follows
+    waits. An object that it failed on each time is told as lost (`listener_failed`). Exceptions are counted and logged,
+    the first ones with their tracebacks, then each power of two; those of `lost` are nothing else.
     """
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
         """An object arrived. It is consumed by this call and does not go to the queue."""
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
-        """Objects were lost: how many (0: not known) and why."""
+        """Objects were lost: how many (0: not known, `notice.detail` says whether perhaps none) and why."""
 
 
 @runtime_checkable
@@ -79,7 +87,7 @@ class Told:
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
         """An object arrived."""
-        self._function(subscription, obj)
+        called(self._function, subscription, obj)
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Nothing to be done: it is in the log and in the account already."""
@@ -107,22 +115,28 @@ class _Seen:
     predecessor still has between its last delivery and the successor's first one comes from nobody else.
     """
 
-    __slots__ = ("last", "overtaken", "since", "source")
+    __slots__ = ("is_counted", "last", "overtaken", "since", "source")
 
     def __init__(self, source: Consumer) -> None:
-        self.source = source
+        self.source: Consumer | None = source
+        """None: it has told what was lost there, and gives no more."""
         self.last = self.since = self.overtaken = 0
+        self.is_counted = False
+        """Whether what came between is told as lost already, object by object."""
 
-    def begin(self, sequence: int, source: Consumer) -> None:
-        """An object that is new, the first one at all or the next one from `source`."""
+    def begin(self, sequence: int, source: Consumer) -> int:
+        """An object that is new, the first one at all or the next one from `source`. How many numbers have not come
+        from the source before, which has not said what has become of them."""
         if self.last and source == self.source:
             self.source = source  # another object may stand for the same: asked by identity from now on
-            return
+            return 0
+        is_open, self.is_counted = bool(self.last) and self.source is not None, False
         self.source, self.overtaken, self.since = source, self.last, sequence
+        return sequence - self.overtaken - 1 if is_open else 0
 
     def is_late(self, sequence: int, source: Consumer) -> bool:
         """Whether an object that is not new was never seen; asked once for each."""
-        if source == self.source or not self.overtaken < sequence < self.since:
+        if source == self.source or self.is_counted or not self.overtaken < sequence < self.since:
             return False
         self.overtaken = sequence
         return True
@@ -156,7 +170,11 @@ class LocalSubscription:
         self._waiting: deque[tuple[InfoObject, Consumer]] = deque()
         self._notices: deque[LossNotice | GrantedQos] = deque()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._moved: set[Consumer] = set()
+        """From where registrations have moved, whose session has not ended."""
         self._closed = False
+        self.has_begun = False
+        """Whether its application has been told that it stands."""
         self._since: float | None = None
         self.stood_at: set[str] = set()
         """Delegates and peer publishers (service ids) at which it has stood: there it has got what was published
@@ -166,6 +184,7 @@ class LocalSubscription:
         self.listener_errors = 0
         self.lost: Counter[str] = Counter()
         self._listeners = listeners
+        self._tries = Tries()
         self._submitted = False
         self._is_paused = False
         self._served_by: threading.Thread | None = None
@@ -215,6 +234,7 @@ class LocalSubscription:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
         dropped = late = 0
         registration, seen = "", None
+        told: list[tuple[Cause, int, str]] = []
         with self._changed:
             if self._closed:
                 dropped, objects = len(objects), ()
@@ -226,7 +246,7 @@ class LocalSubscription:
                 sequence = platform.sequence
                 if sequence > seen.last:
                     if consumed is not seen.source or not seen.last:
-                        seen.begin(sequence, consumed)
+                        told += self._begin(seen, obj, consumed)
                     seen.last = sequence
                     self._waiting.append((obj, consumed))
                     continue
@@ -236,10 +256,51 @@ class LocalSubscription:
                 self.arrived += len(objects) - dropped
                 self.duplicates += dropped - late
                 self._announce()
+        for cause, count, detail in told:
+            self._log_loss(cause, count, detail)
         if dropped:
             consumed(dropped)
         if late:
             self.lose(Cause.LATE, late)
+
+    def _begin(self, seen: _Seen, obj: InfoObject, consumed: Consumer) -> list[tuple[Cause, int, str]]:
+        """Under the lock: the first object of a registration from there. What is told as lost before it: what the
+        delegate before had, and has not given; how many these are is known where all objects are wanted."""
+        before, last = seen.source, seen.last
+        gap = seen.begin(obj.platform.sequence, consumed)
+        if before is not None and last and before != consumed:
+            self._moved.add(before)
+        if not gap or obj.platform.via:  # a bridge may leave objects out
+            return []
+        request = self.request
+        chooses = request.predicate or request.suppress_empty or request.qos != Wish() or self.fitness is not None
+        seen.is_counted = not (chooses or self.lost)
+        span = f"numbers {last + 1} to {obj.platform.sequence - 1} of registration {obj.platform.registration}"
+        loss = (
+            Cause.DELEGATE_DEAD,
+            gap if seen.is_counted else 0,
+            f"{span} have not come from the delegate that it had before"
+            + ("" if seen.is_counted else f"; {gap} at most, perhaps none"),
+        )
+        self._note_loss(*loss)
+        return [loss]
+
+    def may_lack(self, source: Consumer, matched: Collection[str], *, is_placed: bool) -> bool:  # noqa: ARG002
+        """Whether there may have been something that has not come, and was not told: of a registration whose objects
+        came from there last, or never came, of those that it has `matched`. `is_placed`: an archive has what was
+        there."""
+        with self._changed:
+            if source not in self._moved or any(uid not in self._seen for uid in matched):
+                return True
+            return any(seen.source == source for seen in self._seen.values())
+
+    def settle(self, source: Consumer) -> None:
+        """Nothing more comes from there, and what was lost there is told, or about to be."""
+        with self._changed:
+            self._moved.discard(source)
+            for seen in self._seen.values():
+                if seen.source == source:
+                    seen.source = None
 
     def _seen_of(self, registration: str, source: Consumer) -> _Seen:
         seen = self._seen.get(registration)
@@ -253,14 +314,25 @@ class LocalSubscription:
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:
         """Objects were lost: `count` of them, 0 when that is not known. The log is told of the first of a cause, then
         of the sum whenever that has doubled."""
+        if not count and "perhaps none" not in detail:
+            side = "how many is not known, " + ("perhaps none" if cause in PERHAPS_NONE else "at least one")
+            detail = f"{detail}; {side}" if detail else side
         with self._changed:
             if self._closed:
                 return
-            before = self.lost[cause]
-            self.lost[cause] = total = before + max(count, 1)
-            if self._listener is not None:
-                self._notices.append(LossNotice(self.uid, cause, count, detail))
-                self._announce()
+            self._note_loss(cause, count, detail)
+        self._log_loss(cause, count, detail)
+
+    def _note_loss(self, cause: Cause, count: int, detail: str) -> None:
+        """Under the lock: count it, and have the listener told before the next object."""
+        self.lost[cause] += max(count, 1)
+        if self._listener is not None:
+            self._notices.append(LossNotice(self.uid, cause, count, detail))
+            self._announce()
+
+    def _log_loss(self, cause: Cause, count: int, detail: str) -> None:
+        total = self.lost[cause]
+        before = total - max(count, 1)
         if before.bit_length() == total.bit_length():
             return  # a full queue loses object by object: told are the first, and each power of two that is passed
         number = f"{total} objects so far" if before and count else _objects(count)
@@ -354,8 +426,8 @@ class LocalSubscription:
                 obj, consumed = (None, None) if notice is not None else self._waiting.popleft()
             except IndexError:  # all of it is told, or it was closed
                 break
-            self._tell(obj, notice)
-            if consumed is not None:
+            why = self._tell(obj, notice)
+            if obj is not None and consumed is not None and (why is None or self._is_given_up(obj, consumed, why)):
                 consumed(1)
         with self._changed:
             return self._rest()
@@ -374,16 +446,31 @@ class LocalSubscription:
             self._submitted = True
             self._listeners.submit(self)
 
-    def _tell(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> None:
+    def _is_given_up(self, obj: InfoObject, consumed: Consumer, why: BaseException) -> bool:
+        """The listener has failed on an object: told as lost if that was the last time, else it comes again when this
+        returns, before all others."""
+        pause = self._tries.failed(obj.object_id)
+        if pause is None:
+            self.lose(Cause.LISTENER_FAILED, 1, f"object {obj.object_id}: {type(why).__name__}: {str(why)[:200]}")
+            return True
+        with self._changed:
+            if not self._closed:
+                self._waiting.appendleft((obj, consumed))
+                self._changed.wait_for(lambda: self._closed or self._is_paused, pause)
+        return False
+
+    def _tell(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> BaseException | None:
+        """What the listener has raised."""
         assert self._listener is not None
         try:
             if isinstance(notice, GrantedQos):
                 if isinstance(self._listener, QualityListener):
-                    self._listener.qos_changed(self.uid, notice)
+                    called(self._listener.qos_changed, self.uid, notice)
             elif notice is not None:
-                self._listener.lost(self.uid, notice)
+                called(self._listener.lost, self.uid, notice)
             elif obj is not None:
-                self._listener.arrived(self.uid, obj)
+                called(self._listener.arrived, self.uid, obj)
+                self._tries.taken()
         except (Exception, SystemExit) as exc:  # an application's mistake must not stop its deliveries
             self.listener_errors = count = self.listener_errors + 1
             if count <= TOLD_WHOLE:
@@ -391,6 +478,8 @@ class LocalSubscription:
             elif count & (count - 1) == 0:
                 what = type(exc).__name__
                 log.error("listener of subscription %s failed, %d times: %s: %s", self.uid, count, what, exc)
+            return exc
+        return None
 
 
 class Source(Protocol):
@@ -426,6 +515,8 @@ class PlacedSubscription(LocalSubscription):
         """The first and the last position that came from each delegate."""
         self._archives: OrderedDict[str, str] = OrderedDict()
         """The incarnation of the archive that it came from last, by address."""
+        self._unplaced: set[Consumer] = set()
+        """Delegates from which objects came that no archive has."""
         self._is_explicit = request.ack == "explicit" and bool(request.durable)
         self._unacknowledged: dict[str, tuple[Source, int]] = {}
         """Objects that the application has, or will have, and has not acknowledged: where they stand."""
@@ -457,6 +548,11 @@ class PlacedSubscription(LocalSubscription):
             at = self.request.start
             self.lose(Cause.OTHER_ARCHIVE, 0, f"position {at.after} is not of the one at {address}, all of which comes")
 
+    def may_lack(self, source: Consumer, matched: Collection[str], *, is_placed: bool) -> bool:  # noqa: ARG002
+        """Not what an archive has, which gives it when it is there again."""
+        with self._changed:
+            return not is_placed or source in self._unplaced
+
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come from where there is no archive."""
         with self._changed:
@@ -474,7 +570,10 @@ class PlacedSubscription(LocalSubscription):
         with self._changed:
             fresh, late = self._fresh(objects)
             settled = self._await_acknowledgement(objects, fresh, source) if self._is_explicit else ()
-            self._place(source.server, [obj.platform.position for obj in objects if obj.platform.position])
+            places = [obj.platform.position for obj in objects if obj.platform.position]
+            if len(places) < len(objects):
+                self._unplaced.add(source.consume)
+            self._place(source.server, places)
             if len(self._places) > PLACES_REMEMBERED:
                 self._places.popitem(last=False)
         for is_new, run in groupby(fresh):  # before the application can take any of them

@@ -170,8 +170,15 @@ class Gateway(HttpServer):
             await send({"type": "websocket.close", "code": 1008})
             return
         reply: Reply | None
+        has_begun = False
+
+        async def sending(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
-            reply = await self._answered(scope, receive, send)
+            reply = await self._answered(scope, receive, sending)
         except _RefusedError as exc:
             reply = _problem(exc.error, exc.status, exc.headers)
         except JbiError as exc:
@@ -183,7 +190,7 @@ class Gateway(HttpServer):
         except Exception:
             log.exception("the gateway failed at %s", ascii(scope["path"])[:200])
             reply = _problem(JbiError("the gateway failed", hint="Its log says at what"))
-        if reply is not None:
+        if reply is not None and not has_begun:  # else the connection is cut: its client sees that this was not the end
             await self._write(send, reply, peer_of((scope["client"] or ("",))[0]))
 
     async def _write(self, send: Send, reply: Reply, peer: str) -> None:

@@ -268,11 +268,15 @@ def test_a_process_subscribes_as_one_user(node: Any) -> None:
     second.createSubscriberSequence("t", "1.0")
 
 
-def test_an_application_that_has_an_adapter_of_its_own_is_told(node: Any) -> None:
-    connection = node.connected()
-    with SubscriberAdapter(node.config), pytest.raises(PlatformFailureException, match="open in this process"):
+def test_an_application_may_have_an_adapter_of_its_own_under_another_name(node: Any) -> None:
+    connection = node.connected("mine")
+    with (
+        SubscriberAdapter(node.config, name="mine"),
+        pytest.raises(PlatformFailureException, match="open in this process"),
+    ):
         connection.createSubscriberSequence("t", "1.0")
-    connection.createSubscriberSequence("t", "1.0")
+    with SubscriberAdapter(node.config):
+        connection.createSubscriberSequence("t", "1.0")
 
 
 def test_connections_share_what_they_subscribe_with_and_the_last_one_closes_it(node: Any, publisher: Any) -> None:

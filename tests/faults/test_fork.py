@@ -32,7 +32,7 @@ with SubscriberAdapter(config) as parents, PublisherAdapterLight(config) as publ
                 refused.append(repr(exc))
         with SubscriberAdapter(config) as own:
             try:
-                SubscriberAdapter(config)
+                SubscriberAdapter(config, name=own.status()["name"])
             except AdapterStateError:
                 refused.append("AdapterStateError")
             subscription = own.register_subscriber(type_name=TYPE)
@@ -64,16 +64,16 @@ def test_a_forked_child_opens_an_adapter_of_its_own_and_cannot_use_its_parents(f
     assert facts == [{"who": "child", "sequence": 1}, {"who": "parent", "sequence": 1, "child": 0}]
 
 
-def test_a_second_adapter_is_refused_until_the_first_is_closed(field: Any) -> None:
+def test_a_second_adapter_of_a_name_is_refused_until_the_first_is_closed(field: Any) -> None:
     # Given a process with one open adapter
     # When it opens a second, then closes the first and opens another
     # Expect a refusal, then none
     alone = field.script(
-        "first = SubscriberAdapter(config)\n"
-        "try:\n    SubscriberAdapter(config)\n    refused = False\n"
+        "first = SubscriberAdapter(config, name='fusion')\n"
+        "try:\n    SubscriberAdapter(config, name='fusion')\n    refused = False\n"
         "except AdapterStateError:\n    refused = True\n"
         "first.close()\n"
-        "SubscriberAdapter(config).close()\n"
+        "SubscriberAdapter(config, name='fusion').close()\n"
         "tell(refused=refused, opened_again=True)\n"
     )
     assert alone.ready == {"refused": True, "opened_again": True}

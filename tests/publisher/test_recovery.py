@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -331,6 +332,124 @@ def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
     registration = figures.register(publisher)
     assert len(set(calls)) == 2
     assert [r["uid"] for r in pad.status()["registrations"]] == [registration]
+
+
+class _Hanging:
+    """Calls of a delegate that it does not answer, the second and later ones of a kind, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, *, first: int = 1) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+        call = getattr(DelegateProxy, name)
+
+        def hangs(proxy: DelegateProxy, *given: Any, **named: Any) -> Any:
+            nonlocal first
+            first -= 1
+            if first < 0:
+                self.asked.set()
+                assert self.answers.wait(60.0)
+            return call(proxy, *given, **named)
+
+        monkeypatch.setattr(DelegateProxy, name, hangs)
+
+
+@pytest.mark.parametrize("call", ["register", "come back", "unregister"])
+def test_a_delegate_that_does_not_answer_holds_up_no_other_call(
+    call: str, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher, and a call of it that its delegate does not answer
+    pad, publisher, uids = _of_several(federation, figures, 1)
+    at = next(iter(publisher._connections))
+    hanging = _Hanging(monkeypatch, "unregister" if call == "unregister" else "register", first=0)
+    ask = {
+        "register": lambda: publisher.register_publisher(at, figures.schema, figures.figure_1),
+        "come back": lambda: _forget(pad),
+        "unregister": lambda: publisher.unregister_publisher(uids[0]),
+    }[call]
+
+    def asks() -> None:
+        with suppress(WireError):  # it has left meanwhile
+            ask()
+
+    asking = threading.Thread(target=asks)
+    asking.start()
+    assert hanging.asked.wait(60.0)
+    # When the application asks something else of it, and leaves
+    done = threading.Event()
+
+    def leaves() -> None:
+        publisher.wait_for_subscribers(uids[0], 1, 0.0)
+        publisher.status()
+        publisher.close(0.0)
+        done.set()
+
+    leaving = threading.Thread(target=leaves)
+    leaving.start()
+    # Expect it to have left while that call still waits
+    was_done = done.wait(30.0)
+    hanging.answers.set()
+    leaving.join(60.0)
+    asking.join(60.0)
+    assert was_done
+
+
+def test_a_registration_that_is_made_while_we_come_back_stands_where_we_have_come_to(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher that registers, and whose delegate takes long to answer, and has forgotten it meanwhile
+    pad, publisher, uids = _of_several(federation, figures, 1)
+    (at, connection), *_ = publisher._connections.items()
+    register, came_back, asked = DelegateProxy.register, threading.Event(), threading.Event()
+
+    def late(proxy: DelegateProxy, connection_id: str, request: Any, uid: str, number: int) -> Registered:
+        granted = register(proxy, connection_id, request, uid, number)
+        if uid not in uids and not asked.is_set():
+            asked.set()
+            assert came_back.wait(60.0)
+        return granted
+
+    monkeypatch.setattr(DelegateProxy, "register", late)
+    made: list[str] = []
+    asking = threading.Thread(
+        target=lambda: made.append(publisher.register_publisher(at, figures.schema, figures.figure_1))
+    )
+    asking.start()
+    assert asked.wait(60.0)
+    before = connection._opened
+    # When it has come back before the answer comes
+    _forget(pad)
+    eventually(lambda: connection._opened is not before)
+    came_back.set()
+    asking.join(60.0)
+    # Expect both registrations to stand, and to take objects
+    eventually(lambda: _registered(pad) == [*uids, *made] and len(made) == 1)
+    publisher.publish(made[0], figures.figure_1)
+    publisher.flush(60.0)
+
+
+def test_a_registration_that_is_ended_while_we_come_back_does_not_stand_for_ever(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher with two registrations, which comes back, and whose delegate is about to take the second
+    federation.leases(2.0)
+    pad, publisher, uids = _of_several(federation, figures, 2)
+    hanging = _Hanging(monkeypatch, "register")
+    _forget(pad)
+    assert hanging.asked.wait(60.0)
+    # When the first one, which stands there already, is ended
+    publisher.unregister_publisher(uids[0])
+    hanging.answers.set()
+    # Expect the delegate to be told of it, and the second one to stand
+    eventually(lambda: _registered(pad) == uids[1:])
+    assert publisher.status()["delegates"].popitem()[1]["registrations"] == uids[1:]
+
+
+def test_the_end_of_a_lease_that_does_not_count_any_more_is_nothing(federation: Any, figures: Any) -> None:
+    # Given a publisher that has come back
+    _, publisher, _ = _of_several(federation, figures, 1)
+    (connection,) = publisher._connections.values()
+    # When it is told late that the lease of before has run out; Expect it to stay
+    connection._lease_lost(msgspec.structs.replace(connection._opened), WireError("unknown lease"))
+    assert not connection._gone
 
 
 def test_a_publisher_that_looks_for_its_delegate_closes_at_once(

@@ -128,3 +128,20 @@ def test_hostile_wishes_are_refused_and_disturb_nobody(
 def test_a_wish_that_makes_no_sense_is_refused_where_it_is_made(federation: Any, wish: Wish) -> None:
     with pytest.raises((ConfigurationError, PredicateError), match="wish: "):
         federation.subscriber().register_subscriber(type_name=TYPE, qos=wish)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"max_rate": "10/s"}, {"deadline": "2 s"}, {"max_size": 1.5}, {"importance": "high"}, {"shape": "scale 0.5"},
+        {"require": "deadline"}, {"attributes": {"mission": 7}}, {"replace": object()},
+    ],
+)  # fmt: skip
+def test_a_wish_in_words_that_files_take_is_told_what_it_takes(federation: Any, words: dict[str, Any]) -> None:
+    for ask in (
+        lambda wish: federation.subscriber().register_subscriber(type_name=TYPE, qos=wish),
+        lambda wish: federation.subscriber().open_query(qos=wish),
+    ):
+        with pytest.raises(ConfigurationError, match="wish: ") as told:
+            ask(Wish(**words))
+        assert "bytes a second" in str(told.value.hint)

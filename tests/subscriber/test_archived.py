@@ -260,6 +260,31 @@ def test_a_durable_subscription_goes_on_where_it_was(
         assert _latitudes(_taken(subscriber, uid, 7)) == ["1", "2", "3", "4", "5", "6", "7"]
 
 
+def test_what_a_listener_failed_on_is_not_acknowledged(
+    archived: Federation, figures: Figures, eventually: Callable[..., Any]
+) -> None:
+    # Given a durable subscription whose listener fails on the third of five objects, for want of something
+    archived.pad()
+    _publish(archived, figures, "alpha", [1, 2, 3, 4, 5])
+    told: list[str] = []
+
+    def arrived(_uid: SubscriptionUid, obj: InfoObject) -> None:
+        told.extend(_latitudes([obj]))
+        if told[-1] == "3":
+            raise KeyError("mistake")
+
+    # When it ends while that is to come again
+    with SubscriberAdapter(archived.config) as subscriber:
+        uid = subscriber.register_subscriber(type_name=TYPE, durable="d", start="all", listener=arrived)
+        eventually(lambda: told[2:])
+        assert subscriber.losses(uid) == {}
+    # Expect the object, and what follows, the next time
+    with SubscriberAdapter(archived.config) as subscriber:
+        uid = subscriber.register_subscriber(type_name=TYPE, durable="d", start="all")
+        assert _latitudes(_taken(subscriber, uid, 3)) == ["3", "4", "5"]
+    assert set(told) == {"1", "2", "3"}
+
+
 def test_what_is_not_acknowledged_comes_again(archived: Federation, figures: Figures) -> None:
     # Given a durable subscription with explicit acknowledgement that has taken five objects, and acknowledged two
     archived.pad()

@@ -11,8 +11,9 @@ import pytest
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.pad.subscription import SubscriptionRequest
-from jbi_pubsub.subscriber.listeners import MAX_WORKERS, ListenerPool
-from jbi_pubsub.subscriber.subscription import LocalSubscription
+from jbi_pubsub.subscriber import listeners
+from jbi_pubsub.subscriber.listeners import MAX_WORKERS, TRIES, ListenerPool, Tries
+from jbi_pubsub.subscriber.subscription import LocalSubscription, Told
 
 SOON = 10.0
 
@@ -136,46 +137,123 @@ def test_a_loss_is_told_before_what_arrives_after_it(
     gate = threading.Event()
     listener = Listener(gate)
     subscription = subscribe(listener)
-    subscription.add([_object(1)], lambda _count: None)
+    returned: list[int] = []
+    subscription.add([_object(1)], returned.append)
     assert listener.entered.wait(SOON)
     subscription.lose(Cause.QUEUE_OVERFLOW, 3)
-    subscription.add([_object(5)], lambda _count: None)
+    subscription.add([_object(5)], returned.append)
     gate.set()
     assert eventually(lambda: listener.told == [1, Cause.QUEUE_OVERFLOW, 5])
 
 
+class Failing(Listener):
+    """Fails on an object so often; -1 for ever."""
+
+    def __init__(self, mistake: BaseException, **times: int) -> None:
+        super().__init__()
+        self._mistake = mistake
+        self._times = {int(number[1:]): count for number, count in times.items()}
+
+    def arrived(self, uid: str, obj: InfoObject) -> None:
+        super().arrived(uid, obj)
+        left = self._times.get(obj.platform.sequence, 0)
+        if left:
+            self._times[obj.platform.sequence] = left - 1
+            raise self._mistake
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a listener failed on comes again without a pause to speak of."""
+    monkeypatch.setattr(listeners, "PAUSE_MOST", 0.001)
+
+
+async def _later() -> None: ...
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("mistake", [KeyError("mistake"), SystemExit(3)])
-def test_a_listener_that_fails_is_called_again(
+def test_what_a_listener_failed_on_comes_again_before_all_others(
     mistake: BaseException, subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
 ) -> None:
-    class Failing(Listener):
-        def arrived(self, uid: str, obj: InfoObject) -> None:
-            super().arrived(uid, obj)
-            raise mistake
-
-    listener = Failing()
+    # Given a listener that fails twice on the second of three objects, for reasons that pass
+    listener, returned = Failing(mistake, n2=2), list[int]()
     subscription = subscribe(listener)
-    for sequence in range(1, 4):
-        subscription.add([_object(sequence)], lambda _count: None)
-    assert eventually(lambda: listener.told == [1, 2, 3])
-    assert eventually(lambda: subscription.listener_errors == 3)
+    # When they arrive, expect each to be taken once, in order, and nothing to be lost
+    subscription.add([_object(sequence) for sequence in range(1, 4)], returned.append)
+    assert eventually(lambda: sum(returned) == 3)
+    assert listener.told == [1, 2, 2, 2, 3]
+    assert (subscription.listener_errors, subscription.lost) == (2, {})
 
 
+@pytest.mark.usefixtures("at_once")
+def test_an_object_that_a_listener_always_fails_on_is_told_as_lost_and_the_next_one_comes(
+    subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
+) -> None:
+    # Given a listener that can't take the second of three objects
+    listener, returned = Failing(KeyError("mistake"), n2=-1), list[int]()
+    subscription = subscribe(listener)
+    subscription.add([_object(sequence) for sequence in range(1, 4)], returned.append)
+    # Expect it to be tried so often, told as lost, with a number, in its place; and the next one once
+    assert eventually(lambda: sum(returned) == 3)
+    assert listener.told == [1, *[2] * TRIES, Cause.LISTENER_FAILED, 3]
+    assert subscription.lost == {"listener_failed": 1}
+
+
+def test_an_object_is_not_taken_before_its_listener_has_taken_it(
+    subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
+) -> None:
+    # Given a listener that fails for ever
+    listener, returned = Failing(KeyError("mistake"), n1=-1), list[int]()
+    subscription = subscribe(listener)
+    subscription.add([_object(1), _object(2)], returned.append)
+    eventually(lambda: subscription.listener_errors)
+    # When it is closed, or paused, while the object is to come again, expect that not to wait for it
+    subscription.pause()
+    assert (len(subscription), returned, subscription.lost) == (2, [], {})
+    subscription.resume()
+    eventually(lambda: subscription.listener_errors == 2)
+    subscription.close()
+    assert (returned, subscription.lost) == ([], {})
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_function_that_only_makes_a_coroutine_takes_nothing(
+    subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
+) -> None:
+    # Given a plain function around a coroutine function, which nobody can know before it is called
+    subscription = subscribe(Told(lambda _uid, _obj: _later()))
+    subscription.add([_object(1)], lambda _count: None)
+    # Expect the object not to count as taken
+    assert eventually(lambda: subscription.lost) == {"listener_failed": 1}
+
+
+def test_pauses_grow_while_a_listener_takes_nothing_and_are_bounded() -> None:
+    tries = Tries()
+    # When one object after the other fails
+    pauses = [tries.failed(object_id) for object_id in "abc" for _ in range(TRIES)]
+    # Expect pauses to double up to a bound, and each object to be given up at its last try
+    assert pauses == [0.1, 0.2, 0.4, 0.8, None, 3.2, 5.0, 5.0, 5.0, None, 5.0, 5.0, 5.0, 5.0, None]
+    # When one is taken, expect short ones again
+    tries.taken()
+    assert tries.failed("d") == 0.1
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_listener_that_always_fails_does_not_fill_the_log(
     subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(Listener):
-        def arrived(self, _uid: str, obj: InfoObject) -> None:
-            raise KeyError(obj.platform.sequence)
-
     # When every one of a hundred calls fails
-    subscription = subscribe(Failing())
-    subscription.add([_object(sequence) for sequence in range(1, 101)], lambda _count: None)
-    assert eventually(lambda: subscription.listener_errors == 100)
+    subscription = subscribe(Failing(KeyError("mistake"), **{f"n{number}": -1 for number in range(1, 21)}))
+    subscription.add([_object(sequence) for sequence in range(1, 21)], lambda _count: None)
+    assert eventually(lambda: subscription.lost["listener_failed"] == 20)
     # Expect the first ones with their tracebacks, then a line for each power of two
     subscription.close()
-    assert [bool(record.exc_info) for record in caplog.records] == [True] * TOLD_WHOLE + [False] * 3
-    assert caplog.messages[-1] == "listener of subscription s0 failed, 64 times: KeyError: 64"
+    told = [
+        record for record in caplog.records if "failed" in record.getMessage() and "lost" not in record.getMessage()
+    ]
+    assert [bool(record.exc_info) for record in told] == [True] * TOLD_WHOLE + [False] * 3
+    assert told[-1].getMessage() == "listener of subscription s0 failed, 64 times: KeyError: 'mistake'"
 
 
 def test_after_close_no_call_begins_and_none_is_under_way(subscribe: Callable[..., LocalSubscription]) -> None:

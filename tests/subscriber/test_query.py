@@ -29,7 +29,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.pad.delivery import END, FINISHED, ITEM
-from jbi_pubsub.subscriber import Query
+from jbi_pubsub.subscriber import Query, listeners
 
 
 @pytest.fixture
@@ -236,7 +236,10 @@ def test_a_query_can_be_left_at_any_time(
 
 
 def test_results_come_to_a_listener(
-    federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any]
+    federation: Any,
+    archive: Callable[..., Past],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Told:
         def __init__(self) -> None:
@@ -245,22 +248,27 @@ def test_results_come_to_a_listener(
 
         def arrived(self, query: Query, obj: InfoObject) -> None:  # noqa: ARG002  # the listener's form
             self.numbers.append(obj.platform.sequence)
-            if obj.platform.sequence == 5:
+            if obj.platform.sequence in (5, 300) and self.numbers.count(obj.platform.sequence) < 3:
                 raise ValueError("an application's mistake")
+            if obj.platform.sequence == 7:
+                raise ValueError("what it can't take")
 
         def finished(self, query: Query, state: str) -> None:  # noqa: ARG002  # as above
             self.ended.append(state)
 
-    # Given two archives, and a listener
+    # Given two archives, and a listener that fails twice on two of the results, and on one each time
+    monkeypatch.setattr(listeners, "PAUSE_MOST", 0.001)
     archive([an_object(n) for n in range(1, 301, 2)])
     archive([an_object(n) for n in range(2, 301, 2)])
     told = Told()
     # When a query is opened with it
     query = federation.subscriber().open_query("t", listener=told)
-    # Expect all results in order, whatever the listener raises, then the end, once
+    # Expect all results in order, those that it failed on again, then the end, once, which says what it has not taken
     eventually(lambda: told.ended)
-    assert told.numbers == list(range(1, 301))
+    again = {5: 3, 7: listeners.TRIES, 300: 3}
+    assert told.numbers == [n for n in range(1, 301) for _ in range(again.get(n, 1))]
     assert told.ended == ["finished"]
+    assert query.partial == ("the listener has not taken 1 of the results",)
     with pytest.raises(AdapterStateError, match="listener"):
         query.get_next(1)
 

@@ -231,6 +231,7 @@ def test_what_a_durable_subscription_has_taken_is_told_in_order(
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name="t", durable="d", start="all", bound=4)
     eventually(lambda: subscriber.status()["subscriptions"][uid]["arrived"] >= 4)
+    eventually(lambda: all(past.streams() for past in pasts))
     streams = {past.server_id: past.streams()[0] for past in pasts}
     # When nothing is taken, expect no archive to be told that an object is done which waits from there, or is behind it
     waiting = [(obj.platform.position, consumed) for obj, consumed in subscriber._subscriptions[uid]._waiting]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import pytest
 
 import jbi_pubsub.lookup.server as lookup_server
 import jbi_pubsub.subscriber.session as session_module
-from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub import Config, SubscriberAdapter
 from jbi_pubsub.core.errors import (
     ConfigurationError,
     JbiError,
@@ -22,15 +23,22 @@ from jbi_pubsub.core.errors import (
     PredicateError,
     ProtocolError,
     TypeConflictError,
+    UnknownLeaseError,
     WireError,
     WireTimeoutError,
 )
-from jbi_pubsub.core.info_object import Cause, LossNotice
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
-from jbi_pubsub.pad.proxy import SubscriptionsProxy
-from jbi_pubsub.pad.subscription import PAD_TYPE
+from jbi_pubsub.pad.proxy import Opened, QueryOpened, Subscribed, SubscriptionsProxy
+from jbi_pubsub.pad.subscription import PAD_TYPE, Granted, QueryRequest, SubscriptionRequest
+from jbi_pubsub.subscriber.listeners import ListenerPool
+from jbi_pubsub.subscriber.query import QueryPart
+from jbi_pubsub.subscriber.session import DelegateSession
+from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -337,7 +345,9 @@ def test_a_session_that_has_ended_renews_nothing_any_more(
 
     monkeypatch.setattr(session, "_reconcile", away)
     monkeypatch.setattr(session, "_is_over", lambda _seconds: True)
-    session._subscribe_again("none")  # whereupon its thread looks
+    with session._changed:  # whereupon its thread looks
+        session._dirty = True
+        session._changed.notify_all()
     # Expect no lease there to be renewed
     eventually(lambda: len(subscriber._renewals) == 0)
     eventually(lambda: not subscriber._sessions)
@@ -385,3 +395,174 @@ def test_sessions_are_closed_together(federation: Any, figures: Any, monkeypatch
     subscriber.close()
     # Expect neither to have been waited for alone
     assert not both.broken
+
+
+# -- a session that is lost on another thread -----------------------------------------------------------------------
+
+
+class _Leases:
+    """Stands for the renewal manager: which leases are renewed."""
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+    def manage(self, key: Any, *_given: Any, **_named: Any) -> None:
+        self.held.append(key[1])
+
+    def remove(self, key: Any) -> None:
+        if key[1] in self.held:
+            self.held.remove(key[1])
+
+
+class _Delegate:
+    """Stands for a delegate's calls. `meanwhile` happens before it has answered to one."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed: list[str] = []
+        self.subscribed: list[str] = []
+        self.meanwhile: dict[str, Callable[[], None]] = {}
+        self.opened_at = 0.0
+
+    def open(self, *_given: Any) -> Opened:
+        self.opened += 1
+        self._happens("open")
+        return Opened(f"session-{self.opened}", Lease(f"lease-{self.opened}", 30.0), server="delegate-1")
+
+    def subscribe(self, session_id: str, requests: Any, *_given: Any) -> Any:
+        self.subscribed.append(session_id)
+        self._happens("subscribe")
+        return tuple(Subscribed(granted=Granted(len(self.subscribed))) for _ in requests)
+
+    def open_query(self, session_id: str, *_given: Any) -> QueryOpened:
+        self.subscribed.append(session_id)
+        self._happens("open_query")
+        return QueryOpened(len(self.subscribed), 0)
+
+    def close_session(self, session_id: str) -> None:
+        self.closed.append(session_id)
+
+    def close(self) -> None: ...
+
+    def _happens(self, call: str) -> None:
+        self.meanwhile.pop(call, lambda: None)()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A session whose thread does not run: what it does the test does. With its delegate, the leases, and a
+    subscription that is wanted there."""
+    monkeypatch.setattr(threading.Thread, "start", lambda _thread: pytest.fail("no threads here"))
+    leases, delegate = _Leases(), _Delegate()
+    session = DelegateSession(
+        ServiceRef("delegate-1", "subscriptions", ("127.0.0.1:1",)), Config(), leases,  # type: ignore[arg-type]
+        name="test", is_listed=lambda _uid: True, ended=lambda _session: None,
+    )  # fmt: skip
+    session._proxy = session._history = delegate  # type: ignore[assignment]
+    subscription = LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
+    session.want(subscription)
+    return SimpleNamespace(session=session, leases=leases, delegate=delegate, subscription=subscription)
+
+
+def _turn(alone: Any) -> None:
+    """What the session's thread does in a turn."""
+    alone.session._open_if_needed()
+    alone.session._reconcile()
+
+
+def _lost(alone: Any) -> None:
+    """As the renewal manager's thread says it."""
+    alone.session._lose_session(UnknownLeaseError("unknown"), f"session-{alone.delegate.opened}")
+
+
+@pytest.mark.parametrize("between", ["the connection is stopped", "a query is told"])
+def test_a_loss_is_told_though_the_next_session_opens_at_once(between: str, alone: Any) -> None:
+    # Given a session with a subscription
+    _turn(alone)
+    part = SimpleNamespace(uid="q", opened=QueryOpened(9, 0), fail=lambda _why: None)
+    # When it is lost, and its own thread opens the next one before the other thread is done with that
+    if between == "a query is told":
+        part.fail = lambda _why: _turn(alone)
+        alone.session._parts["q"] = part
+    else:
+        alone.session._receiver = SimpleNamespace(stop=lambda: _turn(alone))
+    _lost(alone)
+    # Expect the loss to be told, the next lease to be renewed, and the subscription to stand
+    assert alone.subscription.lost == {"subscriber_dead": 1}
+    assert alone.leases.held == ["session-2"]
+    assert alone.session.stands("s")
+
+
+def test_an_end_of_a_session_of_before_ends_no_later_one(alone: Any) -> None:
+    _turn(alone)
+    _lost(alone)
+    _turn(alone)
+    # When another thread hears late that the first one is not known any more
+    alone.session._lose_session(UnknownLeaseError("unknown"), "session-1")
+    assert alone.session.stands("s")
+    assert alone.leases.held == ["session-2"]
+
+
+@pytest.mark.parametrize("call", ["subscribe", "open_query"])
+def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_the_next(call: str, alone: Any) -> None:
+    # Given a query beside the subscription
+    part = QueryPart("q", QueryRequest(), "127.0.0.1:1", ListenerPool("test"))
+    alone.session.ask(part)
+    # When the session is lost before the answer to one of them has come
+    alone.delegate.meanwhile[call] = lambda: _lost(alone)
+    _turn(alone)
+    # Expect neither to count as standing; in the next session both
+    assert not alone.session._by_number
+    _turn(alone)
+    assert alone.session.stands("s")
+    assert alone.delegate.subscribed[-2:] == ["session-2", "session-2"]
+    if call == "subscribe":  # it stood in the first one
+        assert alone.subscription.lost == {"subscriber_dead": 1}
+        assert part.error is None
+
+
+def test_a_session_that_opens_while_it_is_closed_does_not_stand(alone: Any) -> None:
+    # When it is closed before the delegate has answered
+    alone.delegate.meanwhile["open"] = alone.session._stopping.set
+    with pytest.raises(WireError):
+        _turn(alone)
+    # Expect the delegate to be told, and no lease to be renewed
+    assert alone.delegate.closed == ["session-1"]
+    assert alone.leases.held == []
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_of_a_delegate_that_was_dead_before_it_a_subscription_is_told_nothing(is_older: bool, alone: Any) -> None:
+    # Given a delegate that never answers; it was listed when the subscription was made, or came later
+    alone.subscription.has_begun = is_older
+    alone.session.unwant("s")
+    alone.session.want(alone.subscription)
+    # When it is given up, expect a loss alone where it may have had objects for the subscription
+    alone.session._end(WireError("away"))
+    assert alone.subscription.lost == ({"delegate_dead": 1} if is_older else {})
+
+
+def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that has had an object from a delegate that is dead
+    monkeypatch.setattr(session_module, "LOOK_SECONDS", 0.001)
+    _turn(alone)
+    registration = Platform(1.0, "r", 1, 4, 0)
+    obj = InfoObject("1", TypeName("t"), b"<m/>", b"", registration)
+    (standing,) = alone.session._by_number.values()
+    standing.hand_on([obj])
+    # When the next one comes from its successor while that is looked for
+    coming = msgspec.structs.replace(obj, platform=msgspec.structs.replace(registration, sequence=2))
+    looks = itertools.count()
+
+    def look(_seconds: float) -> bool:
+        if next(looks) == 3:
+            alone.subscription.add([coming], lambda _count: None)
+        return False
+
+    alone.session._left = SimpleNamespace(wait=look)
+    alone.session._end(WireError("away"))
+    # Expect nothing to be told
+    assert alone.subscription.lost == {}
+    assert next(looks) == 4

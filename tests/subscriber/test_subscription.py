@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
+from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.subscription import LocalSubscription
+from jbi_pubsub.subscriber.subscription import LocalSubscription, PlacedSubscription
 
 
 class Delegate:
@@ -32,8 +34,8 @@ def _object(sequence: int, registration: str = "registration-1") -> InfoObject:
     return InfoObject(f"{sequence}", TypeName("t"), b"<m/>", b"", Platform(1.0, registration, sequence, 4, 0))
 
 
-def _subscription() -> LocalSubscription:
-    return LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
+def _subscription(listener: Any = None, **request: Any) -> LocalSubscription:
+    return LocalSubscription(SubscriptionRequest("s", **request), listener, ListenerPool("test"))
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_losses_object_by_object_are_logged_at_each_power_of_two(
     assert [message.removeprefix("subscription s lost ") for message in caplog.messages] == [
         "1 object: queue_overflow",
         *(f"{total} objects so far: queue_overflow" for total in (2, 4, 8, 40)),
-        *["an unknown number of objects: missed"] * 2,
+        *["an unknown number of objects: missed, how many is not known, at least one"] * 2,
         "3 objects: sequence_gap, delegate alpha",
     ]
     assert subscription.lost == {"queue_overflow": 40, "missed": 2, "sequence_gap": 3}
@@ -115,8 +117,10 @@ def test_what_two_delegates_send_comes_once(subscription: LocalSubscription) -> 
     assert (subscription.duplicates, subscription.lost) == (2, {})
 
 
-def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(subscription: LocalSubscription) -> None:
+@pytest.mark.parametrize("predicate", ["", "/m"], ids=["all", "some"])
+def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(predicate: str) -> None:
     # Given a delegate that had taken 1 to 5 and delivered 1 and 2 when it was cut off, and another that took over
+    subscription = _subscription(predicate=predicate)
     first, second = Delegate(), Delegate()
     subscription.add([_object(n) for n in (1, 2)], first.consumed)
     subscription.add([_object(n) for n in (6, 7, 8)], second.consumed)
@@ -124,8 +128,90 @@ def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(subscription:
     subscription.add([_object(n) for n in (2, 3, 4, 5, 5, 6)], first.consumed)
     # Expect order to hold, three objects to be lost, and the rest to be known
     assert _taken(subscription) == [1, 2, 6, 7, 8]
-    assert subscription.lost == {"late": 3}
-    assert subscription.duplicates == 3
+    if predicate:  # not known before the objects came: perhaps none would have matched
+        assert subscription.lost == {"delegate_dead": 1, "late": 3}
+        assert subscription.duplicates == 3
+    else:
+        assert subscription.lost == {"delegate_dead": 3}
+        assert subscription.duplicates == 6
+
+
+class _Told:
+    """A listener that notes what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def arrived(self, _uid: str, obj: InfoObject) -> None:
+        self.told.append(obj.platform.sequence)
+
+    def lost(self, _uid: str, notice: LossNotice) -> None:
+        self.told.append(
+            (notice.cause.value, notice.count, notice.detail.rpartition("; ")[2].partition(" have not")[0])
+        )
+
+
+@pytest.mark.parametrize(
+    ("predicate", "first", "told"),
+    [
+        ("", 3, []),
+        ("", 5, [("delegate_dead", 2, "numbers 3 to 4 of registration r")]),
+        ("/m", 3, []),
+        ("/m", 5, [("delegate_dead", 0, "2 at most, perhaps none")]),
+    ],
+    ids=["all, none lost", "all, two lost", "some, none lost", "some, perhaps two lost"],
+)  # fmt: skip
+def test_what_a_stopped_delegate_had_is_told_before_the_first_object_of_its_successor(
+    predicate: str, first: int, told: list[Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that has two objects from a delegate, which has stopped, and nobody knows it yet
+    listener, stopped, successor = _Told(), Delegate(), Delegate()
+    subscription = _subscription(listener, predicate=predicate)
+    subscription.add([_object(n, "r") for n in (1, 2)], stopped.consumed)
+    eventually(lambda: listener.told == [1, 2])
+    # When objects come from another one
+    subscription.add([_object(n, "r") for n in (first, 9)], successor.consumed)
+    # Expect what is missing to be told before them, with its number where it is known; nothing if nothing is
+    eventually(lambda: listener.told == [1, 2, *told, first, 9], what=lambda: listener.told)
+    # Expect nothing more to be told of that delegate when its end is known, unless another registration was there
+    assert not subscription.may_lack(stopped.consumed, ["r"], is_placed=False)
+    assert subscription.may_lack(stopped.consumed, ["r", "silent"], is_placed=False)
+    assert subscription.may_lack(successor.consumed, ["r"], is_placed=False)
+    subscription.close()
+
+
+def test_of_a_delegate_that_has_told_what_was_lost_nothing_is_missing(subscription: LocalSubscription) -> None:
+    # Given a delegate that has stopped in order, behind an object of which it has told that it is lost
+    stopped = Delegate()
+    subscription.add([_object(1)], stopped.consumed)
+    subscription.settle(stopped.consumed)
+    # When the next comes from another one, expect nothing to be told twice
+    subscription.add([_object(3)], Delegate().consumed)
+    assert subscription.lost == {}
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_loss_without_a_number_says_whether_there_need_be_one(cause: Cause, eventually: Callable[..., Any]) -> None:
+    listener = _Told()
+    subscription = _subscription(listener)
+    subscription.lose(cause, 0, "why")
+    eventually(lambda: listener.told)
+    subscription.close()
+    ((_, count, side),) = listener.told
+    assert (count, side) in ((0, "how many is not known, perhaps none"), (0, "how many is not known, at least one"))
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_what_an_archive_has_is_not_lost_with_its_delegate(placed: bool) -> None:
+    subscription = PlacedSubscription(SubscriptionRequest("s", start=Start("all")), None, ListenerPool("test"))
+    delegate = SimpleNamespace(server="d", consume=lambda _count: None, taken_over=lambda *_given: None)
+    assert not subscription.may_lack(delegate.consume, ["r"], is_placed=True)
+    # When one comes that no archive has, expect that to be said
+    obj = _object(1)
+    position = msgspec.structs.replace(obj.platform, position=7 if placed else 0)
+    subscription.add_placed([msgspec.structs.replace(obj, platform=position)], delegate)
+    assert subscription.may_lack(delegate.consume, ["r"], is_placed=True) is not placed
+    subscription.close()
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -145,7 +231,7 @@ def test_after_a_failover_every_object_is_delivered_or_lost_once(
     of_first = [n for n in range(1, taken + 1) if n in matching]
     of_second = [n for n in range(acknowledged + 1, 41) if n in matching]
     early, late = [n for n in of_first if n <= delivered], [n for n in of_first if n > delivered]
-    subscription, first, second = _subscription(), Delegate(), Delegate()
+    subscription, first, second = _subscription(predicate="/m"), Delegate(), Delegate()
     subscription.add([_object(n) for n in early], first.consumed)
     # When the rest comes from both, as it may
     while late or of_second:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import GatewaySection
-from jbi_pubsub.core.errors import ArgumentError, ConfigurationError
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, WireError
 from jbi_pubsub.core.wire.places import Shares
 from jbi_pubsub.publisher import lanes
 from jbi_pubsub.web import feeds, gateway
@@ -485,3 +486,24 @@ def test_a_version_has_one_way_to_be_written(reached: Callable[..., Any]) -> Non
     ):
         said = it.ask(method, path, b"<a/>", Content_Type="application/xml")
         assert (said.status, said.json()["code"]) == (400, "argument"), said.body
+
+
+@pytest.mark.parametrize("fault", [asyncio.CancelledError(), WireError("away"), KeyError("mistake")])
+def test_an_answer_that_has_begun_is_not_begun_again(
+    fault: BaseException, reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an answer that is under way when the gateway ends, or something fails
+    at, sent = reached(archive=False).gateway, list[dict[str, Any]]()
+
+    async def streams(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise fault
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    monkeypatch.setattr(at, "_answered", streams)
+    # Expect no second beginning, for which the server would log a traceback, and no end that is none
+    scope = {"type": "http", "path": "/", "method": "GET", "headers": [], "client": ("127.0.0.1", 1)}
+    asyncio.run(at._serve(scope, None, send))
+    assert [message["type"] for message in sent] == ["http.response.start"]
