@@ -31,10 +31,11 @@ from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform,
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
 from jbi_pubsub.pad.proxy import Opened, QueryOpened, Subscribed, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import PAD_TYPE, Granted, QueryRequest, SubscriptionRequest
+from jbi_pubsub.subscriber.coverage import Place
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.query import QueryPart
 from jbi_pubsub.subscriber.session import DelegateSession
@@ -506,7 +507,9 @@ def test_an_end_of_a_session_of_before_ends_no_later_one(alone: Any) -> None:
 @pytest.mark.parametrize("call", ["subscribe", "open_query"])
 def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_the_next(call: str, alone: Any) -> None:
     # Given a query beside the subscription
-    part = QueryPart("q", QueryRequest(), "127.0.0.1:1", ListenerPool("test"))
+    part = QueryPart(
+        "q", QueryRequest(), Place(ServiceItem("", (), alone.session.ref), frozenset()), ListenerPool("test")
+    )
     alone.session.ask(part)
     # When the session is lost before the answer to one of them has come
     alone.delegate.meanwhile[call] = lambda: _lost(alone)
