@@ -438,7 +438,7 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
     rules, matters = said.get("access", []), said.get("policy", [])
     if matters and checkup.config.qos.mode == "off":
         text = f"{path} says who matters, but [qos] mode is off: nobody here asks"
-        yield Finding("policy", "warning", text, 'Set [qos] mode = "on", or start delegates with --policy')
+        yield Finding("policy", "warning", text, "Leave [qos] mode out, or start delegates with --policy")
     count = len(rules) if isinstance(rules, list) else 0
     yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")
 

@@ -447,11 +447,11 @@ def test_the_policy_file(findings: Callable[..., Any], tmp_path: Path) -> None:
     first, second = findings("policy", *setting)
     assert (first["state"], first["advice"]) == ("warning", f"chmod go-w {path}")
     assert (second["state"], "1 [[access]] rules" in second["found"]) == ("ok", True)
-    # When it says who matters, but nobody asks
+    # When it says who matters, but nobody is to ask
     path.write_text('[[policy]]\nname = "p"\nimportance = 2\n')
     path.chmod(0o644)
-    assert states(findings("policy", *setting)) == ["warning", "ok"]
-    assert states(findings("policy", *setting, "--set", "qos.mode=on")) == ["ok"]
+    assert states(findings("policy", *setting, "--set", "qos.mode=off")) == ["warning", "ok"]
+    assert states(findings("policy", *setting)) == ["ok"]
 
 
 # -- the mail server ----------------------------------------------------------------------------------------------
