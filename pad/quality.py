@@ -1,6 +1,6 @@
 """What QoS-managed dissemination does in a delegate or peer publisher, as the rest of pad sees it.
 
-Absent (None) with `[qos] mode = "off"`: then nothing here is asked.
+Absent (None) where `[qos] mode` and the policy file do not ask for it: then nothing here is asked.
 """
 
 from __future__ import annotations

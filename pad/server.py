@@ -534,6 +534,7 @@ class DisseminationServer:
             "calls": self._control.calls,
             "faults": faults(),
             "draining": self._draining.is_set(),
+            "state": self._config.pad.state,
             "limits": {
                 "metadata": self._config.client.max_metadata,
                 "payload": self._config.client.max_payload,

@@ -67,9 +67,10 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
     signer = signer_of(config)
     source = None
     if access is None:
-        access, source = _access_of(config, component)
+        wanted = {"auto": None, "on": True, "off": False}[config.qos.mode]
+        access, source = _access_of(config, component, policies=wanted)
     quality: Quality | None = None
-    if config.qos.mode == "on":
+    if config.qos.mode == "on" or (config.qos.mode == "auto" and source is not None and source.reads_policies):
         from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason
 
         quality = Enforcement(config, component, source)
@@ -111,7 +112,7 @@ def access_of(config: Config, component: str, own: Login | None = None) -> Acces
 
 
 def _access_of(
-    config: Config, component: str, own: Login | None = None
+    config: Config, component: str, own: Login | None = None, *, policies: bool | None = False
 ) -> tuple[AccessPolicy | None, AccessManager | None]:
     """The same, and the manager of the file whose other rules may be followed."""
     section = config.policy
@@ -124,7 +125,7 @@ def _access_of(
     elif section.file:
         from jbi_pubsub.policy import manager  # here: what is off is not imported
 
-        source = manager.access_of(config, component)
+        source = manager.access_of(config, component, policies=policies)
         access = Reserved(source)
     if section.users or (own is not None and access is not None):
         from jbi_pubsub.policy.users import with_users  # here, for the same reason

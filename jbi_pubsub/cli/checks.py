@@ -54,6 +54,8 @@ class Finding(NamedTuple):
 
 MAIL_SECONDS: Final = 3.0
 """For each step of the mail server."""
+MAIL_WAITS_SECONDS: Final = 60.0
+"""A mail that has waited longer is worth a warning."""
 PORT_SECONDS: Final = 1.0
 """For who has our port to say who that is."""
 SLOW_SECONDS: Final = 1.0
@@ -232,10 +234,51 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
     if config.archive.folder:  # it is made where it is not there yet
         archive = Path(config.archive.folder).absolute()
         folders["[archive] folder"] = archive if archive.is_dir() else archive.parent
-    if not folders:
-        yield Finding("disk", "skipped", "nothing is kept on disk ([lookup] state, [pad] state)")
     for what, folder in folders.items():
         yield _disk(what, folder)
+    running = list(_running(checkup))
+    for at, facts in running:
+        yield _keeps(at, facts)
+    if not folders and not running:
+        yield Finding("disk", "skipped", "this configuration keeps nothing on disk ([lookup] state, [pad] state)")
+
+
+def _keeps(at: str, facts: Mapping[str, Any]) -> Finding:
+    """What a server that runs keeps on its disk, as it says."""
+    archive, store = _table(facts, "archive"), _table(facts, "store")
+    kept = {
+        "e-mail subscriptions in": facts.get("state"),
+        "what is published in": archive.get("folder"),
+        "registrations in": store.get("path"),
+    }
+    told = ", ".join(f"{what} {place}" for what, place in kept.items() if place)
+    text = f"{at} keeps {told or 'nothing on disk'}"
+    full = "the archive is full" if archive.get("full") else ""
+    if wrong := store.get("fault") or archive.get("index_trouble") or full:
+        return Finding("disk", "failure", f"{text}: {wrong}", "See its log, and the room on its disk: df -h")
+    return Finding("disk", "ok", text)
+
+
+def _running(checkup: Checkup) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each server that answers, what to call it, and what it says of itself."""
+    for answer in checkup.found().servers:
+        if answer.error is None:
+            yield _called(answer), answer.value
+
+
+def _called(answer: Answer) -> str:
+    return " ".join(f"{_kind(answer.value)} {answer.value.get('name', '')} at {answer.at}".split())
+
+
+def _table(facts: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A part of a status, which may be an older server's, or a stranger's."""
+    found = facts.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(facts: Mapping[str, Any], key: str) -> float:
+    found = facts.get(key)
+    return float(found) if isinstance(found, (int, float)) else 0.0
 
 
 def _disk(what: str, folder: Path) -> Finding:
@@ -353,7 +396,31 @@ def multicast(checkup: Checkup) -> Iterator[Finding]:
 
 
 def mail(checkup: Checkup) -> Iterator[Finding]:
-    """Whether the mail server takes connections, and TLS if that is required. Nothing is sent."""
+    """Where mail of those that run goes, and what waits; whether the mail server that is configured here takes
+    connections, and TLS if that is required. Nothing is sent."""
+    running = [(at, facts["mail"]) for at, facts in _running(checkup) if _table(facts, "mail")]
+    for at, told in running:
+        yield _mailing(at, told)
+    if checkup.is_set("mail") or not running:
+        yield from _mail_server(checkup)
+
+
+def _mailing(at: str, facts: Mapping[str, Any]) -> Finding:
+    waiting, oldest = _number(facts, "queued"), _number(facts, "oldest")
+    text = f"{at}: mail goes to {facts.get('server')}"
+    if waiting:
+        text += f", {waiting:,.0f} wait, the first for {oldest:,.0f} s"
+    if fault := facts.get("fault"):
+        return Finding("mail", "failure", f"{text}: {fault}", "Make room on its disk, or free its --state file")
+    if away := facts.get("away"):
+        state: State = "failure" if waiting else "warning"
+        return Finding("mail", state, f"{text}: {away}", "Start that mail server, or --set mail.host=HOST there")
+    if waiting and oldest > MAIL_WAITS_SECONDS:
+        return Finding("mail", "warning", f"{text}: it is slow", "See its log: who is refused, and how fast it goes")
+    return Finding("mail", "ok", text)
+
+
+def _mail_server(checkup: Checkup) -> Iterator[Finding]:
     settings = checkup.config.mail
     at = f"{settings.host}:{settings.port}"
     try:
@@ -421,11 +488,33 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
 
 
 def policy(checkup: Checkup) -> Iterator[Finding]:
-    """Whether the file of rules is there, is TOML, and is its owner's alone to write."""
+    """Whom those that run let in; whether the file of rules that is configured here is there, is TOML, and is its
+    owner's alone to write."""
+    running = list(_running(checkup))
+    for at, facts in running:
+        yield _lets_in(at, _table(facts, "access"))
     name = checkup.config.policy.file
-    if not name:
-        yield Finding("policy", "skipped", "not set: everybody who can connect may do everything")
-        return
+    if name:
+        yield from _policy_file(checkup, name)
+    elif not running:
+        yield Finding("policy", "skipped", "this configuration names none: servers with it let everybody do everything")
+
+
+def _lets_in(at: str, facts: Mapping[str, Any]) -> Finding:
+    """Whom a server that runs lets in, as it says."""
+    rules, users = _number(facts, "rules"), _table(facts, "users")
+    who = (
+        f"who has a password ({users.get('file') or users.get('directory')})" if users else "everybody who can connect"
+    )
+    text = f"{at}: {who} may do everything"
+    if rules:
+        text = f"{at}: {counted(round(rules), 'access rule')} of {facts.get('file')}"
+    if fault := facts.get("fault") or users.get("fault"):
+        return Finding("policy", "failure", f"{text}; not in force: {fault}", "jbi policy check FILE, there")
+    return Finding("policy", "ok", text)
+
+
+def _policy_file(checkup: Checkup, name: str) -> Iterator[Finding]:
     path = Path(name)
     try:
         text = path.read_text()
@@ -444,7 +533,7 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
     rules, matters = said.get("access", []), said.get("policy", [])
     if matters and checkup.config.qos.mode == "off":
         text = f"{path} says who matters, but [qos] mode is off: nobody here asks"
-        yield Finding("policy", "warning", text, 'Set [qos] mode = "on", or start delegates with --policy')
+        yield Finding("policy", "warning", text, "Leave [qos] mode out, or start delegates with --policy")
     count = len(rules) if isinstance(rules, list) else 0
     yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")
 
@@ -533,9 +622,7 @@ def servers(checkup: Checkup) -> Iterator[Finding]:
             yield Finding("servers", "failure", answer.error.message, advice)
             continue
         facts = answer.value
-        text = f"{_kind(facts)} {facts.get('name', '')} at {answer.at}, {_shown_time(answer.seconds)}".replace(
-            "  ", " "
-        )
+        text = f"{_called(answer)}, {_shown_time(answer.seconds)}"
         certificate, faults = facts.get("tls"), facts.get("faults")
         if isinstance(certificate, dict) and (certificate.get("ends_soon") or certificate.get("revoked")):
             wrong = "is revoked" if certificate.get("revoked") else f"ends in {certificate.get('days')} days"

@@ -419,7 +419,7 @@ _TYPES: Final = (
 
 
 _UNMANAGED: Final = Table(
-    (Column("quality of service", long=True),), [("no server that answers manages it: [qos] mode is off",)]
+    (Column("quality of service", long=True),), [("no server manages it: no policies, or [qos] mode is off",)]
 )
 
 

@@ -259,8 +259,8 @@ class PolicySection(_Section, frozen=True):
 class QosSection(_Section, frozen=True):
     """QoS-managed dissemination: what policies say of importance, deadlines, rates and shapes is enforced."""
 
-    mode: Literal["off", "on"] = "off"
-    """"off": nothing of it exists."""
+    mode: Literal["auto", "off", "on"] = "auto"
+    """"on"; "off": nothing of it exists; "auto": on where [policy] file speaks of it when the process starts."""
     bins: Annotated[int, msgspec.Meta(ge=1, le=50)] = 15
     """Classes of importance and cost in which objects wait to be judged; 1 is first come, first served."""
     credit: Limit = 1_024

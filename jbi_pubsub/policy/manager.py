@@ -53,13 +53,14 @@ class AccessManager:
         component: str,
         audit_log: audit.AuditLog | None = None,
         everything: bool = False,
-        policies: bool = False,
+        policies: bool | None = False,
         keep: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too;
-        `policies`: what the file says of who matters is read as well, for those who `follow`; `keep`: what is archived,
-        for those who `follow_keep`. Raises PolicyError for a file that can't be used."""
+        `policies`: what the file says of who matters is read as well, for those who `follow`, None: if it says anything
+        of that now; `keep`: what is archived, for those who `follow_keep`. Raises PolicyError for a file that can't be
+        used."""
         self.path = path
         self.component = component
         self.version = 1
@@ -77,7 +78,7 @@ class AccessManager:
         self._keep: tuple[KeepRule, ...] = ()
         self._keepers: list[Callable[[tuple[KeepRule, ...]], None]] = []
         self._following = threading.Lock()
-        self._rules, document = self._read()
+        self._rules, document = self._read(first=True)
         self._review(document, self._rules)
         self._pending = self._seen
         self._taking = threading.Lock()
@@ -93,6 +94,11 @@ class AccessManager:
     def rules(self) -> AccessRules:
         """Those in force."""
         return self._rules
+
+    @property
+    def reads_policies(self) -> bool:
+        """Whether there is something to `follow`."""
+        return bool(self._reads_policies)
 
     def follow(self, follower: Callable[[PolicySet], None]) -> None:
         """Have `follower` told who matters, now and whenever that changes; for one that was made with `policies`."""
@@ -244,12 +250,20 @@ class AccessManager:
                 with guarded("follower of policies"):
                     follower(policies)
 
-    def _read(self) -> tuple[AccessRules, file.Document]:
+    def _read(self, *, first: bool = False) -> tuple[AccessRules, file.Document]:
         """The rules; the policies are put down as well, once all of the file is right."""
         document, said = file.read(self.path)
         for line in said:
             log.warning("%s", line)
         rules = access_rules(document)
+        says = any(document.tables.get(kind) for kind in file.QOS_KINDS)
+        if self._reads_policies is None and says:
+            if first:
+                self._reads_policies = True
+            else:
+                log.warning(
+                    "%s: says who matters, as it did not when %s began: start that again", self.path, self.component
+                )
         if self._reads_policies:
             self._read_policies(document, rules)
         kept = self._read_keep(document)
@@ -287,8 +301,9 @@ class AccessManager:
             log.warning("and %d more: `jbi policy check %s`", len(warnings) - TOLD_MOST, self.path)
 
 
-def access_of(config: Config, component: str) -> AccessManager:
-    """The policy that the configuration names for a component. Raises PolicyError."""
+def access_of(config: Config, component: str, *, policies: bool | None = False) -> AccessManager:
+    """The policy that the configuration names for a component; `policies` as an AccessManager takes them. Raises
+    PolicyError."""
     section = config.policy
     log_file = audit.opened(section.audit)
     try:
@@ -297,7 +312,7 @@ def access_of(config: Config, component: str) -> AccessManager:
             component=component,
             audit_log=log_file,
             everything=section.audit_all,
-            policies=config.qos.mode == "on",
+            policies=policies,
             keep=bool(config.archive.folder),
         )
     except PolicyError:

@@ -398,10 +398,10 @@ from archived import record
 from jbi_pubsub.archive.index import DuckIndex
 index = DuckIndex(Path(sys.argv[1]), b"an archive's id.", 2**62, enough=20)
 at = index.position
-print("begins", flush=True)
 while True:
     index.add([record(n, b"<m><a>%d</a><b>x</b><b>y</b></m>" % n) for n in range(at + 1, at + 301)], at + 300)
     at += 300
+    print(at, flush=True)
 """
 
 
@@ -414,19 +414,18 @@ def test_after_a_kill_there_is_what_the_position_says(tmp_path: Path) -> None:
         command = [sys.executable, "-c", _FILLS, str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": oracles}) as worker:
             assert worker.stdout is not None
-            assert worker.stdout.readline() == b"begins\n"
+            taken = int(worker.stdout.readline())  # the kill falls into what follows
             with suppress(subprocess.TimeoutExpired):
                 worker.wait(chance.uniform(0.1, 0.4))
             worker.kill()
         # Expect each object up to the position once, and none beyond
         index = DuckIndex(tmp_path, ID, 2**62)
         assert index.why_anew == ""
-        assert index.position >= before
+        assert index.position >= taken > before
         before = index.position
         assert index.candidates(asked("/m/b='y'"), QUERY, 0, 2**62).positions == list(range(1, before + 1))
         assert index.candidates(asked("/m/a>0"), QUERY, 0, 2**62).positions == list(range(1, before + 1))
         index.close()
-    assert before
 
 
 def test_all_columns_of_eight_types_fit_into_a_quarter_of_the_memory(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 
@@ -28,7 +29,7 @@ from jbi_pubsub.cli.checks import CHECKS, Checkup, Finding
 from jbi_pubsub.cli.doctor import examine, report
 from jbi_pubsub.cli.parties import Answer, together
 from jbi_pubsub.cli.show import places
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, MailSection, PolicySection
 from jbi_pubsub.core.errors import StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
@@ -447,11 +448,11 @@ def test_the_policy_file(findings: Callable[..., Any], tmp_path: Path) -> None:
     first, second = findings("policy", *setting)
     assert (first["state"], first["advice"]) == ("warning", f"chmod go-w {path}")
     assert (second["state"], "1 [[access]] rules" in second["found"]) == ("ok", True)
-    # When it says who matters, but nobody asks
+    # When it says who matters, but nobody is to ask
     path.write_text('[[policy]]\nname = "p"\nimportance = 2\n')
     path.chmod(0o644)
-    assert states(findings("policy", *setting)) == ["warning", "ok"]
-    assert states(findings("policy", *setting, "--set", "qos.mode=on")) == ["ok"]
+    assert states(findings("policy", *setting, "--set", "qos.mode=off")) == ["warning", "ok"]
+    assert states(findings("policy", *setting)) == ["ok"]
 
 
 # -- the mail server ----------------------------------------------------------------------------------------------
@@ -598,6 +599,59 @@ def test_a_federation_that_is_well(
     [found] = findings("locators", "--locator", federation.lookups[0].address, "--group", "elsewhere")
     assert found["state"] == "warning"
     assert f"jbi --group '{federation.config.lookup.groups[0]}'" in found["advice"]
+
+
+def test_what_servers_that_run_keep_and_whom_they_let_in(
+    federation: Any, flags: list[str], findings: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a delegate that keeps things and has rules, of which the configuration here knows nothing
+    pytest.importorskip("duckdb")
+    rules, archive = tmp_path / "policy.toml", tmp_path / "archive"
+    rules.write_text("[[access]]\n")
+    federation.config = msgspec.structs.replace(
+        federation.config,
+        pad=msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state")),
+        archive=msgspec.structs.replace(federation.config.archive, folder=str(archive)),
+        policy=PolicySection(file=str(rules)),
+    )
+    pad = federation.pad("alpha", "rome")
+    eventually(lambda: len(findings("servers", *flags)) == 2)
+    at = f"delegate alpha at {pad.address}"
+    # Expect what each says of itself
+    lookup, delegate = findings("disk", *flags)
+    assert (lookup["state"], "keeps nothing on disk" in lookup["found"]) == ("ok", True)
+    assert delegate["found"] == f"{at} keeps e-mail subscriptions in {tmp_path}/state, what is published in {archive}"
+    lookup, delegate = findings("policy", *flags)
+    assert "everybody who can connect may do everything" in lookup["found"]
+    assert (delegate["state"], delegate["found"]) == ("ok", f"{at}: 1 access rule of {rules}")
+    # When its rules can't be used any more
+    rules.write_text("[[access]")
+    eventually(lambda: pad.status()["access"]["fault"])
+    assert states(findings("policy", *flags)) == ["ok", "failure"]
+
+
+def test_mail_that_waits_at_a_server_that_runs(
+    federation: Any, flags: list[str], findings: Callable[..., Any], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate whose mail server is not there, unlike that of the configuration here
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    mail = MailSection(host="127.0.0.1", port=port, retries=9, retry_seconds=60.0)
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, mail=mail))
+    eventually(lambda: len(findings("servers", *flags)) == 2)
+    [found] = findings("mail", *flags)
+    assert (found["state"], found["found"].endswith(f"mail goes to 127.0.0.1:{port}")) == ("ok", True)
+    # When mail waits there
+    publisher, subscriber = federation.light(), federation.subscriber()
+    registration = figures.register(publisher)
+    subscriber.register_subscriber(type_name="Intel_Imagery", recipients=["a@example.org"], direct=False)
+    publisher.wait_for_subscribers(registration, 1)
+    for _ in range(3):
+        publisher.publish(registration, figures.figure_1)
+    eventually(lambda: pad.status()["mail"]["away"] and pad.status()["mail"]["queued"] == 3)
+    # Expect that to be a failure, with how many
+    [found] = findings("mail", *flags)
+    assert (found["state"], "3 wait" in found["found"]) == ("failure", True)
 
 
 def test_a_delegate_that_is_listed_and_dead(

@@ -17,6 +17,7 @@ from lxml import etree
 
 from jbi_pubsub import RegistrationUid, Wish
 from jbi_pubsub.core.config import PolicySection, QosSection
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.pad.intake import Intake, Lane
 from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.policy import condition, manager, policyfile
@@ -411,3 +412,65 @@ def test_levels_and_shapes_and_pacing_are_each_on_or_off_by_themselves(
         assert [len(obj.payload) for one in known for obj in came(subscriber, one, 1)] == [10 if shapes else 120] * 2
         destinations = [1] if paces else []
         eventually(lambda d=destinations: [r["destinations"] for r in delegate.status()["qos"]["links"]] == d)
+
+
+# -- when it is on ----------------------------------------------------------------------------------------------------
+
+RATE = '[[policy]]\nname = "slow"\naction = "subscribe"\nmax_rate = "0.01/s"\n'
+ACCESS = "[[access]]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "is_on"),
+    [
+        (RATE, None, True),
+        (ACCESS + RATE, "auto", True),
+        (RATE, "off", False),
+        (ACCESS, None, False),
+        (ACCESS, "on", True),
+    ],
+)
+def test_a_file_that_says_who_matters_is_enforced(
+    federation: Any,
+    figures: Any,
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    text: str,
+    mode: Any,
+    is_on: bool,
+) -> None:
+    # Given a delegate that was only told where the policy file is
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    qos = QosSection() if mode is None else QosSection(mode=mode)
+    federation.config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(path)), qos=qos)
+    pad = federation.pad()
+    assert ("qos" in pad.status()) == is_on
+    if text == ACCESS:
+        return
+    # When much more is published than it allows, expect that much to come if it is enforced, and all if it is not
+    publisher, subscriber = federation.light(), federation.subscriber()
+    (registration,) = registered(publisher, figures, "report")
+    uid = subscriber.register_subscriber(type_name="report")
+    assert subscriber.wait_matched(uid) == 1
+    for _ in range(40):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    if is_on:
+        eventually(lambda: subscriber.losses(uid) == {Cause.RATE: 39})
+    assert all(came(subscriber, uid, 1 if is_on else 40))
+
+
+def test_a_file_that_says_who_matters_later_is_told(
+    federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate whose file has spoken of access alone
+    monkeypatch.setattr(manager, "LOOK_SECONDS", 0.05)
+    path = tmp_path / "policy.toml"
+    path.write_text(ACCESS)
+    federation.config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(path)))
+    pad = federation.pad()
+    # When it speaks of who matters, expect a word that this needs a new start
+    path.write_text(ACCESS + RATE)
+    eventually(lambda: "start that again" in caplog.text)
+    assert "qos" not in pad.status()
