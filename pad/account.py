@@ -25,7 +25,7 @@ Share = tuple[str, int]
 NO_SHARE: Final[Share] = ("", 0)
 
 
-class Shares:
+class RequestQuota:
     """What peers have standing here, in bytes of their requests: registrations, subscriptions, open queries. Any
     thread."""
 

@@ -56,7 +56,7 @@ from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
-from jbi_pubsub.pad.account import Account, Shares
+from jbi_pubsub.pad.account import Account, RequestQuota
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
@@ -232,7 +232,7 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
-        self._shares = Shares()
+        self._shares = RequestQuota()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
         turns = self._quality.links if self._quality is not None else None

@@ -28,7 +28,7 @@ from jbi_pubsub.core.history import Consumer
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, matches
-from jbi_pubsub.pad.account import NO_SHARE, Share, Shares
+from jbi_pubsub.pad.account import NO_SHARE, RequestQuota, Share
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.keeping import Keeping
 from jbi_pubsub.pad.subscription import MIN_SECRET, NEW, SubscriptionRequest
@@ -204,7 +204,7 @@ class Durables:
         keeping: Keeping,
         lease: float,
         under_way: UnderWay,
-        shares: Shares,
+        shares: RequestQuota,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:

@@ -64,7 +64,7 @@ from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, joined
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate, size_of
-from jbi_pubsub.pad.account import NO_SHARE, Share, Shares
+from jbi_pubsub.pad.account import NO_SHARE, RequestQuota, Share
 from jbi_pubsub.pad.archiving import Archiving, entries_of, provenance_of
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.dissemination import Seal, disseminate, takes
@@ -241,7 +241,7 @@ class History:
         access: AccessPolicy,
         max_queries: int,
         numbers: Callable[[], int],
-        shares: Shares,
+        shares: RequestQuota,
         contract: Contracting,
         end_contract: Callable[[Contract | None], None],
         name: str,

@@ -96,7 +96,7 @@ class Registration:
     """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
     bad_signature: int = 0
     share: tuple[str, int] = field(default=("", 0), repr=False)
-    """What its request takes of its peer's (see account.Shares)."""
+    """What its request takes of its peer's (see account.RequestQuota)."""
     untold: JbiError | None = None
     """Why a lookup service refuses to list it, until its publisher is told."""
     has_ended: bool = False

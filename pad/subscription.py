@@ -572,7 +572,7 @@ class Subscription:
     set_aside: str = ""
     """Why it is not evaluated for some registration that it matches; "" where it is for all."""
     share: tuple[str, int] = field(default=("", 0), repr=False)
-    """What its request takes of its peer's (see account.Shares)."""
+    """What its request takes of its peer's (see account.RequestQuota)."""
     is_replayed: bool = False
     """It began in the past, and catches up with an archive."""
     replayed: int = 0

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
-from jbi_pubsub.core.wire.places import Shares
+from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.subscriber import SubscriptionUid
 
 FEEDS_MOST: Final = 85
@@ -201,7 +201,7 @@ class Feeds:
         self._call = call
         self._adapter = adapter
         self._feeds: dict[str, Feed] = {}
-        self._shares = Shares(FEEDS_MOST, "too many subscriptions are open")
+        self._shares = PeerShares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
         return self._shares.taken

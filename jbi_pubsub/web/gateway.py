@@ -45,7 +45,7 @@ from jbi_pubsub.core.hosts import is_ours, names_of
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
-from jbi_pubsub.core.wire.places import Shares, asked_by, peer_of, share_of
+from jbi_pubsub.core.wire.places import PeerShares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.moments import is_place
 from jbi_pubsub.subscriber.owner import user_secret
 
@@ -111,10 +111,10 @@ class Gateway(HttpServer):
         super().__init__(config, section.host, section.port, section="gateway", ended=ended)
         self._names = names_of((section.host, socket.gethostname(), *section.names))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jbi-gateway-call")
-        self._calls = Shares(WAITING_MOST, "too many calls are under way here")
+        self._calls = PeerShares(WAITING_MOST, "too many calls are under way here")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._bodies = Shares(BODIES_MOST, "too many bytes are under way here")
-        self._answers = Shares(ANSWERS_MOST, "too many bytes of answers are on their way here")
+        self._bodies = PeerShares(BODIES_MOST, "too many bytes are under way here")
+        self._answers = PeerShares(ANSWERS_MOST, "too many bytes of answers are on their way here")
         try:
             self.guests = Guests(config, token, self.call)
         except BaseException:

@@ -30,7 +30,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.places import Place, Shares, peer_of
+from jbi_pubsub.core.wire.places import PeerShares, Place, peer_of
 from jbi_pubsub.pad.stages import access_of
 from jbi_pubsub.subscriber import SubscriberAdapter
 
@@ -142,7 +142,7 @@ class Guests:
         self._accounts = self._access if isinstance(self._access, Accounts) else None
         self._guests: dict[tuple[str, str], Guest] = {}
         """By user and password: a header says the same in many ways."""
-        self._logins = Shares(LOGINS_MOST, "too many passwords are being checked")
+        self._logins = PeerShares(LOGINS_MOST, "too many passwords are being checked")
         self._leaving: list[threading.Thread] = []
 
     @property

@@ -17,7 +17,7 @@ from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.pad import account
-from jbi_pubsub.pad.account import Shares
+from jbi_pubsub.pad.account import RequestQuota
 from jbi_pubsub.pad.history import check_query
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, HistoryProxy, SubscriptionsProxy
 from jbi_pubsub.pad.server import DisseminationServer
@@ -101,7 +101,7 @@ def test_a_template_that_no_lookup_service_watches_for_is_refused_at_the_call(fe
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that a peer may have standing."""
     most = 20_000
-    monkeypatch.setattr(account.Shares.__init__, "__defaults__", (most,))
+    monkeypatch.setattr(account.RequestQuota.__init__, "__defaults__", (most,))
     return most
 
 
@@ -211,7 +211,7 @@ def test_durable_subscriptions_that_nobody_has_open_count_as_well(
 
 
 def test_shares_are_each_peers_own() -> None:
-    shares = Shares(100)
+    shares = RequestQuota(100)
     taken = shares.take(Caller("10.0.0.1:1"), 80)
     with pytest.raises(OversizeError):
         shares.take(Caller("10.0.0.1:2"), 30)

@@ -18,7 +18,7 @@ import pytest
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import GatewaySection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, WireError
-from jbi_pubsub.core.wire.places import Shares
+from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.publisher import lanes
 from jbi_pubsub.web import feeds, gateway
 from jbi_pubsub.web.gateway import Gateway
@@ -330,9 +330,9 @@ def test_what_does_not_fit_is_told_429_and_when_to_come_again(
     assert (said.status, said.json()["code"], said.headers["Retry-After"]) == (429, "back_pressure", "1")
     assert 0 <= said.json()["facts"]["published"] < 50
     # Expect the same of subscriptions and bodies
-    it.gateway.guests.own.feeds._shares = Shares(0, "too many subscriptions are open")
+    it.gateway.guests.own.feeds._shares = PeerShares(0, "too many subscriptions are open")
     assert it.ask("POST", f"{TYPE}/subscriptions").status == 429
-    it.gateway._bodies = Shares(100, "too many bytes are under way here")
+    it.gateway._bodies = PeerShares(100, "too many bytes are under way here")
     assert it.publish((report(1), b"x" * 100), at=path).status == 429
     monkeypatch.setattr(gateway, "BODY_MOST", 200)
     assert it.publish((report(1), b"x" * 200), at=path).status == 413

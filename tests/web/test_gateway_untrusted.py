@@ -18,7 +18,7 @@ import pytest
 from jbi_pubsub.core import spool
 from jbi_pubsub.core.errors import BackPressureError, OversizeError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
-from jbi_pubsub.core.wire.places import Shares
+from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.web import common, feeds, gateway, server
 from jbi_pubsub.web.feeds import Feed, Feeds
 from jbi_pubsub.web.operations import objects_in
@@ -205,7 +205,7 @@ def test_a_peer_has_its_share_of_streams(reached: Callable[..., Any], monkeypatc
 
 
 def test_a_share_is_given_back() -> None:
-    shares = Shares(8, "too much")
+    shares = PeerShares(8, "too much")
     with shares.held("a", 6), pytest.raises(BackPressureError, match="too much"):
         shares.take("a")
     shares.take("a", 6)

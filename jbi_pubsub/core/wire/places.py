@@ -92,7 +92,7 @@ def room(places: Mapping[K, Place], peer: str, most: int) -> list[K] | None:
     return [min(idle, key=lambda each: each[:3])[3]] if idle else None
 
 
-class Shares:
+class PeerShares:
     """An amount that peers have of something of which there is `most`; none has more than its share. Not for several
     threads."""
 
