@@ -24,6 +24,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/ratchet.py
 
 fmt: $(VENV)/test.stamp
 	$(BIN)/ruff check --fix .
