@@ -60,4 +60,3 @@ def test_exceptions_only_fall(ratchet: Any, there: Any) -> None:
     told = ratchet.faults(LIMITS, allowed, there)
     assert "classes: room/one.py:A has only 4 now, 9 is written down: lower it" in told
     assert "classes: room/gone.py:B is no more: take it out" in told
-

@@ -70,7 +70,7 @@ def test_the_clock_ends_a_child_that_only_waits() -> None:
     assert cause(Children(), "rest", b"60") == ("clock", f"did not end within {SOON.deadline} s by the clock")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_who_is_killed_from_outside_is_no_verdict_on_the_work(number: signal.Signals, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with ThreadPoolExecutor(1) as pool:

@@ -84,6 +84,8 @@ def test_honest_federates_go_on_while_one_floods_the_rti(
     hostile = session(federation, where)
     ended = threading.Event()
 
+    faults = served.status()["faults"]  # of this process: other tests make some
+
     def flood() -> None:
         try:
             while not ended.is_set():
@@ -112,7 +114,7 @@ def test_honest_federates_go_on_while_one_floods_the_rti(
     # and nobody else to be resigned
     air = next(each for each in served.status()["federations"] if each["name"] == "Air")
     assert air["federates"][:2] == ["a", "b"]
-    assert served.status()["faults"] == {}
+    assert served.status()["faults"] == faults
 
 
 def test_a_federate_that_reads_no_answers_holds_up_nobody(

@@ -297,7 +297,7 @@ def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is
         federation.stack.callback(sock.close)
         greet(Line(sock), Hello(token))
         # Expect the old endpoint to have handed it over, and not to have closed it
-        eventually(lambda: any(thread is None for _, thread in old._open.values()))
+        eventually(lambda: any(place.kept for place in old._open.values()))
         eventually(lambda: server._channels["listener"].connected)
 
     monkeypatch.setattr(server, "_announce", connect)

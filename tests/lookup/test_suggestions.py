@@ -128,7 +128,11 @@ def test_who_leaves_asks_no_more_after_names_that_were_announced(monkeypatch: py
     class Link:
         """Of mDNS: each name that is asked after takes its time."""
 
+        cache = loop = None
+
         def __init__(self, **_options: object) -> None: ...
+
+        def add_listener(self, _listener: object, _question: None) -> None: ...
 
         def get_service_info(self, _kind: str, name: str, timeout: int) -> None:
             asked.append(f"{name} {timeout}")
