@@ -137,6 +137,25 @@ def test_services_and_status(
     assert said(*flags, "status").code == 0
 
 
+def test_two_delegates_of_one_name_are_told(
+    flags: list[str], federation: Any, said: Callable[..., Any], caplog: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate, and one of another name
+    first = federation.pad("alpha", "rome")
+    federation.pad("alpha", "paris")
+    eventually(lambda: len(json.loads(said(*flags, "services", "--json").out)) == 3)
+    assert said(*flags, "services").err == ""
+    # When one more begins under its name
+    second = federation.pad("alpha", "rome")
+    # Expect it to warn of the other, and each command that lists them
+    eventually(lambda: f"another delegate is called (alpha, rome), at {first.address}" in caplog.text)
+    assert second.address not in caplog.text
+    text = f"2 delegates are called (alpha, rome), at {', '.join(sorted((first.address, second.address)))}: publishers"
+    assert said(*flags, "services").err.startswith(f"jbi: {text}")
+    found = json.loads(said(*flags, "doctor", "servers", "--json").out)["checks"]
+    assert [each["state"] for each in found if text in each["found"]] == ["warning"]
+
+
 def test_the_lookup_service_is_administered(
     flags: list[str], federation: Any, said: Callable[..., Any], start: Callable[..., Any], world: str
 ) -> None:
