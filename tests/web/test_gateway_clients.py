@@ -139,6 +139,34 @@ def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None
 
 
 @pytest.mark.processes
+def test_a_javascript_client_goes_on_when_the_gateway_restarts(
+    node: str, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    if (javascript := shutil.which("node")) is None:
+        pytest.skip("there is no Node.js here")
+    # Given one that subscribes by a gateway of its own
+    at = ("--locator", os.environ["JBI_LOOKUP_LOCATORS"])
+    gateway = start(*at, "gateway", "--port", "0", "--json")
+    url = gateway.fact()["url"]
+    client = [javascript, str(CLIENTS / "client.mjs")]
+    following = [*client, "subscribe", url, "report", "1.0", "", "1"]
+    with subprocess.Popen(following, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert json.loads(reading.stdout.readline())["kind"] == "open"
+        # When that is killed, and is back some time later
+        gateway.end(kill=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            reading.wait(2.0)
+        start(*at, "gateway", "--port", url.rpartition(":")[2], "--json").fact()
+        # Expect it to be there again, and to get what is published
+        assert json.loads(reading.stdout.readline())["kind"] == "open"
+        words = ("publish", node, "report", "1.0", "<report><n>1</n></report>")
+        subprocess.run([*client, *words], capture_output=True, timeout=60, check=True)
+        assert "object" in [json.loads(line)["kind"] for line in reading.stdout]  # and `lost`, of what came meanwhile
+        assert reading.wait(60.0) == 0
+
+
+@pytest.mark.processes
 def test_the_sample_client_publishes_subscribes_and_queries(node: str) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
