@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.core.config import ArchiveSection
-from jbi_pubsub.examples.demo import Demo, _archive_flags
+from jbi_pubsub import Config
+from jbi_pubsub.cli import demonstration
+from jbi_pubsub.core.config import ArchiveSection, LookupSection
+from jbi_pubsub.examples.demo import GROUP, Demo, _archive_flags
+from jbi_pubsub.examples.federation import Federation
 
 pytestmark = pytest.mark.processes
 
@@ -205,7 +208,9 @@ def test_the_demo_is_right_whatever_the_user_has_configured(monkeypatch: pytest.
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Given an installation without the extra
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -218,6 +223,28 @@ def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(monkey
     assert "jbi-pubsub[archive]" in state.without
     assert state.without == state.summary()["without"]
     assert len(state.rows) == 8
+    # and not that everything has arrived, when all that is left has
+    monkeypatch.setattr(Demo, "right", True)
+    demonstration._summarise(state, as_json=False)
+    *_, verdict, left_out = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("what 8 subscribers were to get arrived, nothing twice")
+    assert left_out == f"left out: {state.without}"
+
+
+def test_the_demo_and_a_node_beside_it_do_not_know_each_other(
+    start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given the servers of a demo, and a node that asks at their lookup service
+    with Federation(Config(lookup=LookupSection(groups=(GROUP,)))) as demo:
+        demo.lookup().delegate("alpha", "rome")
+        there = ("--no-multicast", "--locator", demo.locator, "--group", "")
+        flags = ("--set", "lookup.port=0", "--set", "node.archive=false")
+        node = start(*there, *flags, "node", "start", "--folder", str(tmp_path), "--json").fact()
+        # Expect each to be found by its own alone
+        for group, locator, delegate in ((GROUP, demo.locator, demo.ready["alpha"]), ("", node["lookup"], node)):
+            asked = ("--no-multicast", "--locator", demo.locator, "--locator", node["lookup"], "--group", group)
+            found = json.loads(said(*asked, "services", "--json").out)
+            assert {locator, delegate["address"]} == {at for each in found for at in each["endpoints"] if "/" not in at}
 
 
 @pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])

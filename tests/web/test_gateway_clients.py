@@ -84,6 +84,10 @@ answer = api.queryObjects(type="report", version="1.0", order="newest")
 assert [each["id"] for each in answer["objects"]] == ids[::-1], answer
 assert api.getPayload(object=ids[0]) == b"payload"
 assert api.countObjects(type="report", version="1.0")["count"] == 2
+alone = b"<report><n>3</n></report>"
+(other,) = api.publishObjects(type="report", version="1.0", validate=False, wait=20, body=alone)["ids"]
+kind, found, _ = next(events)
+assert (kind, found["id"], found["metadata"]) == ("object", other, "<report><n>3</n></report>"), found
 until = time.monotonic() + 20  # what lookup services say is used for a second
 while {{"type": "report", "version": "1.0"}} not in api.listTypes()["types"]:
     assert time.monotonic() < until
