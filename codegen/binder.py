@@ -70,6 +70,7 @@ class Node:
     nodes: dict[str, Node] = dataclasses.field(default_factory=dict)
     single: frozenset[str] = frozenset()
     variant: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
     is_open: bool = False
     by_type: dict[str, Node] = dataclasses.field(default_factory=dict)
 
@@ -79,7 +80,7 @@ def compile_parts(model: TypeModel) -> Node:
     fields = fields_of(model)
     nodes = [_bare(part.entry, fields[part.entry]) for part in model.parts]
     for node, part in zip(nodes, model.parts, strict=True):
-        node.variant, node.is_open = frozenset(part.variant), part.is_open
+        node.variant, node.is_open, node.required = frozenset(part.variant), part.is_open, part.required
         node.nodes = {below.tag: nodes[below.part] for below in part.below}
         node.single = frozenset(below.tag for below in part.below if not below.repeated)
         node.by_type = {name: nodes[number] for name, number in part.typed}
@@ -129,6 +130,29 @@ class Binder:
         self._check_root(root, what)
         self._check_known(root, self.root, what)
         return self._reps(self._found(root, what), what)
+
+    def check_complete(self, root: Element, what: str) -> None:
+        """Raises InvariantError for a document without an invariant value that each valid one has: under a registration
+        of it nothing valid could be published."""
+        self._check_root(root, what)
+        self._check_required(root, self.root, what)
+
+    def _check_required(self, element: Element, node: Node, what: str) -> None:
+        node = actual(element, node)
+        children = list(element.iterchildren("*"))
+        tags = {str(child.tag) for child in children}
+        for tag in node.required:
+            is_there = tag in tags or (tag[0] == "@" and element.get(tag[1:]) is not None)
+            if not is_there and _has_value(node, tag, set()):
+                path = self.where(element, tag)
+                raise InvariantError(
+                    f"{what} lacks {path}, which is invariant and in all valid metadata: none could be published",
+                    hint="Add it, with the value that all objects of this registration have; or mark it variant",
+                    path=path,
+                )
+        for child in children:
+            if (below := node.nodes.get(str(child.tag))) is not None:
+                self._check_required(child, below, what)
 
     def template(self, root: Element, what: str) -> tuple[EntryRep, ...]:
         """The entry templates of a template document. Raises MetadataError."""
@@ -389,6 +413,17 @@ def actual(element: Element, node: Node) -> Node:
     prefix, _, local = name.strip().rpartition(":")
     uri = element.nsmap.get(prefix or None)
     return node.by_type.get(f"{{{uri}}}{local}" if uri else local, node)
+
+
+def _has_value(node: Node, tag: str, seen: set[int]) -> bool:
+    """Whether each valid element `tag` ("@" before attributes) has an invariant value, itself or below it."""
+    below = node.nodes.get(tag)
+    if below is None:
+        return tag in node.leaves or tag[1:] in node.attributes
+    if id(below) in seen:
+        return False
+    seen.add(id(below))
+    return below.text is not None or any(_has_value(below, each, seen) for each in below.required)
 
 
 def _own_attributes(element: Element) -> bool:

@@ -86,8 +86,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What documents hold at an element of the invariant part; recursive ones share a part.
 
     `entry` names its class ("" when no field is invariant here). `below` are the child elements that have parts of
-    their own. `variant` lists variant children and "@attributes", `is_open` says that a wildcard allows others.
-    `typed` holds the numbers of the parts to use for an xsi:type (Clark name).
+    their own. `variant` lists variant children and "@attributes", `required` those that no valid document lacks (of a
+    choice none is), `is_open` says that a wildcard allows others. `typed` holds the numbers of the parts to use for an
+    xsi:type (Clark name).
     """
 
     entry: str = ""
@@ -95,6 +96,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: tuple[str, ...] = ()
     is_open: bool = False
     typed: tuple[tuple[str, int], ...] = ()
+    required: tuple[str, ...] = ()
 
 
 class TypeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -296,6 +296,7 @@ def _parts(naming: Naming) -> tuple[Part, ...]:
             (*content.variant, *(leaf.tag for leaf in content.leaves if shape.reads is not None)),  # base's wildcards
             content.is_open,
             tuple((name, number[key]) for name, key in content.typed.items()),
+            tuple(content.required),
         )
 
     return tuple(part(shapes[key]) for key in order)

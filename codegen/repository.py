@@ -103,6 +103,10 @@ class InformationType:
         """The entries of the invariant part. Raises MetadataError (facts `path`, `value`, `type`)."""
         return self._binder.entries(root, what)
 
+    def check_complete(self, root: Element, *, what: str = "invariant metadata") -> None:
+        """Raises InvariantError (fact `path`) if an invariant is missing that each valid document has."""
+        self._binder.check_complete(root, what)
+
     def template(self, root: Element, *, what: str = "template") -> tuple[EntryRep, ...]:
         """The entry templates of a template document (paper, figure 3); () if all is wildcard.
 

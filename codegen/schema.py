@@ -115,7 +115,8 @@ class Shape:
     `key` is ("element", path...), ("type", name) or ("typed", name, path...). `declared` is the key that a class for
     the element's own named type would have. `reads` is the shape whose class its elements fill, if that is another (a
     restriction); `like` the shape whose content it has, if that is described there. `below` are child elements with
-    shapes of their own, `variant` the names of variant children and "@attributes", `typed` the shapes for an xsi:type.
+    shapes of their own, `variant` the names of variant children and "@attributes", `required` of those that have to be
+    there, `typed` the shapes for an xsi:type.
     """
 
     key: Key
@@ -131,6 +132,7 @@ class Shape:
     variant: dict[str, None] = field(default_factory=dict)
     is_open: bool = False
     typed: dict[str, Key] = field(default_factory=dict)
+    required: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -341,7 +343,9 @@ def _marker(root: XsdElement) -> str:
 class _Child:
     xsd: XsdElement
     count: int
+    """The most; 2 stands for more."""
     mark: str
+    is_required: bool = False
 
 
 @dataclass
@@ -351,7 +355,7 @@ class _Content:
 
 
 def _content(kind: XsdComplexType) -> _Content:
-    """The child elements that `kind` allows directly, in order, with how many there can be (2 stands for more)."""
+    """The child elements that `kind` allows directly, in order, with how many there can be, and must."""
     if kind.has_simple_content() or not isinstance(kind.content, XsdGroup):
         return _Content({}, is_open=False)
     return _group(kind.content, "")
@@ -369,14 +373,17 @@ def _group(group: XsdGroup, mark: str) -> _Content:
             for tag, child in inner.children.items():
                 _add(found, tag, child, is_choice=group.model == "choice")
         elif particle.max_occurs != 0:
-            for xsd in _members(particle):
-                child = _Child(xsd, 1 if particle.max_occurs == 1 else 2, _mark(particle, xsd, mark))
+            members = list(_members(particle))
+            for xsd in members:
+                needed = particle.min_occurs > 0 and len(members) == 1
+                child = _Child(xsd, 1 if particle.max_occurs == 1 else 2, _mark(particle, xsd, mark), needed)
                 _add(found, xsd.name, child, is_choice=group.model == "choice")
     if group.max_occurs == 0:
         return _Content({}, is_open=False)
-    if group.max_occurs != 1:
-        for child in found.children.values():
+    for child in found.children.values():
+        if group.max_occurs != 1:
             child.count = 2
+        child.is_required = child.is_required and group.min_occurs > 0 and group.model != "choice"
     return found
 
 
@@ -390,6 +397,7 @@ def _add(content: _Content, tag: str, child: _Child, *, is_choice: bool) -> None
             f"{tag} is variant at one place of its parent and not at another",
             hint=f"Mark both alike: {_place(known.xsd)}, {_place(child.xsd)}",
         )
+    known.is_required = known.is_required or child.is_required
     known.count = min(2, max(known.count, child.count) if is_choice else known.count + child.count)
 
 
@@ -640,6 +648,10 @@ class _Walk:
         content, repeats = self._of(kind), self._repeated(kind)
         named = all(isinstance(a, XsdAttribute) and name is not None for name, a in kind.attributes.items())
         shape.is_open = content.is_open or bool(kind.mixed) or not named
+        shape.required += [tag for tag, child in content.children.items() if child.is_required]
+        shape.required += [
+            f"@{name}" for name, found in kind.attributes.items() if getattr(found, "use", "") == "required"
+        ]
         for tag, child in content.children.items():
             self.tags.add(tag)
             below = (*path, tag)

@@ -19,13 +19,16 @@ from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.core.config import ArchiveSection, Config, MailSection
+from jbi_pubsub.core.config import ArchiveSection, Config, LookupSection, MailSection
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.examples.mailbox import mailbox
 from jbi_pubsub.examples.scenario import LATECOMER, PUBLISHERS, SUBSCRIBERS, Subscriber, expected, publications
 
 QUIET: Final = 0.7
 """Seconds without news after everything has arrived, in which a duplicate or a stray would show itself."""
+
+GROUP: Final = "demo"
+"""Of its lookup service, so that nobody on this host takes it for his own: a node at work asks at the same port."""
 
 DELEGATES: Final = (("alpha", "rome"), ("bravo", "paris"))
 
@@ -130,7 +133,7 @@ def play(show: Callable[[Demo], None]) -> Iterator[Demo]:
         archive = _archive_flags(demo, stack)
         port = stack.enter_context(mailbox(mailed))
         mail = MailSection(port=port, sender="demo@example.org")
-        config = Config(mail=mail, archive=ArchiveSection(reserve=0.0))
+        config = Config(lookup=LookupSection(groups=(GROUP,)), mail=mail, archive=ArchiveSection(reserve=0.0))
         here = demo.federation = stack.enter_context(Federation(config))
         here.lookup(_lookup_port())
         for name, location in DELEGATES:
@@ -158,7 +161,7 @@ def _archive_flags(demo: Demo, stack: ExitStack) -> dict[str, tuple[str, ...]]:
     """For `jbi pad`, by the delegate's name: {} where the libraries are missing, which is told."""
     missing = [name for name in ("duckdb", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        demo.without = f"no latecomer: the archive needs {missing[0]} (pip install 'jbi-pubsub[archive]')"
+        demo.without = f"the latecomer, whose archive needs {missing[0]}: pip install 'jbi-pubsub[archive]'"
         return {}
     demo.rows[LATECOMER.name] = Row(LATECOMER)
     folder = stack.enter_context(TemporaryDirectory(prefix="jbi-demo-", ignore_cleanup_errors=True))

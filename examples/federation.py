@@ -43,13 +43,14 @@ STOP_SECONDS: Final = 10.0
 class Federation:
     """Processes and what they say. `with` ends them: applications first, then delegates, lookup services last.
 
-    One thread uses it, but for `tell`. `config` is what an application of the federation is opened with; `patience` is
-    how long `until` waits, in seconds.
+    One thread uses it, but for `tell`. `config` is what an application of the federation is opened with: its lookup
+    service, of the same groups, is the only one; `patience` is how long `until` waits, in seconds.
     """
 
     def __init__(self, config: Config | None = None, *, patience: float = PATIENCE) -> None:
         given = config or Config()
-        self.config = msgspec.structs.replace(given, lookup=LookupSection(locators=(), multicast=False))
+        self.config = given
+        self._found_at()
         self.ready: dict[str, dict[str, Any]] = {}
         """What each process has said when it was ready, by its name."""
         self._patience = patience
@@ -75,8 +76,7 @@ class Federation:
         """Start a lookup service, and wait until it is ready. Raises DemoError."""
         self._start_server(0, "lookup", "lookup", "--port", str(port))
         self.until(lambda: "lookup" in self.ready, "the lookup service")
-        section = LookupSection(locators=(self.ready["lookup"]["address"],), multicast=False)
-        self.config = msgspec.structs.replace(self.config, lookup=section)
+        self._found_at(self.ready["lookup"]["address"])
         return self
 
     def start_delegate(self, name: str, location: str, *flags: str) -> None:
@@ -103,8 +103,7 @@ class Federation:
         words = flags if "--port" in flags else (*flags, "--port", "0")
         self._start_server(1, name, *own, "node", "start", *words)
         self.until(lambda: name in self.ready, f"the node {name}")
-        section = LookupSection(locators=(self.ready[name]["lookup"],), multicast=False)
-        self.config = msgspec.structs.replace(self.config, lookup=section)
+        self._found_at(self.ready[name]["lookup"])
         return self.ready[name]
 
     def end(self, name: str) -> None:
@@ -190,10 +189,15 @@ class Federation:
         for listener in self._listeners:
             listener.join(STOP_SECONDS)
 
+    def _found_at(self, *locators: str) -> None:
+        section = LookupSection(locators=locators, multicast=False, groups=self.config.lookup.groups)
+        self.config = msgspec.structs.replace(self.config, lookup=section)
+
     def _start_server(self, kind: int, name: str, *arguments: str) -> None:
         mail = self.config.mail
         flags = ["--no-multicast", "--set", f"mail.port={mail.port}", "--set", f"mail.sender={mail.sender}"]
         flags += ["--set", f"archive.reserve={self.config.archive.reserve}"]
+        flags += [part for group in self.config.lookup.groups for part in ("--group", group)]
         flags += [part for locator in self.config.lookup.locators for part in ("--locator", locator)]
         self._servers[kind].append(name)
         self._start(name, ["-m", "jbi_pubsub", *flags, *arguments, "--json"])

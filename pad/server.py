@@ -96,6 +96,7 @@ from jbi_pubsub.pad.proxy import (
     TYPES,
     Registered,
     Taken,
+    fetch_status,
 )
 from jbi_pubsub.pad.quality import Quality
 from jbi_pubsub.pad.registration import Registration
@@ -128,6 +129,8 @@ CREDIT_LEAST: Final = 1 << 16
 BALANCE_SECONDS: Final = 1.0
 """How often it is looked at what predicates cost, and how important those are whose they are."""
 
+NAMESAKE_SECONDS: Final = 5.0
+"""For a lookup service to list other delegates of our name, and for each of them to answer."""
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -322,6 +325,8 @@ class DisseminationServer:
         if self._stages.archive is not None:
             self._stages.archive.appeared = self._show_again
         self._show()
+        if self.characteristics:
+            threading.Thread(target=self._tell_namesakes, name=f"{self.name}-namesakes", daemon=True).start()
         if self._stages.quality is not None:
             self._stages.quality.follow(self.community, self.server_id)
         if self._measurements is not None:
@@ -342,6 +347,33 @@ class DisseminationServer:
             ref = self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
             kind = (self._stages.foreign.service_type,) if self._stages.foreign is not None else ()
             self.community.join(ServiceItem(self.server_id, kind, ref, archive or (ArchiveEntry().rep(),)))
+
+    def _tell_namesakes(self) -> None:
+        """Warn of others of our name that run: publishers take any of them. One that is listed may be dead."""
+        name, location = self.characteristics or ("", "")
+        ours = PublisherAdapterDelegate(name=name, location=location).rep()
+        cache = self.community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(ours,)))
+        try:
+            self.community.wait_watching(cache, NAMESAKE_SECONDS)
+            found = cache.items()
+        except JbiError as exc:
+            log.debug("%s: who else has our name is not known: %s", self.name, exc)
+            return
+        finally:
+            self.community.unwatch(cache)
+        for item in found:
+            if item.service_id != self.server_id and not self._stopping.is_set() and self._answers(item.proxy):
+                told = "another delegate is called (%s, %s), at %s: each publisher uses the one that it finds first"
+                log.warning(told, name, location, ", ".join(item.proxy.endpoints))
+
+    def _answers(self, ref: ServiceRef) -> bool:
+        try:
+            fetch_status(ref, self._config.security(), timeout=NAMESAKE_SECONDS)
+        except WireError:
+            return False
+        except JbiError as exc:
+            log.debug("%s: %s", self.name, exc)
+        return True
 
     def _show_again(self) -> None:
         """Another type is archived."""

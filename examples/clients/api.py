@@ -5,7 +5,8 @@
     for found in api.queryObjects(type="report", version="1.0", limit=10)["objects"]: ...
 
 A method for each `operationId`; arguments are the parameters of the document (Last-Event-ID is last_event_id), `body`
-is JSON, `objects` are pairs of metadata and payload. What the gateway refuses is raised as the class of its code, a
+is JSON, or bytes of what else the call takes (publishObjects: `application/xml`, the metadata of one object), `objects`
+are pairs of metadata and payload. What the gateway refuses is raised as the class of its code, a
 subclass of ApiError: `api.error("back_pressure")`.
 """
 
@@ -53,7 +54,10 @@ class Api:
             raise AttributeError(f"the document has no call {name}")
 
         def call(
-            *, body: dict[str, Any] | None = None, objects: Iterable[tuple[bytes, bytes]] | None = None, **given: Any
+            *,
+            body: dict[str, Any] | bytes | None = None,
+            objects: Iterable[tuple[bytes, bytes]] | None = None,
+            **given: Any,
         ) -> Any:
             return self._call(name, body, objects, given)
 
@@ -85,6 +89,9 @@ class Api:
         if objects is not None and MULTIPART in call["requestBody"]["content"]:
             boundary, data = multipart(objects)
             headers["Content-Type"] = f"{MULTIPART}; boundary={boundary}"
+        elif isinstance(body, bytes):
+            headers["Content-Type"] = next(kind for kind in call["requestBody"]["content"] if kind != MULTIPART)
+            data = body
         elif "requestBody" in call:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"

@@ -14,7 +14,8 @@ async function asked(url, options = {}) {
   const answer = await fetch(url, { ...options, headers: { ...headers, ...options.headers } });
   if (!answer.ok) {
     const problem = await answer.json();
-    throw new Error([`${problem.code}: ${problem.detail}`, problem.hint].filter(Boolean).join(". "));
+    const message = [`${problem.code}: ${problem.detail}`, problem.hint].filter(Boolean).join(". ");
+    throw Object.assign(new Error(message), { status: answer.status });
   }
   return answer;
 }
@@ -36,20 +37,23 @@ export async function publish(base, type, version, metadata, payload = "", persi
 // gateway, or an archive, still has; what is gone is told as an event `lost`.
 export async function* subscribe(base, type, version, predicate = "") {
   let last = "";
+  let opened = false;
   let tries = 0;
   const url = `${typeUrl(base, type, version)}/subscribe` + (predicate ? `?predicate=${encodeURIComponent(predicate)}` : "");
   while (true) {
-    const answer = await asked(url, { headers: last ? { "Last-Event-ID": last } : {} });
     try {
+      const answer = await asked(url, { headers: last ? { "Last-Event-ID": last } : {} });
       for await (const event of events(answer.body)) {
+        opened = true;
         tries = 0;
         if (event.id) last = event.id;
         yield { kind: event.event, data: JSON.parse(event.data) };
       }
     } catch (error) {
-      if (++tries > 5) throw error; // cut in the middle: again, five times running at most
+      // refused, or nobody was ever there: said at once. A gateway that restarts is awaited, some two minutes.
+      if (!opened || error.status < 500 || ++tries > 30) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, 500));
+    await new Promise((resolve) => setTimeout(resolve, Math.min(500 * 2 ** tries, 5000)));
   }
 }
 

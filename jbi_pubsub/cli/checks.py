@@ -39,6 +39,7 @@ from jbi_pubsub.spark.javaenv import find_java
 
 from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together
 from .show import counted
+from .status import namesakes
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
@@ -635,6 +636,9 @@ def servers(checkup: Checkup) -> Iterator[Finding]:
             yield Finding("servers", "warning", f"{text}: slow", f"jbi status --watch {answer.at}")
         else:
             yield Finding("servers", "ok", text)
+    for name, places in namesakes(a.value for a in found.servers if a.error is None):
+        text = f"{len(places)} delegates are called {name}, at {', '.join(places)}: publishers use one or the other"
+        yield Finding("servers", "warning", text, "Give one another name: jbi pad NAME LOCATION")
     if found.unseen:
         yield Finding("servers", "warning", f"{found.unseen:,} more are listed, and not asked", "jbi status")
     if not found.servers:

@@ -52,7 +52,7 @@ from .show import (
     view_options,
 )
 from .show import as_json as json_text
-from .status import DISSEMINATORS, losses
+from .status import DISSEMINATORS, losses, namesakes
 from .wishes import granted_shown, wish_of, wish_option
 
 FLUSH_SECONDS: Final = 10.0
@@ -498,6 +498,9 @@ def services(
         with looking(config):
             everything = community.lookup(template, EVERYTHING)
         items = [item for item in everything if _has(item, wanted)]
+        for name, places in namesakes(_named(items)):
+            told_of = f"{len(places)} delegates are called {name}, at {', '.join(places)}"
+            click.echo(printable(f"jbi: {told_of}: publishers use one or the other"), err=True)
         if not items:
             known = everything or community.lookup(ServiceTemplate(), EVERYTHING)
             for line in _why_none(known, types if not everything else (), wanted):
@@ -506,6 +509,14 @@ def services(
         show_json([_item_facts(item) for item in items])
     else:
         show_tables([Table(_SERVICES, list(map(_item_row, items)), counted(len(items), "service"))], view)
+
+
+def _named(items: Sequence[ServiceItem]) -> Iterator[dict[str, str | None]]:
+    for item in items:
+        for entry in item.entries if PAD_TYPE in item.types else ():
+            facts = entry.as_dict()
+            if {"name", "location"} <= facts.keys():
+                yield {**facts, "address": ", ".join(item.proxy.endpoints)}
 
 
 _SERVICES = (

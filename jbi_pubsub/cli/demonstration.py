@@ -10,7 +10,7 @@ import click
 from rich.live import Live
 from rich.text import Text
 
-from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
+from jbi_pubsub.examples.demo import GROUP, Demo, Row, play, publish, pump
 
 from .examples import list_examples, play_example
 from .show import Column, Table, console, counted, drawn, show_json, terminal_width
@@ -32,7 +32,7 @@ def demo(name: str | None, listed: bool, quick: bool, output: Path | None, keep:
 
     \b
     jbi demo
-    jbi demo --keep      # then, in another terminal: jbi services, jbi status, jbi subscribe ...
+    jbi demo --keep      # then, in another terminal: jbi --group demo services
     jbi demo --list
     jbi demo airborne
     jbi demo imagery --output kabul.svg
@@ -83,14 +83,15 @@ def _summarise(state: Demo, *, as_json: bool) -> None:
     if not sys.stdout.isatty():
         for row in state.rows.values():
             click.echo("\t".join(_cells(row)))
-    verdict = "everything arrived, nothing twice" if state.right else "WRONG: see the lines that are not ok"
-    if state.without:
-        click.echo(f"jbi: {state.without}", err=True)
+    all_of_it = f"what {len(state.rows)} subscribers were to get" if state.without else "everything"
+    verdict = f"{all_of_it} arrived, nothing twice" if state.right else "WRONG: see the lines that are not ok"
     click.echo(f"{state.published} objects published, {state.seconds:.1f} s: {verdict}")
+    if state.without:
+        click.echo(f"left out: {state.without}")
 
 
 def _keep(state: Demo) -> None:
-    at = "" if state.locator.endswith(":4160") else f"--locator {state.locator} "
+    at = f"--group {GROUP} " + ("" if state.locator.endswith(":4160") else f"--locator {state.locator} ")
     click.echo(
         "\nEverything goes on, a round every two seconds. From another terminal:\n"
         f"  jbi {at}top\n  jbi {at}services\n  jbi {at}web     # in a browser; needs pip install 'jbi-pubsub[web]'\n"

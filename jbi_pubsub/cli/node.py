@@ -213,29 +213,37 @@ def stop(settings: Settings, folder: Path | None, seconds: float) -> None:
 
 @node.command()
 @folder_option
+@at_option
 @json_option
 @pass_settings
-def status(settings: Settings, folder: Path | None, as_json: bool) -> None:
-    """Show what the node of a folder is and does. Exit code 1: none runs there.
+def status(settings: Settings, folder: Path | None, at: str | None, as_json: bool) -> None:
+    """Show what the node of a folder is and does, or one elsewhere. Exit code 1: none runs there.
 
     \b
     jbi node status
-    jbi node status --json
+    jbi --node tent-3 node status --json
     """
-    path, there = _running(settings, folder)
-    found = _status(settings.load(), there)
+    path, there = (None, None) if at is not None else _running(settings, folder)
+    with _calls(settings, folder, at) as calls:
+        told = calls.details()
+    known = msgspec.structs.asdict(there) if there is not None else {"id": told.id, "name": told.name, "address": at}
+    found = _status(settings.load(), str(known["address"]))
     if as_json:
-        show_json({**msgspec.structs.asdict(there), "folder": str(path), "status": found})
+        show_json({**known, **({"folder": str(path)} if path is not None else {}), "status": found})
         return
     counts = found["counts"]
-    facts = [
-        ("node", f"{there.name} {there.id}"),
+    here = [
         ("epoch", str(there.epoch)),
         ("process", str(there.pid)),
-        ("address", there.address),
         ("lookup service", there.lookup or "none of its own"),
         *([("gateway", there.gateway)] if there.gateway else []),
         ("folder", str(path)),
+        ("memory", f"{_resident(there.pid) >> 20} MiB"),
+    ] if there is not None else []  # fmt: skip
+    facts = [
+        ("node", f"{known['name']} {known['id']}"),
+        ("address", str(known["address"])),
+        *here,
         ("up", f"{found['uptime']:.0f} s"),
         ("clients", f"{counted(counts['publishers'], 'publisher')}, {counted(counts['sessions'], 'subscriber')}"),
         (
@@ -244,9 +252,8 @@ def status(settings: Settings, folder: Path | None, as_json: bool) -> None:
         ),
         ("published", str(found["published"])),
         ("delivered", str(found["delivered"])),
-        ("memory", f"{_resident(there.pid) >> 20} MiB"),
     ]
-    show_facts(facts, title=f"node {there.name}")
+    show_facts(facts, title=f"node {known['name']}")
 
 
 def _running(settings: Settings, folder: Path | None) -> Any:
@@ -265,12 +272,12 @@ def _running(settings: Settings, folder: Path | None) -> Any:
     return path, there
 
 
-def _status(config: Config, there: Any) -> dict[str, Any]:
+def _status(config: Config, at: str) -> dict[str, Any]:
     from jbi_pubsub.core.wire import ServiceRef
     from jbi_pubsub.core.wire.control import ControlClient
     from jbi_pubsub.pad.proxy import STATUS
 
-    client = ControlClient(ServiceRef("", STATUS, (there.address,)), config.security())
+    client = ControlClient(ServiceRef("", STATUS, (at,)), config.security())
     try:
         return client.call("overview", dict[str, Any])
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice, repeat
 from typing import Any, Final
@@ -549,3 +549,12 @@ def _turns(every: float, count: int | None, wait: Callable[[float], object]) -> 
         wait(max(0.0, due - time.monotonic()))
         due = time.monotonic() + every
         yield
+
+
+def namesakes(delegates: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Names that several delegates have, each with their addresses; of each are known `name`, `location`, `address`."""
+    places: dict[str, list[str]] = {}
+    for each in delegates:
+        if each.get("location"):
+            places.setdefault(f"({each.get('name')}, {each['location']})", []).append(str(each.get("address")))
+    yield from ((name, sorted(found)) for name, found in sorted(places.items()) if len(found) > 1)

@@ -157,7 +157,8 @@ class PublisherAdapterLight:
         networks leave them. `owner`: whose they are, for subscribers that do not want those (`unlike`).
 
         Raises UnknownUidError, QosDeniedError (a field that `qos` requires is not granted), SchemaError,
-        TypeConflictError, MetadataError, OversizeError (no lookup service would list it), ArgumentError,
+        TypeConflictError, MetadataError, InvariantError (one is missing that all valid metadata have),
+        OversizeError (no lookup service would list it), ArgumentError,
         AccessDeniedError, ConfigurationError (`persist` where there is no archive), StorageError, WireError.
         """
         self._check_open()

@@ -315,7 +315,8 @@ def opened(
     signer: Signer | None = None,
 ) -> Publication:
     """A new registration with its invariant metadata (paper section 2.4(3)); None where nothing is. Raises
-    MetadataError, ArgumentError, SchemaError for what can't be validated."""
+    MetadataError, ArgumentError, InvariantError (one is missing that all valid metadata have), SchemaError for what
+    can't be validated."""
     if invariants is None:
         if isinstance(info_type, InformationType) and info_type.has_invariants:
             raise ArgumentError(
@@ -329,4 +330,6 @@ def opened(
     what = "invariant metadata" if path is None else f"invariant metadata {path}"
     root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
+    if isinstance(info_type, InformationType) and terms.validate:
+        info_type.check_complete(root, what=what)
     return Publication(info_type, entries, terms, signer)

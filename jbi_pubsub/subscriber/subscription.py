@@ -47,6 +47,9 @@ INTERVALS_MOST: Final = 65_536
 """Intervals of numbers that a subscription remembers which begins in the past, of all its registrations, about."""
 PLACES_REMEMBERED: Final = 1_000
 """Delegates whose positions it remembers."""
+AS_ASKED: Final = frozenset((Cause.RATE, Cause.DEADLINE, Cause.REPLACED))
+"""Causes that no fault is behind: a policy or a wish limits what comes."""
+
 DISORDER: Final = 10_000
 """Positions: objects of several publishers need not come in their order, so where a session was lost, one that is so
 far behind the last may not have come."""
@@ -313,7 +316,7 @@ class LocalSubscription:
 
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:
         """Objects were lost: `count` of them, 0 when that is not known. The log is told of the first of a cause, then
-        of the sum whenever that has doubled."""
+        of the sum whenever that has doubled; of what was asked for, once."""
         if not count and "perhaps none" not in detail:
             side = "how many is not known, " + ("perhaps none" if cause in PERHAPS_NONE else "at least one")
             detail = f"{detail}; {side}" if detail else side
@@ -336,6 +339,10 @@ class LocalSubscription:
         if before.bit_length() == total.bit_length():
             return  # a full queue loses object by object: told are the first, and each power of two that is passed
         number = f"{total} objects so far" if before and count else _objects(count)
+        if cause in AS_ASKED:
+            if not before:
+                log.info("subscription %s: objects are left out, as a policy or its wish asks: %s", self.uid, cause)
+            return
         facts = {"subscription": self.uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
         if cause is Cause.REFUSED and not count:

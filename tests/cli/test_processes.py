@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.core.config import ArchiveSection
-from jbi_pubsub.examples.demo import Demo, _archive_flags
+from jbi_pubsub import Config
+from jbi_pubsub.cli import demonstration
+from jbi_pubsub.core.config import ArchiveSection, LookupSection
+from jbi_pubsub.examples.demo import GROUP, Demo, _archive_flags
+from jbi_pubsub.examples.federation import Federation
 
 pytestmark = pytest.mark.processes
 
@@ -137,6 +140,25 @@ def test_services_and_status(
     assert said(*flags, "status").code == 0
 
 
+def test_two_delegates_of_one_name_are_told(
+    flags: list[str], federation: Any, said: Callable[..., Any], caplog: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate, and one of another name
+    first = federation.pad("alpha", "rome")
+    federation.pad("alpha", "paris")
+    eventually(lambda: len(json.loads(said(*flags, "services", "--json").out)) == 3)
+    assert said(*flags, "services").err == ""
+    # When one more begins under its name
+    second = federation.pad("alpha", "rome")
+    # Expect it to warn of the other, and each command that lists them
+    eventually(lambda: f"another delegate is called (alpha, rome), at {first.address}" in caplog.text)
+    assert second.address not in caplog.text
+    text = f"2 delegates are called (alpha, rome), at {', '.join(sorted((first.address, second.address)))}: publishers"
+    assert said(*flags, "services").err.startswith(f"jbi: {text}")
+    found = json.loads(said(*flags, "doctor", "servers", "--json").out)["checks"]
+    assert [each["state"] for each in found if text in each["found"]] == ["warning"]
+
+
 def test_the_lookup_service_is_administered(
     flags: list[str], federation: Any, said: Callable[..., Any], start: Callable[..., Any], world: str
 ) -> None:
@@ -186,7 +208,9 @@ def test_the_demo_is_right_whatever_the_user_has_configured(monkeypatch: pytest.
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Given an installation without the extra
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -199,6 +223,28 @@ def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(monkey
     assert "jbi-pubsub[archive]" in state.without
     assert state.without == state.summary()["without"]
     assert len(state.rows) == 8
+    # and not that everything has arrived, when all that is left has
+    monkeypatch.setattr(Demo, "right", True)
+    demonstration._summarise(state, as_json=False)
+    *_, verdict, left_out = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("what 8 subscribers were to get arrived, nothing twice")
+    assert left_out == f"left out: {state.without}"
+
+
+def test_the_demo_and_a_node_beside_it_do_not_know_each_other(
+    start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given the servers of a demo, and a node that asks at their lookup service
+    with Federation(Config(lookup=LookupSection(groups=(GROUP,)))) as demo:
+        demo.lookup().delegate("alpha", "rome")
+        there = ("--no-multicast", "--locator", demo.locator, "--group", "")
+        flags = ("--set", "lookup.port=0", "--set", "node.archive=false")
+        node = start(*there, *flags, "node", "start", "--folder", str(tmp_path), "--json").fact()
+        # Expect each to be found by its own alone
+        for group, locator, delegate in ((GROUP, demo.locator, demo.ready["alpha"]), ("", node["lookup"], node)):
+            asked = ("--no-multicast", "--locator", demo.locator, "--locator", node["lookup"], "--group", group)
+            found = json.loads(said(*asked, "services", "--json").out)
+            assert {locator, delegate["address"]} == {at for each in found for at in each["endpoints"] if "/" not in at}
 
 
 @pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])

@@ -80,6 +80,9 @@ def test_a_node_is_meant_by_its_name(
         (seen,) = json.loads(said(*there, "--node", name, "status", "--json")[1])
         assert (seen["address"], seen["published"]) == (facts["address"], published)
         assert json.loads(said(*there, "--node", name, "node", "details", "--json")[1])["name"] == name
+        told = json.loads(said(*there, "--node", name, "node", "status", "--json")[1])
+        assert (told["name"], told["address"], told["status"]["published"]) == (name, facts["address"], published)
+        assert said(*there, "--node", name, "node", "status")[1].startswith(f"node\t{name} ")
     code, out, _ = said(*there, "--node", "tent-3", "types", "list")
     assert (code, "Intel_Imagery" in out) == (0, False)
     # And whoever has mistyped it, or named it where it means nothing, told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import threading
 import time
@@ -435,11 +436,13 @@ def test_a_file_that_says_who_matters_is_enforced(
     figures: Any,
     tmp_path: Path,
     eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
     text: str,
     mode: Any,
     is_on: bool,
 ) -> None:
     # Given a delegate that was only told where the policy file is
+    caplog.set_level(logging.INFO, "jbi_pubsub.subscriber")
     path = tmp_path / "policy.toml"
     path.write_text(text)
     qos = QosSection() if mode is None else QosSection(mode=mode)
@@ -459,6 +462,10 @@ def test_a_file_that_says_who_matters_is_enforced(
     if is_on:
         eventually(lambda: subscriber.losses(uid) == {Cause.RATE: 39})
     assert all(came(subscriber, uid, 1 if is_on else 40))
+    # and what it leaves out to be told once, and not as a fault
+    told = [each.levelname for each in caplog.records if "objects are left out" in each.getMessage()]
+    assert told == ["INFO"] * is_on
+    assert "lost" not in caplog.text
 
 
 def test_a_file_that_says_who_matters_later_is_told(

@@ -84,6 +84,10 @@ answer = api.queryObjects(type="report", version="1.0", order="newest")
 assert [each["id"] for each in answer["objects"]] == ids[::-1], answer
 assert api.getPayload(object=ids[0]) == b"payload"
 assert api.countObjects(type="report", version="1.0")["count"] == 2
+alone = b"<report><n>3</n></report>"
+(other,) = api.publishObjects(type="report", version="1.0", validate=False, wait=20, body=alone)["ids"]
+kind, found, _ = next(events)
+assert (kind, found["id"], found["metadata"]) == ("object", other, "<report><n>3</n></report>"), found
 until = time.monotonic() + 20  # what lookup services say is used for a second
 while {{"type": "report", "version": "1.0"}} not in api.listTypes()["types"]:
     assert time.monotonic() < until
@@ -136,6 +140,34 @@ def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None
     assert [run("publish", node, *few).returncode for few in ((), ("report",), ("report", "1.0"))] == [2, 2, 2]
     away = run("query", "http://127.0.0.1:1", "report", "1.0")
     assert (away.returncode, "fetch failed: " in away.stderr) == (1, True)
+
+
+@pytest.mark.processes
+def test_a_javascript_client_goes_on_when_the_gateway_restarts(
+    node: str, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    if (javascript := shutil.which("node")) is None:
+        pytest.skip("there is no Node.js here")
+    # Given one that subscribes by a gateway of its own
+    at = ("--locator", os.environ["JBI_LOOKUP_LOCATORS"])
+    gateway = start(*at, "gateway", "--port", "0", "--json")
+    url = gateway.fact()["url"]
+    client = [javascript, str(CLIENTS / "client.mjs")]
+    following = [*client, "subscribe", url, "report", "1.0", "", "1"]
+    with subprocess.Popen(following, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout is not None
+        assert json.loads(reading.stdout.readline())["kind"] == "open"
+        # When that is killed, and is back some time later
+        gateway.end(kill=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            reading.wait(2.0)
+        start(*at, "gateway", "--port", url.rpartition(":")[2], "--json").fact()
+        # Expect it to be there again, and to get what is published
+        assert json.loads(reading.stdout.readline())["kind"] == "open"
+        words = ("publish", node, "report", "1.0", "<report><n>1</n></report>")
+        subprocess.run([*client, *words], capture_output=True, timeout=60, check=True)
+        assert "object" in [json.loads(line)["kind"] for line in reading.stdout]  # and `lost`, of what came meanwhile
+        assert reading.wait(60.0) == 0
 
 
 @pytest.mark.processes
