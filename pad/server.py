@@ -53,11 +53,11 @@ from jbi_pubsub.core.process import version
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer
+from jbi_pubsub.core.wire.credentials import Facts
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, Settle, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
-from jbi_pubsub.core.wire.x509 import RevocationList
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -180,7 +180,7 @@ class DisseminationServer:
         self._publications: dict[str, Receiver] = {}
         self._coming: dict[str, dict[int, Gathering]] = {}
         """Of the same connections what comes in chunks, by numbers of registrations."""
-        self._revocations: tuple[RevocationList, ...] = ()
+        self._certificates: Facts | None = None
         """Those whose parties have been seen off."""
         self._stopping = threading.Event()
         self._draining = threading.Event()
@@ -737,11 +737,10 @@ class DisseminationServer:
         if self._tasks is not None and self._clock() - self._balanced >= BALANCE_SECONDS:
             self._balanced = self._clock()
             self.delegate.balance()
-        revocations = self._endpoint.revocations()
-        if revocations is not self._revocations:
-            self._revocations = revocations
-            ended = self.delegate.end_held(lambda holder: any(each.names_holder(holder) for each in revocations))
-            if ended:
+        facts = self._endpoint.facts()
+        if facts is not None and facts is not self._certificates:
+            self._certificates = facts
+            if ended := self.delegate.end_held(facts.is_revoked):
                 log.warning("%s: %d contracts of revoked certificates ended", self.name, ended)
         if self.delegate.expire():
             for connection_id in list(self._publications):

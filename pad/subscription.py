@@ -12,8 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from email.errors import MessageError
-from email.headerregistry import Address
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import msgspec
@@ -795,20 +793,22 @@ def check_recipients(recipients: Sequence[str]) -> tuple[str, ...]:
     if len(recipients) > MAX_RECIPIENTS:
         raise OversizeError(f"{len(recipients)} recipients, the limit is {MAX_RECIPIENTS} (RFC 5321 4.5.3.1.8)")
     for address in recipients:
-        try:
-            parsed = Address(addr_spec=address)
-        except (ValueError, IndexError, MessageError) as exc:
-            raise AddressError(f"{address!r} is no e-mail address: {exc}", address=address) from exc
-        if not parsed.domain or parsed.addr_spec != address or not _PLAIN.fullmatch(address) or len(address) > 254:
+        if len(address) > ADDRESS_MOST or not _PLAIN.fullmatch(address):
+            shown = address[:ADDRESS_MOST]
             raise AddressError(
-                f"{address!r} is not exactly one plain e-mail address",
+                f"{shown!r} is not exactly one plain e-mail address",
                 hint="For example ops@example.org",
-                address=address,
+                address=shown,
             )
     return tuple(recipients)
 
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.\-\[\]:]+")
+ADDRESS_MOST: Final = 254
+"""Characters of an e-mail address (RFC 5321 4.5.3.1.3, without the brackets)."""
+_ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_PLAIN: Final = re.compile(rf"{_ATOM}(\.{_ATOM})*@([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*|\[[A-Za-z0-9.:]+\])")
+"""RFC 5321 4.1.2, without quotes and comments. No library reads it: strangers send these, and Python's parser of
+addresses ends with errors that are not its own for some (`a@[`, thousands of parentheses)."""
 
 
 def shown_entry(entry: EntryRep) -> str:

@@ -476,10 +476,10 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
     for authority in facts.authorities:
         again = "jbi certs init NEW, then issue all certificates anew"
         yield _dated(f"authority {authority.subject}", authority.not_before, authority.not_after, now, again)
+    if facts.is_revoked(own.holder):
+        again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
+        yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
     for each in facts.revocations:
-        if each.names(own):
-            again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
-            yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
         advice = f"jbi certs revoke writes it anew; copy it to {identity.revoked}"
         state: State = "failure" if each.until < now else "warning" if each.until < now + SOON_SECONDS else "ok"
         text = f"list of revoked certificates of {each.issuer} until {_date(each.until)}"

@@ -166,7 +166,7 @@ class Authority:
                 raise ConfigurationError(
                     f"{path} is no certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
                 ) from exc
-            found.append(Issued(self._read[path], revoked.names(self._read[path])))
+            found.append(Issued(self._read[path], revoked.names(self._read[path].holder)))
         return sorted(found, key=lambda each: (each.name, each.certificate.not_before))
 
     def latest(self) -> dict[str, Issued]:

@@ -265,23 +265,23 @@ class Authorities:
         return _Known(public, identity, begins, ends)
 
     def _path(self, leaf: x509.Certificate, between: Sequence[x509.Certificate]) -> list[x509.Certificate]:
-        """From the holder's certificate to one that is believed, both included. Raises SignatureError."""
+        """From the holder's certificate to the highest that is believed, both included. Raises SignatureError."""
         path = [leaf]
         if why := _unfit(leaf):
             raise SignatureError(f"its certificate may not sign: {why}")
-        while path[-1] not in self._anchors:
+        while True:  # also from one that is believed to those above it, which may have revoked it
             below = path[-1]
-            self._check_revoked(below)
-            candidates = (each for each in (*self._anchors, *between) if each not in path)
+            if (below.issuer.public_bytes(), below.serial_number) in self._revoked:
+                raise SignatureError(f"the certificate of {identity_of(below)} is revoked")
+            is_believed = below in self._anchors
+            candidates = (each for each in (*self._anchors, *(() if is_believed else between)) if each not in path)
             issuer = next((each for each in candidates if _has_issued(each, below, len(path) - 1)), None)
-            if issuer is None:
+            if issuer is not None:
+                path.append(issuer)
+            elif is_believed:
+                return path
+            else:
                 raise SignatureError(f"its certificate, {identity_of(leaf)}, is of no authority in [tls] ca")
-            path.append(issuer)
-        return path
-
-    def _check_revoked(self, certificate: x509.Certificate) -> None:
-        if (certificate.issuer.public_bytes(), certificate.serial_number) in self._revoked:
-            raise SignatureError(f"the certificate of {identity_of(certificate)} is revoked")
 
     def _stamp(self) -> tuple[Stamp, ...]:
         return tuple(stamp(path) for path in (self._ca, self._revoked_file) if path is not None)

@@ -20,6 +20,7 @@ from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.access import AllowAll, Decision, Subject
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    AddressError,
     ConfigurationError,
     EntryError,
     JbiError,
@@ -55,7 +56,13 @@ from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.outlet import SHARE, Budget
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription, owned_uid
+from jbi_pubsub.pad.subscription import (
+    PublisherRequest,
+    SubscriptionRequest,
+    check_recipients,
+    compile_subscription,
+    owned_uid,
+)
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 SECRET = "0123456789abcdef" * 2
@@ -343,6 +350,40 @@ def test_nobody_may_hold_publishers_up_for_longer_than_a_minute(
 def test_a_publisher_may_be_held_up_for_up_to_a_minute(seconds: float) -> None:
     request = SubscriptionRequest("blocking", bound=1, policy="block", block_seconds=seconds)
     assert compile_subscription(request, owner="session-1", number=1).request == request
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "a@[",
+        "a@[b",
+        "(" * 3000 + "a@b.org",
+        "a" * 250 + "@b.org",
+        ".a@b.org",
+        "a..b@b.org",
+        "a@b.org\r\nRCPT TO:<c@b.org>",
+        "a@b.org\n",
+        "a@-\0",
+        '"a b"@b.org',
+        "@relay:a@b.org",
+        "a@b@c.org",
+        "a@b..org",
+    ],
+    ids=lambda address: repr(address)[:20],
+)
+def test_what_is_no_address_is_an_error_of_ours_that_does_not_repeat_it_all(address: str) -> None:
+    request = msgspec.structs.replace(MAIL, recipients=("good@example.org", address))
+    with pytest.raises(AddressError, match="not exactly one plain") as caught:
+        compile_subscription(request, owner="session-1", number=1)
+    assert len(str(caught.value)) < 600
+    assert len(caught.value.facts["address"]) <= 254
+
+
+@pytest.mark.parametrize(
+    "address", ["o'brien+x@mail.example.org", "a.b@localhost", "a@[192.0.2.1]", "a@[IPv6:2001:db8::1]"]
+)
+def test_a_plain_address_is_one(address: str) -> None:
+    assert check_recipients((address,)) == (address,)
 
 
 def _numbered(sequence: int) -> InfoObject:

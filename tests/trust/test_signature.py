@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from certificates import DAY, Authority
+from certificates import DAY, Authority, pem
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -435,6 +435,22 @@ def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: py
         with pytest.raises(ConfigurationError, match=r"\[tls\] revoked"):
             CertificateVerifier(authority.ca, revoked)
         caplog.clear()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_with_an_authority_all_whom_it_has_certified_are_revoked(
+    is_shared: bool, authority: Authority, tmp_path: Path
+) -> None:
+    # Given an authority below ours, which publishers bring along, or which everybody has in [tls] ca as well
+    between = Authority(tmp_path / "between", "between", below=authority)
+    held = registered(signer(between.issue("deep.example")))
+    (own := between.folder / "own.pem").write_bytes(pem(between.certificate))
+    if is_shared:
+        authority.ca.write_bytes(authority.ca.read_bytes() + own.read_bytes())
+    assert CertificateVerifier(authority.ca, authority.revoke()).check_key(*held) == "deep.example"
+    # When ours has revoked it, expect nobody to be believed for its sake
+    with pytest.raises(SignatureError, match="certificate of between is revoked"):
+        CertificateVerifier(authority.ca, authority.revoke(str(own))).check_key(*held)
 
 
 def test_a_good_key_is_asked_for_once_and_a_bad_one_keeps_nobody_from_giving_it(authority: Authority) -> None:

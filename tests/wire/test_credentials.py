@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import certificates
 import msgspec
 import pytest
 
@@ -122,6 +123,36 @@ def test_a_revoked_client_is_cut_off_and_does_not_come_back(
     assert clients["bert"].call("echo", str, "still") == "still"
     for each in (*clients.values(), *socks.values()):
         each.close()
+
+
+def test_with_an_authority_all_whom_it_has_certified_are_cut_off(
+    serve: Callable[..., Any], tmp_path: Path, often: None
+) -> None:
+    # Given a server, and clients of two authorities, of which one is certified by the other
+    above = certificates.Authority(tmp_path / "above", "above")
+    below = certificates.Authority(tmp_path / "below", "below", below=above)
+    above.ca.write_bytes(above.ca.read_bytes() + certificates.pem(below.certificate))
+    listed = tmp_path / "lists.pem"
+    listed.write_bytes(above.revoke().read_bytes() + below.revoke().read_bytes())
+    served = serve(Config(tls=msgspec.structs.replace(above.issue("server"), revoked=str(listed))).security())
+    clients = {by.name: Config(tls=by.issue(f"{by.name}-client")).security() for by in (above, below)}
+    socks = {name: dial(served.ref, DATA, client, 5.0) for name, client in clients.items()}
+    for sock in socks.values():
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    # When that one is revoked
+    (own := tmp_path / "below.pem").write_bytes(certificates.pem(below.certificate))
+    listed.write_bytes(above.revoke(str(own)).read_bytes() + below.revoke().read_bytes())
+    # Expect what stands with its clients to end, and none of them to come again
+    with contextlib.suppress(ConnectionError):
+        assert socks["below"].recv(1) == b""
+    with pytest.raises(WireError, match="revoked"):
+        ControlClient(served.ref, clients["below"], timeout=60.0).call("echo", str, "")
+    # ... and others to be served as before
+    socks["above"].sendall(b"y")
+    assert socks["above"].recv(1) == b"y"
+    for sock in socks.values():
+        sock.close()
 
 
 def test_a_client_leaves_a_server_that_is_revoked(

@@ -57,6 +57,13 @@ class Facts(NamedTuple):
     revocations: tuple[x509.RevocationList, ...]
     """Which of those not."""
 
+    def is_revoked(self, holder: str, below: tuple[str, ...] = ()) -> bool:
+        """Whether a list names the certificate (`x509.Certificate.holder`), or whatever may have issued it."""
+        named, below = holder.partition(":")[2], (*below, holder)
+        above = [a.holder for a in self.authorities if a.subject_name.hex() == named and a.holder not in below]
+        is_named = any(each.names(holder) for each in self.revocations)
+        return is_named or (bool(above) and all(self.is_revoked(each, below) for each in above))
+
 
 class _Loaded(NamedTuple):
     facts: Facts
@@ -140,7 +147,7 @@ class Credentials:
         if self._revoked is not None:
             with self._watching:
                 self._watched[sock] = peer
-            if self._is_revoked(peer):
+            if self.facts.is_revoked(peer.holder):
                 raise WireError(f"TLS: the certificate of {peer.identity} is revoked")
         return peer
 
@@ -160,7 +167,7 @@ class Credentials:
         self._loaded, self.problem = loaded, ""
         log.info("TLS files of %s were read again", self._certificate)
         with self._watching:
-            revoked = [(sock, peer) for sock, peer in self._watched.items() if self._is_revoked(peer)]
+            revoked = [(sock, peer) for sock, peer in self._watched.items() if self.facts.is_revoked(peer.holder)]
         for sock, _ in revoked:
             with contextlib.suppress(OSError):  # already gone
                 # Not SSLSocket's own: that takes the TLS state away from under a thread that reads or writes.
@@ -168,15 +175,12 @@ class Credentials:
         for peer, count in Counter(peer for _, peer in revoked).items():
             log.warning("%d connections of %s ended: its certificate %x is revoked", count, peer.identity, peer.serial)
 
-    def _is_revoked(self, peer: x509.Certificate) -> bool:
-        return any(revocations.names(peer) for revocations in self._loaded.facts.revocations)
-
     def _tell_end(self, now: float) -> None:
         """Say daily that something ends soon, or that we are revoked."""
         if now - self._told_soon >= TELL_SECONDS:
             self._told_soon = now
-            own, authorities, revocations = self._loaded.facts
-            if any(each.names(own) for each in revocations):
+            own, authorities, _ = self.facts
+            if self.facts.is_revoked(own.holder):
                 log.error("TLS certificate %s is revoked: who knows that does not take it", self._certificate)
             for what, one in (("certificate", own), *(("authority", each) for each in authorities)):
                 if ends_soon(one.not_before, one.not_after, now):
@@ -204,6 +208,8 @@ class Credentials:
         client.check_hostname = False  # OpenSSL knows neither pins nor several names
         for context in (server, client):
             self.fill(context)
+            if {a.issuer_name for a in facts.authorities} <= {each.issuer_name for each in facts.revocations}:
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN  # which takes nobody where a list is missing
         return _Loaded(facts, server, client)
 
     def fill(self, context: ssl.SSLContext) -> None:

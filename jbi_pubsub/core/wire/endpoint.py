@@ -37,11 +37,10 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 
 from . import transport
-from .credentials import LOOK_SECONDS
+from .credentials import LOOK_SECONDS, Facts
 from .places import Place, has_more, peer_of, room, share_of
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls
-from .x509 import RevocationList
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -406,9 +405,9 @@ class Endpoint:
 
         return close
 
-    def revocations(self) -> tuple[RevocationList, ...]:
-        """What is in force now: the same object until it changes."""
-        return self._tls.facts().revocations if self._tls else ()
+    def facts(self) -> Facts | None:
+        """What certificates and lists say that are in force: the same object until they change; None without TLS."""
+        return self._tls.facts() if self._tls else None
 
     def tls(self) -> dict[str, Any]:
         """`TlsIdentity.status`, {} without TLS."""

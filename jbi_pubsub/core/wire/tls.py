@@ -101,7 +101,7 @@ class TlsIdentity:
                 {"issuer": each.issuer, "certificates": len(each.serials), **_left(each.until, now)}
                 for each in revocations
             ],
-            "revoked": any(each.names(own) for each in revocations),
+            "revoked": self.facts().is_revoked(own.holder),
             "problem": self._credentials().problem,
         }
         return told
@@ -109,7 +109,6 @@ class TlsIdentity:
     def check_dates(self) -> None:
         """Refuse to serve with a certificate that no client takes: expired, not valid yet, revoked, or not made for
         servers. Raises ConfigurationError."""
-        own, _, revocations = self.facts()
         try:
             _present(self)
         except ssl.SSLError as exc:
@@ -117,7 +116,7 @@ class TlsIdentity:
             raise ConfigurationError(
                 f"TLS certificate {self.certificate}: {why}", hint="Have another one issued, and set it in [tls]"
             ) from exc
-        if any(each.names(own) for each in revocations):
+        if self.facts().is_revoked(self.facts().certificate.holder):
             raise ConfigurationError(
                 f"TLS certificate {self.certificate}: it is revoked, says {self.revoked}",
                 hint="Have another one issued, and set it in [tls]",

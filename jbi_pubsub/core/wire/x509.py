@@ -79,12 +79,8 @@ class RevocationList:
     """When it has to be made again; `inf` if it does not say: TLS takes nobody of that authority afterwards."""
     serials: frozenset[int]
 
-    def names(self, certificate: Certificate) -> bool:
-        """Whether it says that this one is revoked."""
-        return certificate.serial in self.serials and certificate.issuer_name == self.issuer_name
-
-    def names_holder(self, holder: str) -> bool:
-        """The same by `Certificate.holder`; False for ""."""
+    def names(self, holder: str) -> bool:
+        """Whether it says that the certificate with that `holder` is revoked; False for ""."""
         serial, _, issuer = holder.partition(":")
         return issuer == self.issuer_name.hex() and int(serial, 16) in self.serials
 
