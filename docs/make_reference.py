@@ -193,7 +193,8 @@ An object that matched and did not reach its subscriber is counted under exactly
 subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`. The subscription is
 told, before its next object: a `SubscriptionListener` by `lost(subscription, notice)`, with a
 `LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many; `detail`
-says then whether perhaps none. What happens when is in
+says then whether perhaps none. What is lost of a subscription by mail alone is told as long as its subscriber's process
+lives, each 2/5 of `[lease] subscriber` (24 s). What happens when is in
 [guarantees](guarantees.md).
 
 | cause | when | what to do |

@@ -263,6 +263,12 @@ class SubscriberCalls:
         return self._server.delegate.mail_subscriptions()
 
     @exported
+    def mail_losses(self, caller: Caller, lease_ids: tuple[str, ...]) -> dict[str, dict[str, int]]:  # noqa: ARG002  # the lease id is the right
+        if len(lease_ids) > SUBSCRIBE_AT_ONCE:
+            raise OversizeError(f"{len(lease_ids)} leases in one call, the limit is {SUBSCRIBE_AT_ONCE}")
+        return self._server.delegate.mail_losses(lease_ids)
+
+    @exported
     def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
         self._server.allow(caller, "administer")
         return self._server.delegate.renew_mail(uid, duration)

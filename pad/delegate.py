@@ -1341,6 +1341,12 @@ class Delegate:
                 if owner == "mail"
             ]
 
+    def mail_losses(self, lease_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+        """What e-mail-only subscriptions have lost so far, by cause: of those with these leases that lack something."""
+        with self._lock:
+            uids = [self._mail_leases[lease_id] for lease_id in lease_ids if lease_id in self._mail_leases]
+            return {uid: dict(lost) for uid in uids if (lost := self._subscriptions["mail", uid].lost)}
+
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
         explanation.py). The beginning of an id will do, if it is no other's. `head`: of an object that was published.

@@ -16,7 +16,7 @@ from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Change, Descriptor, Held, Key, Kind, Property
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError
 from jbi_pubsub.core.history import Explanation, GivenUp, Position, Progress, State, TakenIn
-from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import Cause, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, GrantedQos, Importance, PolicyChanged
 from jbi_pubsub.core.renewal import RENEW_AT
@@ -46,7 +46,7 @@ DELEGATE_METHODS: Final = (
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
-    "explain", "explain_object", "signing_key",
+    "explain", "explain_object", "signing_key", "mail_losses",
 )  # fmt: skip
 HISTORY_METHODS: Final = (
     "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "delete", "retain", "rebuild",
@@ -311,6 +311,11 @@ class SubscriptionsProxy(_LeasedProxy):
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
+
+    def mail_losses(self, lease_ids: Sequence[str]) -> dict[str, dict[Cause, int]]:
+        """What has been lost so far of e-mail-only subscriptions, by their ids: of those with these leases,
+        SUBSCRIBE_AT_ONCE at most, of which something has."""
+        return self._client.call("mail_losses", dict[str, dict[Cause, int]], tuple(lease_ids))
 
     def renew_mail(self, uid: str, duration: float) -> Lease:
         """Renew the lease of an e-mail-only subscription as an administrator."""

@@ -41,7 +41,7 @@ from jbi_pubsub.core.history import Progress
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import GrantedQos
-from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.renewal import RENEW_AT, LeaseRenewalManager
 from jbi_pubsub.core.spool import Spool
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
@@ -338,6 +338,8 @@ class DelegateSession:
         """When they were asked for last: said once is enough."""
         self._ask_refused = math.inf
         """When the refused ones are asked for again (monotonic seconds)."""
+        self._ask_losses = math.inf
+        """When the delegate is asked what the mail lacks that it sends (monotonic seconds)."""
         self._cancelled: dict[str, str] = {}
         """What the delegate has not confirmed the end of, with the right to it."""
         self._asked: frozenset[str] = frozenset()
@@ -652,6 +654,27 @@ class DelegateSession:
             self._subscribe(session_id, missing[at : at + SUBSCRIBE_AT_ONCE])
         self._cancel_queries(session_id)
         self._open_queries(session_id)
+        self._ask_for_losses()
+
+    def _ask_for_losses(self) -> None:
+        """Of e-mail-only subscriptions: no session is there for them in which they would be told."""
+        now = time.monotonic()
+        with self._changed:
+            mailed = [(s.subscription, s.lease.lease_id) for s in self._standing.values() if s.lease is not None]
+            is_due = now >= self._ask_losses
+            if is_due or not mailed or self._ask_losses == math.inf:
+                self._ask_losses = now + RENEW_AT * self._config.lease.subscriber if mailed else math.inf
+        if not is_due:
+            return
+        try:
+            for at in range(0, len(mailed), SUBSCRIBE_AT_ONCE):
+                some = mailed[at : at + SUBSCRIBE_AT_ONCE]
+                lost = self._proxy.mail_losses([lease_id for _, lease_id in some])
+                for subscription, lease_id in some:
+                    totals = lost.get(subscription.uid, {})
+                    subscription.lose_mail(lease_id, totals, f"by mail from {', '.join(self.ref.endpoints)}")
+        except JbiError as exc:  # away, or of a version that does not tell: the lease is what counts
+            log.debug("%s: delegate %s does not say what mail is lost: %s", self._name, self.ref.endpoints, exc)
 
     def _cancel_queries(self, session_id: str) -> None:
         with self._changed:
@@ -857,7 +880,7 @@ class DelegateSession:
     def _wait_for_work(self) -> None:
         with self._changed:
             while not (self._dirty or self._lost or self._stopping.is_set() or self._stands_empty()):
-                if time.monotonic() >= self._ask_refused:
+                if time.monotonic() >= min(self._ask_refused, self._ask_losses):
                     return
                 self._changed.wait(1.0)
 

@@ -186,6 +186,8 @@ class LocalSubscription:
         self.duplicates = 0
         self.listener_errors = 0
         self.lost: Counter[str] = Counter()
+        self._mail_lost: dict[str, Counter[Cause]] = {}
+        """What of that is told of mail alone, by the lease at its delegate."""
         self._listeners = listeners
         self._tries = Tries()
         self._submitted = False
@@ -325,6 +327,16 @@ class LocalSubscription:
                 return
             self._note_loss(cause, count, detail)
         self._log_loss(cause, count, detail)
+
+    def lose_mail(self, lease_id: str, totals: Mapping[Cause, int], detail: str) -> None:
+        """The delegate of that lease has lost so many in all by now: what of that is new is told. After a crash it may
+        know of fewer, and lose these again."""
+        with self._changed:
+            new = Counter(totals) - self._mail_lost.get(lease_id, Counter())
+            if new:
+                self._mail_lost.setdefault(lease_id, Counter()).update(new)
+        for cause, count in new.items():
+            self.lose(cause, count, detail)
 
     def _note_loss(self, cause: Cause, count: int, detail: str) -> None:
         """Under the lock: count it, and have the listener told before the next object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.policy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from email import message_from_bytes
 from email.message import EmailMessage
@@ -14,7 +15,12 @@ import msgspec
 import pytest
 from lxml import etree
 
+from jbi_pubsub.core.config import PadSection
+from jbi_pubsub.core.info_object import InfoObject, LossNotice
+from jbi_pubsub.core.renewal import RENEW_AT
+from jbi_pubsub.core.wire.control import ControlServer
 from jbi_pubsub.examples.mailbox import AnyPort
+from jbi_pubsub.subscriber.subscription import SubscriptionListener
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 NORTH = "//descriptor[./position/lat<'35.0']"
@@ -230,6 +236,118 @@ def test_one_refused_recipient_does_not_keep_the_others_from_their_mail(
     eventually(
         lambda: lost(publishing, subscription) == {"mail_refused": 1}, what=lambda: lost(publishing, subscription)
     )
+
+
+class Told(SubscriptionListener):
+    """Whoever is told what is lost."""
+
+    def __init__(self) -> None:
+        self.lost_by: Counter[str] = Counter()
+
+    def arrived(self, subscription: Any, obj: InfoObject) -> None:
+        """None comes: all goes by mail."""
+        raise AssertionError((subscription, obj))
+
+    def lost(self, subscription: Any, notice: LossNotice) -> None:  # noqa: ARG002  # the listener's form
+        self.lost_by[notice.cause] += notice.count
+
+
+@pytest.fixture
+def asking_often(federation: Any) -> None:
+    """Subscribers who ask each half second what mail is lost; after two refusals nothing is sent to a recipient."""
+    mail = msgspec.structs.replace(federation.config.mail, suspend_after=2)
+    lease = msgspec.structs.replace(federation.config.lease, subscriber=0.5 / RENEW_AT)
+    federation.config = msgspec.structs.replace(federation.config, lease=lease, mail=mail)
+
+
+@pytest.mark.usefixtures("asking_often")
+def test_a_subscriber_whose_objects_all_go_by_mail_is_told_what_of_it_is_lost(
+    sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a server that refuses one of two recipients, two subscriptions by mail alone to both, and one to the other
+    sink.answer_rcpt = lambda address: "550 no such user" if address.startswith("gone@") else "250 OK"
+    subscriber, told = federation.subscriber(), Told()
+    to = ("duty@example.org", "gone@example.org")
+    heard = subscriber.register_subscriber(type_name=TYPE, recipients=to, listener=told)
+    looked_at = subscriber.register_subscriber(type_name=TYPE, recipients=to)
+    good = subscriber.register_subscriber(type_name=TYPE, recipients=to[:1])
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert [subscriber.wait_matched(uid) for uid in (heard, looked_at, good)] == [1, 1, 1]
+
+    for expected in (
+        {"mail_refused": 1},
+        {"mail_refused": 2},
+        {"mail_refused": 2, "mail_suspended": 1},
+        {"mail_refused": 2, "mail_suspended": 2},
+    ):
+        # When one object more is published
+        publishing.publish(registration, figures.figure_1)
+        # Expect the subscriber to hear of what it lacks by now, each loss once, under the cause that the node counts
+        for uid in (heard, looked_at):
+            eventually(lambda uid=uid: sum(subscriber.losses(uid).values()) >= sum(expected.values()))  # noqa: B023  # called at once
+            assert subscriber.losses(uid) == lost(publishing, uid) == expected
+        eventually(lambda: dict(told.lost_by) == expected, what=lambda: told.lost_by)  # noqa: B023  # as above
+    assert subscriber.losses(good) == {}
+
+
+@pytest.mark.usefixtures("asking_often")
+def test_what_was_lost_of_mail_is_told_once_over_restarts_and_by_several_delegates(
+    sink: Sink, federation: Any, figures: Any, eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a delegate that keeps its mail and one that does not, and a server that refuses all
+    sink.answer_rcpt = lambda _address: "550 no such user"
+    kept = msgspec.structs.replace(federation.config, pad=PadSection(state=str(tmp_path / "pad.db")))
+    pad, other = federation.pad(config=kept), federation.pad("bravo", "paris")
+    subscriber, publisher = federation.subscriber(), federation.light()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=("gone@example.org",))
+
+    def publish(name: str, location: str) -> None:
+        at = publisher.connect_to_delegate(name, location)
+        registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
+        publisher.wait_for_subscribers(registration, 1)
+        publisher.publish(registration, figures.figure_1)
+        publisher.flush()
+
+    publish("alpha", "rome")
+    publish("bravo", "paris")
+    eventually(lambda: subscriber.losses(uid) == {"mail_refused": 2}, what=lambda: subscriber.losses(uid))
+    # When both start again, and lose two more and one
+    pad.stop(0.5)
+    other.stop(0.5)
+    again, _ = federation.pad(config=kept), federation.pad("bravo", "paris")
+    [standing] = again.delegate.mail_subscriptions()
+    assert standing["lost"] == {"mail_refused": 1}
+    publish("alpha", "rome")
+    publish("bravo", "paris")
+    publish("alpha", "rome")
+    # Expect three losses more
+    eventually(lambda: subscriber.losses(uid).get("mail_refused", 0) >= 5, what=lambda: subscriber.losses(uid))
+    assert subscriber.losses(uid) == {"mail_refused": 5}
+
+
+@pytest.mark.usefixtures("asking_often")
+def test_a_delegate_that_does_not_tell_what_mail_is_lost_serves_as_before(
+    sink: Sink, federation: Any, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate of a version that has no such call, which has been asked for it twice
+    called, asked = ControlServer._called, 0
+
+    def before(self: ControlServer, name: object, method: object, request: object) -> Any:
+        nonlocal asked
+        asked += method == "mail_losses"
+        return called(self, name, "unknown" if method == "mail_losses" else method, request)
+
+    monkeypatch.setattr(ControlServer, "_called", before)
+    federation.pad()
+    subscriber, publisher = federation.subscriber(), federation.light()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
+    registration = figures.register(publisher)
+    assert subscriber.wait_matched(uid) == 1
+    eventually(lambda: asked >= 2)
+    # When an object is published; Expect the mail
+    publisher.publish(registration, figures.figure_1)
+    eventually(lambda: sink.mails)
+    assert (subscriber.losses(uid), subscriber.refusal(uid)) == ({}, None)
 
 
 def test_a_slow_mail_server_holds_up_neither_the_publisher_nor_direct_delivery(
