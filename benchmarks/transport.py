@@ -70,7 +70,7 @@ def measure(size: int, at_once: int) -> dict[str, float]:
         return [_split(body, at_once) for body in bodies]
 
     def read(batches: list[list[memoryview]]) -> list[list[Parcel]]:
-        return [[Parcel.received(_whole(item, {})[1] or b"") for item in items] for items in batches]
+        return [[Parcel.received(_whole(item, {})[2] or b"") for item in items] for items in batches]
 
     batches = parted()
     parcels = read(batches)

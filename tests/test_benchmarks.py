@@ -222,3 +222,25 @@ def test_a_delegate_with_an_archive_is_measured_as_it_is_met(tmp_path: Path) -> 
     assert [name for name in report if name.startswith("live p99")] == [
         f"live p99 ms, {beside}" for beside in ("alone", "replay", "query")
     ]
+
+
+def test_what_a_delegate_pays_for_an_object_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a few objects, of which nobody takes the time
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    transport = importlib.import_module("transport")
+    monkeypatch.setattr(transport, "OBJECTS", 200)
+    for at_once in (1, 100):
+        assert len(transport.measure(100, at_once)) == 6
+
+
+def test_a_measurement_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> None:
+    # Given an interpreter that fails at one of them
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "ran $1"\ncase $1 in *transport.py) exit 3;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [BENCHMARKS / "everything.sh", tmp_path / "out"],
+        env={**os.environ, "PYTHON": str(python)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "transport.txt: FAILED" in done.stderr, done.stderr.count("FAILED")) == (1, True, 1)
+    assert len(list((tmp_path / "out").iterdir())) == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,10 @@ def test_every_package_is_listed_for_installation() -> None:
     listed = set(settings["options"]["packages"].split())
     # Expect every folder with Python files in it
     assert listed == {name for name, is_package in everything().items() if is_package}
+
+
+def test_the_page_for_contributors_names_all_rooms() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = {name.rpartition("/")[2] for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    rooms = {module.name for module in pkgutil.iter_modules(jbi_pubsub.__path__) if module.ispkg}
+    assert rooms <= named, rooms - named

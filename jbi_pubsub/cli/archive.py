@@ -716,7 +716,7 @@ def _proxy(config: Config, place: _At) -> Iterator[HistoryProxy]:
     except ProtocolError as exc:
         if "no exported method history." not in exc.message:
             raise
-        raise ConfigurationError(
+        raise UnknownUidError(
             f"{place.name} has no archive", hint="`jbi archive status` lists those there are"
         ) from exc
     finally:

@@ -123,8 +123,8 @@ def publish(
     subscribers: int,
     wishes: tuple[str, ...],
     as_json: bool,
-) -> None:
-    """Publish information objects from files.
+) -> int:
+    """Publish information objects from files. Exit code 1: fewer --subscribers than were waited for, or refused.
 
     With files of the source distribution:
 
@@ -180,8 +180,7 @@ def publish(
         else:
             with looking(config):
                 registration = adapter.register_publisher(schema, first, **open_with)  # type: ignore[arg-type]  # as above
-        if subscribers:
-            adapter.wait_for_subscribers(registration, subscribers)
+        matched = adapter.wait_for_subscribers(registration, subscribers) if subscribers else 0
         with Progress(console=console(), transient=True, disable=not sys.stdout.isatty() or count == 1) as progress:
             for _ in progress.track(range(count), description="publishing"):
                 ids += [adapter.publish(registration, m, p) for m, p in files]
@@ -195,6 +194,10 @@ def publish(
     if refusals:
         why = refusals[0]
         raise type(why)(f"the delegate refused {len(refusals)} of {len(ids)}: {why.message}", hint=why.hint)
+    if matched < subscribers:
+        click.echo(f"jbi: {matched} of {subscribers} subscriptions were there when it was published", err=True)
+        return 1
+    return 0
 
 
 @click.command()
@@ -253,11 +256,11 @@ def subscribe(
     out: Path | None,
     wishes: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Subscribe and show what arrives, or have it sent by e-mail.
 
     An e-mail subscription goes on after this command has ended, until it is cancelled with `jbi subscriptions cancel`
-    or its lease runs out ([lease] mail).
+    or its lease runs out ([lease] mail). Exit code 1: fewer objects than --count came within --timeout.
 
     \b
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery
@@ -305,7 +308,7 @@ def subscribe(
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
             text = f"e-mail subscription {uid} at {counted(matched, 'delegate')}, lease {config.lease.mail:g} s"
             click.echo(json_text(facts) if as_json else text)
-            return
+            return 0
         if not as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
         if not adapter.wait_matched(uid, 1, MATCHED_SECONDS):
@@ -313,6 +316,15 @@ def subscribe(
         seen = show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
         if not seen and (why := adapter.refusal(uid)) is not None:
             raise why
+    return enough(seen, count)
+
+
+def enough(seen: int, count: int | None) -> int:
+    """The exit code: 1 for fewer than were asked for, which is told."""
+    if count is None or seen >= count:
+        return 0
+    click.echo(f"jbi: {seen} of {counted(count, 'object')} came in time", err=True)
+    return 1
 
 
 def _check_let_in(config: Config) -> None:
@@ -773,13 +785,13 @@ def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProx
 
 
 def _whole_id(given: str, known: Collection[str]) -> str:
-    """The id that begins so, with or without its kind. Raises ConfigurationError when none does, or several."""
+    """The id that begins so, with or without its kind. Raises UnknownUidError when none does, or several."""
     fits = sorted(uid for uid in known if given and (uid.startswith(given) or uid.partition("-")[2].startswith(given)))
     if len(fits) == 1 or given in fits:
         return fits[0] if len(fits) == 1 else given
     if fits:
-        raise ConfigurationError(f"{len(fits)} e-mail subscriptions begin with {given}", hint="Give more of the id")
-    raise ConfigurationError(f"no e-mail subscription {given} at any delegate", hint="See `jbi subscriptions`")
+        raise UnknownUidError(f"{len(fits)} e-mail subscriptions begin with {given}", hint="Give more of the id")
+    raise UnknownUidError(f"no e-mail subscription {given} at any delegate", hint="See `jbi subscriptions`")
 
 
 def asked(

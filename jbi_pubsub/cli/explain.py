@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.proxy import SubscriptionsProxy
 
@@ -72,7 +72,7 @@ def explain(
         raise _stands_nowhere(uid)
     names = sorted({facts["subscription"] for facts in found})
     if len(names) > 1:
-        raise ConfigurationError(f"several subscriptions begin with {uid!r}: {', '.join(names)}")
+        raise UnknownUidError(f"several subscriptions begin with {uid!r}: {', '.join(names)}")
     if as_json:
         show_json(found)
         return
@@ -84,15 +84,15 @@ def _at(ref: ServiceRef, facts: Facts) -> Facts:
     return {"server": ", ".join(ref.endpoints), **facts}
 
 
-def _stands_nowhere(uid: str) -> ConfigurationError:
-    return ConfigurationError(
+def _stands_nowhere(uid: str) -> UnknownUidError:
+    return UnknownUidError(
         f"no subscription {uid} at any delegate or peer publisher",
         hint="It comes there with the first registration that its template matches, and goes with its subscriber",
     )
 
 
 def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) -> list[Facts]:
-    """The answers of those that have both. Raises ConfigurationError, which says which of the two nobody has."""
+    """The answers of those that have both. Raises UnknownUidError, which says which of the two nobody has."""
     subscription = False
 
     def ask(proxy: SubscriptionsProxy) -> Facts:
@@ -103,7 +103,7 @@ def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) 
 
     found = [_at(ref, facts) for ref, facts in asked(servers, ask)]
     if subscription and not found:
-        raise ConfigurationError(
+        raise UnknownUidError(
             f"no object {object_id} is known any more where the subscription {uid} stands",
             hint="An object is known for some seconds after it was published; explain its document with --metadata",
         )

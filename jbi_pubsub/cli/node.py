@@ -397,7 +397,7 @@ def snoop(
     count: int | None,
     timeout: float | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Look on at a registration or a subscription.
 
     It is a subscription of one's own, with the right to it: by the type of that registration, or the type and the
@@ -415,13 +415,15 @@ def snoop(
     config = settings.load(lookup__locators=[lookup] if lookup else None)
     from jbi_pubsub.subscriber.adapter import SubscriberAdapter
 
-    from .clients import show_objects
+    from .clients import enough, show_objects
 
     with SubscriberAdapter(config) as adapter:
         uid = adapter.register_subscriber(**wanted.terms)
         adapter.wait_matched(uid, 1, config.lookup.timeout)
         click.echo(f"jbi: looking on at {printable(named)}, Ctrl-C ends", err=True)
-        show_objects(adapter, uid, count=count, timeout=timeout, out=None, as_json=as_json, only=wanted.registration)
+        only = wanted.registration
+        seen = show_objects(adapter, uid, count=count, timeout=timeout, out=None, as_json=as_json, only=only)
+    return enough(seen, count)
 
 
 def _named(found: dict[str, Any], sequence: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import resource
 import signal
 import sys
@@ -19,6 +20,7 @@ from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
@@ -31,6 +33,8 @@ from .signals import ending_signals
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.server import DisseminationServer
+
+log = logging.getLogger("jbi_pubsub.cli")
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
@@ -348,6 +352,7 @@ def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
 def announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
     click.echo(json.dumps(facts) if as_json else text)
     sys.stdout.flush()
+    log.info("%s, version %s", text, version())  # a log says what it is of, before anything happens
 
 
 def _metrics(metrics: MetricsServer | None) -> dict[str, int]:

@@ -510,7 +510,7 @@ def check(
     documents = _documents(samples) if samples is not None else archived_documents(config, key[1], archived or 0)
     found = tried(new, old, documents)
     if found.documents == 0 and samples is None:
-        raise ConfigurationError(f"no archived objects of {key[1]}", hint="Try the schema on files: --from FOLDER")
+        raise UnknownUidError(f"no archived objects of {key[1]}", hint="Try the schema on files: --from FOLDER")
     if found.documents == 0:
         raise ConfigurationError(f"no *.xml below {samples}", hint="Name a folder of metadata documents")
     if as_json:
@@ -614,7 +614,7 @@ def _repository(
     except ProtocolError as exc:
         if "no exported method types." not in exc.message:
             raise
-        raise ConfigurationError(f"{at} is no delegate", hint="`jbi services` lists those there are") from exc
+        raise UnknownUidError(f"{at} is no delegate", hint="`jbi services` lists those there are") from exc
     finally:
         repository.close()
 
@@ -639,7 +639,7 @@ def _found(config: Config) -> ServiceRef:
             f"several delegates have a type repository: {'; '.join(sorted(names)[:10])}",
             hint="Name one: --at HOST:PORT",
         )
-    raise ConfigurationError(
+    raise UnknownUidError(
         "no delegate with a type repository is registered with the lookup services",
         hint="Start one: jbi pad NAME LOCATION --types FOLDER; or open a folder: --folder FOLDER",
     )

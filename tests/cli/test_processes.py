@@ -140,6 +140,33 @@ def test_services_and_status(
     assert said(*flags, "status").code == 0
 
 
+def test_less_than_was_asked_for_is_told_and_is_the_exit_code(
+    flags: list[str], federation: Any, said: Callable[..., Any], world: str
+) -> None:
+    federation.pad("alpha", "rome")
+    # When nothing comes, or nobody is there to get it
+    got = said(*flags, "subscribe", "--type", "nothing.Such", "--count", "1", "--timeout", "0.2")
+    assert (got.code, got.err.splitlines()[-1]) == (1, "jbi: 0 of 1 object came in time")
+    words = ("--schema", SCHEMA, "--metadata", FIGURE_1)
+    published = said(*flags, "publish", "--delegate", "alpha", "rome", *words, "--subscribers", "9")
+    assert (published.code, published.out[:18]) == (1, "published 1 object")
+    assert published.err.splitlines()[-1] == "jbi: 0 of 9 subscriptions were there when it was published"
+    # When an id is not there, expect one code whatever the command
+    for command in (
+        ("subscriptions", "cancel", "nope"), ("subscriptions", "renew", "nope"), ("types", "list"),
+        ("explain", "nope", "--metadata", FIGURE_1), ("archive", "status"), ("--node", "nope", "status"),
+    ):  # fmt: skip
+        answer = said(*flags, *command)
+        assert (answer.code, answer.err[:5]) == (1, "jbi: "), (command, answer.err)
+
+
+def test_a_server_says_at_once_in_its_log_who_it_is(start: Callable[..., Any], eventually: Callable[..., Any]) -> None:
+    server = start("--log-json", "-v", "--no-multicast", "lookup", "--port", "0", "--json")
+    address = server.fact()["address"]
+    said = [json.loads(line) for line in eventually(server.stderr).splitlines()]
+    assert [line["level"] for line in said if address in line["message"]] == ["info"]
+
+
 def test_two_delegates_of_one_name_are_told(
     flags: list[str], federation: Any, said: Callable[..., Any], caplog: Any, eventually: Callable[..., Any]
 ) -> None:
