@@ -250,7 +250,8 @@ class PolicySection(_Section, frozen=True):
     audit_all: bool = False
     """Write down what is allowed as well."""
     state: str = ""
-    """File that keeps the last policies that a manager has sent, for a start without it; "" keeps none."""
+    """File that keeps the last policies that a manager has sent, for a start without it, and beside it a copy of `file`
+    as it was in force last, for a start when it can't be used; "" keeps none."""
     trust_claims: bool = True
     """Whether the name that a client without a certificate gives itself counts where policies rank contracts; rights
     never follow from it."""

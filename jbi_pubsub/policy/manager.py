@@ -1,16 +1,21 @@
 """The policy of a server: rules of a file that is read again when it changes, refusals counted and written down.
 
 Theory of operation: questions are answered from an immutable set of rules, which is replaced as a whole. One thread
-looks at the file, and writes the audit log. A file that can't be used leaves the rules in force, and says so.
+looks at the file, and writes the audit log. A file that can't be used leaves the rules in force, and says so; so it is
+at a start, where a copy is kept of the file that was in force last.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -55,12 +60,13 @@ class AccessManager:
         everything: bool = False,
         policies: bool | None = False,
         keep: bool = False,
+        state: Path | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too;
         `policies`: what the file says of who matters is read as well, for those who `follow`, None: if it says anything
-        of that now; `keep`: what is archived, for those who `follow_keep`. Raises PolicyError for a file that can't be
-        used."""
+        of that now; `keep`: what is archived, for those who `follow_keep`; `state`: beside it is a copy of the file as
+        it was in force last, to begin with when it can't be used. Raises PolicyError for a file that can't be used."""
         self.path = path
         self.component = component
         self.version = 1
@@ -78,7 +84,10 @@ class AccessManager:
         self._keep: tuple[KeepRule, ...] = ()
         self._keepers: list[Callable[[tuple[KeepRule, ...]], None]] = []
         self._following = threading.Lock()
-        self._rules, document = self._read(first=True)
+        self._kept = state.with_name(f"{state.name}.{_digest(path)}") if state is not None else None
+        """The file as it was in force last."""
+        self._state_fault = ""
+        self._rules, document = self._first()
         self._review(document, self._rules)
         self._pending = self._seen
         self._taking = threading.Lock()
@@ -147,7 +156,7 @@ class AccessManager:
             "version": self.version,
             "rules": len(self._rules.rules),
             "since": round(self._wall() - self._since, 1),
-            "fault": self.fault,
+            "fault": "; ".join(filter(None, (self.fault, self._state_fault))),
             "refused": dict(self.refused()),
             "audit": self._audit.status() if self._audit is not None else {},
         }
@@ -224,10 +233,7 @@ class AccessManager:
 
     def _take(self) -> None:
         try:
-            rules, document = self._read()
-            if self._rules.rules and not document.text.strip():
-                hint = "A line that says so, '# all is allowed', allows all to everybody"
-                raise file.failure(str(self.path), "empty, as a full disk leaves a file", hint=hint)
+            rules, document = self._read(self.path, had_rules=bool(self._rules.rules))
         except PolicyError as exc:
             log.error("%s; the rules of before stay in force", exc)
             self.fault = exc.message
@@ -237,6 +243,7 @@ class AccessManager:
         self._tell_followers()
         policies = f" and {len(self._policies.rules)} policies" if self._policies is not None else ""
         log.warning("%s: %d access rules%s are in force", self.path, len(rules.rules), policies)
+        self._keep_copy(document)
         self._review(document, rules)
 
     def _tell_followers(self) -> None:
@@ -250,9 +257,59 @@ class AccessManager:
                 with guarded("follower of policies"):
                     follower(policies)
 
-    def _read(self, *, first: bool = False) -> tuple[AccessRules, file.Document]:
-        """The rules; the policies are put down as well, once all of the file is right."""
-        document, said = file.read(self.path)
+    def _first(self) -> tuple[AccessRules, file.Document]:
+        """What is in force at the start: the file, or if that can't be used, what it was before. Raises PolicyError."""
+        kept = self._kept
+        had_any = kept is not None and stamp(kept) != (errno.ENOENT,)  # one that we can't see counts
+        try:
+            rules, document = self._read(self.path, first=True, had_rules=had_any)
+        except PolicyError as exc:
+            hint = f"Mend it: `jbi policy check {self.path}`"
+            if kept is None:
+                hint += ". With [policy] state a start goes on with the rules of before"
+            elif not had_any:
+                hint += f". {kept} would have the rules of before, and is not there"
+            else:
+                try:
+                    rules, document = self._read(kept, first=True, had_rules=True)
+                except PolicyError as other:
+                    hint += f". The rules of before can't be used either: {other.message}"
+                else:
+                    self.fault = exc.message
+                    log.error("%s; the rules of before, kept in %s, are in force until it is mended", exc, kept)
+                    return rules, document
+            hint = ". ".join(filter(None, (exc.hint, hint)))
+            raise PolicyError(exc.message, hint=hint, **exc.facts) from exc
+        self._keep_copy(document)
+        return rules, document
+
+    def _keep_copy(self, document: file.Document) -> None:
+        """For the next start. Not of an empty file, which may be one that was cut short."""
+        if self._kept is None or not document.text.strip():
+            return
+        data = document.text.encode()
+        new = self._kept.with_name(f".{self._kept.name}.{os.getpid()}-{threading.get_ident()}")
+        try:
+            if not self._kept.exists() or self._kept.read_bytes() != data:
+                with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as copy:  # noqa: PTH123  # its mode is set when it is made
+                    copy.write(data)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                new.replace(self._kept)
+            self._state_fault = ""
+        except OSError as exc:
+            self._state_fault = f"the rules are not kept for a restart: {exc}"
+            log.error("%s", self._state_fault)
+            with suppress(OSError):  # it may not be there, or not be ours to remove
+                new.unlink()
+
+    def _read(self, path: Path, *, first: bool = False, had_rules: bool = False) -> tuple[AccessRules, file.Document]:
+        """The rules; the policies are put down as well, once all of the file is right. `had_rules`: then an empty file
+        is a mistake."""
+        document, said = file.read(path, name=self.path.name)
+        if had_rules and not document.text.strip():
+            hint = "A line that says so, '# all is allowed', allows all to everybody"
+            raise file.failure(str(path), "empty, as a full disk leaves a file", hint=hint)
         for line in said:
             log.warning("%s", line)
         rules = access_rules(document)
@@ -301,6 +358,11 @@ class AccessManager:
             log.warning("and %d more: `jbi policy check %s`", len(warnings) - TOLD_MOST, self.path)
 
 
+def _digest(path: Path) -> str:
+    """Which policy file it is: one state may be that of servers with several."""
+    return hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]
+
+
 def access_of(config: Config, component: str, *, policies: bool | None = False) -> AccessManager:
     """The policy that the configuration names for a component; `policies` as an AccessManager takes them. Raises
     PolicyError."""
@@ -314,6 +376,7 @@ def access_of(config: Config, component: str, *, policies: bool | None = False) 
             everything=section.audit_all,
             policies=policies,
             keep=bool(config.archive.folder),
+            state=Path(section.state) if section.state else None,
         )
     except PolicyError:
         if log_file is not None:
