@@ -17,7 +17,7 @@ import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import hub as hub_module
-from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.hub import LOOK_SECONDS, HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import (
     ACK,
     ACK_BYTES,
@@ -135,11 +135,21 @@ class Field:
             sock.close()
 
     def hub(self, **options: Any) -> SenderHub:
-        """A hub whose clock stands still until `now` is set."""
+        """A hub whose clock stands still but for `pass_until`."""
         hub = SenderHub(name="test-hub", clock=lambda: self.now, **options)
         hub.start()
         self._hubs.append(hub)
         return hub
+
+    def pass_until(self, now: float) -> None:
+        """The clock goes on second by second, and every hub sees each of them."""
+        while self.now < now:
+            self.now = min(now, self.now + LOOK_SECONDS)
+            for hub in self._hubs:
+                for _ in range(2):  # the first order may be done in a round that began before
+                    done = threading.Event()
+                    assert hub.order(done.set)
+                    assert done.wait(20.0)
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
         """Two connected sockets: the hub's and its peer's."""
@@ -241,17 +251,17 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_is_dropped_in_the_end(
     assert stalled.ended == []
 
     # When it takes something after 29 seconds, expect that its time begins anew
-    field.now = 29.0
+    field.pass_until(29.0)
     silent.recv(MEGABYTE, socket.MSG_WAITALL)
     lively.give(b"something for the hub to do")
     eventually(lambda: lively.acked == 101)
-    field.now = 58.0
+    field.pass_until(58.0)
     lively.give(b"something for the hub to do")
     eventually(lambda: lively.acked == 102)
     assert stalled.ended == []
 
     # When it takes nothing for 30 seconds, expect it to be disconnected, and the other one not
-    field.now = 120.0
+    field.pass_until(120.0)
     eventually(lambda: stalled.ended == [hub_end])
     assert not stalled.sender.connected
     assert lively.sender.connected
@@ -262,6 +272,58 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_is_dropped_in_the_end(
     again = field.reader(theirs)
     eventually(lambda: stalled.acked == 50)
     assert [len(item) for item in again.received] == [MEGABYTE] * 50
+
+
+def test_a_hub_that_was_kept_from_its_work_drops_nobody_for_that(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a peer for which more waits than its socket takes, and that reads nothing
+    hub = field.hub(send_seconds=30.0)
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    stream.give(*[bytes(MEGABYTE)] * 20)
+    eventually(lambda: stream.sender in hub._unsent)
+
+    # When the hub is kept from its work for longer than a peer has, and works for a while then
+    busy, go_on = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        busy.set()
+        go_on.wait(20.0)
+
+    hub.order(keep)
+    assert busy.wait(20.0)
+    field.now = 60.0
+    go_on.set()
+    field.pass_until(85.0)
+
+    # Expect the peer to be there still, and to get everything when it reads
+    assert stream.ended == []
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == 20)
+    assert [len(item) for item in reader.received] == [MEGABYTE] * 20
+
+
+def test_orders_that_make_orders_hold_up_nobody(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given an order that gives itself again and again
+    hub = field.hub()
+    ended = threading.Event()
+
+    def again() -> None:
+        if not ended.is_set():
+            hub.order(again)
+
+    hub.order(again)
+
+    # When something is given to a stream, expect it to be sent
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    field.reader(theirs)
+    stream.give(b"item")
+    try:
+        eventually(lambda: stream.acked == 1)
+    finally:
+        ended.set()
 
 
 def test_a_newer_connection_wins_and_resumes_where_the_peer_is(field: Field, eventually: Callable[..., Any]) -> None:
@@ -508,7 +570,8 @@ def test_a_tls_peer_that_takes_a_little_is_not_dropped(
     eventually(lambda: other.acked == 1 and stream.sender.unacknowledged == 1)
 
     # When it reads a part of it at 29 and at 58 seconds, expect it to be connected still
-    for turn, field.now in enumerate((29.0, 58.0), 2):
+    for turn, until in enumerate((29.0, 58.0), 2):
+        field.pass_until(until)
         left = MEGABYTE
         while left > 0:
             left -= len(client.recv(left))
@@ -517,7 +580,7 @@ def test_a_tls_peer_that_takes_a_little_is_not_dropped(
     assert stream.ended == []
 
     # When it reads nothing for 30 seconds, expect it to be dropped
-    field.now = 120.0
+    field.pass_until(120.0)
     eventually(lambda: stream.ended == [server])
 
 
@@ -612,11 +675,11 @@ def test_a_peer_that_takes_nothing_does_not_hold_up_who_sends(field: Field, even
 
     # Expect the hub's thread to know of it: the peer has its time, and is dropped when that is over
     eventually(lambda: hub._unsent == {stream.sender})
-    field.now = 29.0
+    field.pass_until(29.0)
     stream.sender.send()
     assert len(stream.waiting) == taken
     assert stream.ended == []
-    field.now = 120.0
+    field.pass_until(120.0)
     eventually(lambda: stream.ended == [ours])
     stream.sender.send()  # to nobody
     theirs.close()

@@ -13,7 +13,8 @@ thread with a selector writes for all and reads all acknowledgements. Theory of 
 - A stream's `_turning` is held by whoever uses its connection and window. The hub's thread waits for it, which is for
   one batch at most; others don't: what they have found busy they leave to the hub's thread.
 - The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
-- A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume.
+- A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume. The time in
+  which this thread was kept from its work counts for nobody.
 - The handshake is done by the connection's own thread, which then hands the socket over and ends.
 - A hub may have Turns, which say of *paced* streams whose batch goes next, when, and of which levels. The others have
   turns as they come, as without.
@@ -144,6 +145,9 @@ class SenderHub:
         self._orders: deque[Callable[[], None]] = deque()
         self._unsent: set[HubSender] = set()
         self._look_at = 0.0
+        self._looked = clock()
+        self._listened = 0.0
+        """Seconds in which the thread looked at its sockets: what peers are measured by."""
         self._asleep = False
         """Set by the thread before it looks for work the last time and waits: whoever brings some then wakes it."""
         self._lock = threading.Lock()  # covers what follows, and _orders: none is taken and then forgotten
@@ -228,10 +232,10 @@ class SenderHub:
     def _round(self, happened: Sequence[tuple[HubSender, int]]) -> None:
         for sender, mask in happened:
             sender._do(sender._serve, mask)
-        while self._orders:
+        for _ in range(len(self._orders)):  # what is ordered meanwhile is done in the next round
             with guarded("an order to the hub"):
                 self._orders.popleft()()
-        for _ in range(len(self._ready)):  # who gets ready meanwhile has his turn in the next round
+        for _ in range(len(self._ready)):  # and who gets ready meanwhile has his turn then
             sender = self._ready.popleft()
             sender._do(sender._turn)
         if self._turns is not None:
@@ -260,6 +264,9 @@ class SenderHub:
             seconds = self._shortened(seconds, self._turns)
         happened = self._selector.select(seconds)
         self._asleep = False
+        now = self._clock()
+        self._listened += min(now - self._looked, LOOK_SECONDS)
+        self._looked = now
         served = []
         for key, mask in happened:
             if key.data is None:
@@ -276,10 +283,9 @@ class SenderHub:
         return seconds
 
     def _drop_stalled(self) -> None:
-        now = self._clock()
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = self._clock() + LOOK_SECONDS
         for sender in list(self._unsent):
-            sender._do(sender._drop_if_stalled, now)
+            sender._do(sender._drop_if_stalled)
 
     def _close(self) -> None:
         if self._closed:
@@ -577,7 +583,7 @@ class HubSender:
         if not connection.unsent:
             self._hub._unsent.discard(self)
         elif took or self not in self._hub._unsent:
-            connection.deadline = self._hub._clock() + self._hub._send_seconds  # a slow link is no dead one
+            connection.deadline = self._hub._listened + self._hub._send_seconds  # a slow link is no dead one
             self._hub._unsent.add(self)
         self._watch(connection)
 
@@ -587,9 +593,9 @@ class HubSender:
             connection.watched = wanted
             self._hub._selector.modify(connection.sock, wanted, self)
 
-    def _drop_if_stalled(self, now: float) -> None:
+    def _drop_if_stalled(self) -> None:
         connection = self._connection
-        if connection is not None and now >= connection.deadline:
+        if connection is not None and self._hub._listened >= connection.deadline:
             raise WireTimeoutError(f"peer is too slow: {connection.unsent} parts unsent")
 
     def _end(self, why: str) -> None:
@@ -660,6 +666,7 @@ class _Connection:
         self.tls = isinstance(sock, ssl.SSLSocket)
         self.watched = _READ
         self.deadline = 0.0
+        """Until when it has to take something, by the hub's `_listened`."""
         self.wants_room = False
         """The socket is full: to be written when the selector says so."""
         self.failed = ""
