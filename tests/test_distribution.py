@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -48,3 +50,23 @@ def test_the_wheel_brings_the_documentation() -> None:
     settings = (TOP / "setup.cfg").read_text()
     assert "share/doc/jbi-pubsub = docs/*.md" in settings
     assert len(list((TOP / "docs").glob("*.md"))) > 5
+
+
+def test_an_editable_installation_is_a_folder_on_the_path_which_type_checkers_see() -> None:
+    # Given setup.cfg, which has `pip install -e .` put this folder on the path, and no finder
+    settings = configparser.ConfigParser()
+    settings.read(TOP / "setup.cfg")
+    assert settings["editable_wheel"]["mode"] == "compat"
+    # Expect each package to be there under its own name, by a link where its room lies elsewhere
+    for package in settings["options"]["packages"].split():
+        assert (TOP / package.replace(".", "/") / "__init__.py").is_file(), package
+    assert (TOP / "jbi_pubsub" / "py.typed").is_file()
+
+
+def test_what_is_published_is_typed_for_who_has_no_stubs_of_lxml() -> None:
+    # Given a checker to which an lxml element is Any; Expect it not to meet one in the unions that applications give
+    for source, alias in (("core/arguments.py", "Document"), ("publisher/payloads.py", "Payload")):
+        [line] = re.findall(rf"^{alias} = (.*)$", (TOP / "jbi_pubsub" / source).read_text(), re.MULTILINE)
+        names = set(re.findall(r"\w+", line))
+        assert "XmlElement" in names
+        assert names.isdisjoint(("Element", "Any"))

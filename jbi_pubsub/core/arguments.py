@@ -22,12 +22,27 @@ import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NewType, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NewType, ParamSpec, Protocol, TypeVar
 
 from .errors import ArgumentError, MetadataError
 from .xml import MAX_METADATA_BYTES, Element, to_bytes
 
-Document = bytes | str | Path | Element
+if TYPE_CHECKING:
+
+    class XmlElement(Protocol):
+        """An lxml element, as far as a type checker has to know: without stubs of lxml that is Any, and whatever is in
+        a union with it, too."""
+
+        @property
+        def nsmap(self) -> Any:
+            """Its prefixes."""
+
+        def getroottree(self) -> Any:
+            """What it belongs to."""
+else:
+    XmlElement = Element
+
+Document = bytes | str | Path | XmlElement
 """An XML document: its bytes, its text, a file that holds it (a Path, or a text that does not begin with `<`), or an
 lxml element."""
 
@@ -77,7 +92,7 @@ def content(given: Document, *, what: str, limit: int = MAX_METADATA_BYTES) -> b
     path = path_of(given)
     if path is None:
         assert not isinstance(given, Path)
-        return to_bytes(given)
+        return to_bytes(typing.cast("str | Element", given))
     try:
         with path.open("rb") as file:
             return file.read(limit + 1)

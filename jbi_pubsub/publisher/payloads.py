@@ -8,11 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from jbi_pubsub.core.arguments import content
+from jbi_pubsub.core.arguments import XmlElement, content
 from jbi_pubsub.core.errors import JbiError, MetadataError, OversizeError
 from jbi_pubsub.core.spool import Spool, SpooledPayload, spooled
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
-from jbi_pubsub.core.xml import Element
 
 MAX_PAYLOAD_BYTES: Final = MAX_ITEM_BYTES - (2 << 20)
 """What stays in memory of what was there when it was published, however small [link] `spool` is."""
@@ -27,7 +26,7 @@ class BinaryFile(Protocol):
         ...
 
 
-Payload = bytes | bytearray | memoryview | str | Path | BinaryFile | SpooledPayload | Element | None
+Payload = bytes | bytearray | memoryview | str | Path | BinaryFile | SpooledPayload | XmlElement | None
 """A payload: bytes as they are, text as UTF-8, the content of a path or of a file from where it stands, what has come
 in a file (`LargeObject.spooled`), an lxml element as XML, None for no payload."""
 

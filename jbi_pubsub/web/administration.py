@@ -131,6 +131,7 @@ def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"lookup {title}", "jbi-name")
+        state = words("span")
         groups = ui.input("Groups (commas between; none: public)", value=", ".join(server.facts.groups))
         locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.facts.locators))
         for field in (groups, locators):
@@ -148,7 +149,13 @@ def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
 
         ui.button("Set groups", on_click=set_groups).props("no-caps flat")
         ui.button("Set locators", on_click=set_locators).props("no-caps flat")
-    return made, lambda _: None
+
+    def look(now: Server) -> None:
+        if now.facts is not None:  # what is typed stays: this is what holds
+            serves = ", ".join(name or "the public group" for name in now.facts.groups) or "no group"
+            state.text = f"serves {serves}, joins {', '.join(now.facts.locators) or 'nobody by address'}"
+
+    return made, look
 
 
 def _delegate(console: Console, doing: Doing, server: Server) -> Shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -56,6 +57,36 @@ def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], 
     code, out, err = said("node", "status", "--folder", folder)
     assert (code, out) == (1, "")
     assert "no node runs in" in err
+
+
+def test_a_node_goes_on_from_a_copy_of_its_folder(
+    start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a node that has archived something, and was copied when it had stopped
+    folder, copy, exported = tmp_path / "f", tmp_path / "copy", tmp_path / "all.jsonl"
+    kept = ("--no-multicast", "--set", "lookup.port=0", "--set", "archive.reserve=0")
+    flags = (*kept, "node", "start", "--name", "tent-3", "--json", "--folder")
+    first = start(*flags, str(folder))
+    ready = first.fact()
+    at = ("--no-multicast", "--locator", ready["lookup"], "--node", "tent-3")
+    schema = ("--schema", str(DATA / "Intel_Imagery.xsd"), "--metadata", str(DATA / "fig1.xml"))
+    code, _, err = said(*at, "publish", *schema, "--count", "3", "--persist")
+    assert code == 0, err
+    assert said(*at[:3], "archive", "export", str(exported))[0] == 0
+    assert said("node", "stop", "--folder", str(folder))[0] == 0
+    assert first.wait() == 0
+    shutil.copytree(folder, copy)
+    shutil.rmtree(folder)
+    # When one is started from the copy
+    again = start(*flags, str(copy)).fact()
+    # Expect it to be the same, with what it had
+    assert (again["id"], again["epoch"]) == (ready["id"], 2)
+    at = ("--no-multicast", "--locator", again["lookup"], "--node", "tent-3")
+    assert json.loads(said(*at, "query", "--count", "--json")[1])["count"] == 3
+    # and an export of it to bring nothing that is there already
+    code, out, err = said(*at, "archive", "import", str(exported), "--json")
+    assert (code, json.loads(out)["known"]) == (0, 3), err
+    assert json.loads(said(*at, "query", "--count", "--json")[1])["count"] == 3
 
 
 def test_a_node_is_meant_by_its_name(

@@ -255,7 +255,7 @@ def test_a_policy_that_is_written_by_command_is_in_force_and_one_that_can_not_be
     # Expect to be told where, and nothing else
     assert "policy.toml:8:25: when: unknown property 'sze'. Did you mean 'size'?" in capsys.readouterr().err
     assert (rules.read_text(), pad.status()["qos"]["policy"]["version"]) == (before, version)
-    # When it makes sense; Expect what stands to follow it within two seconds
+    # When it makes sense; Expect what stands to follow it
     written = ("policy", "new", str(rules), "name=subscribers", "action=subscribe", "importance=5", "precedence=1")
     with suppress(SystemExit):
         run(written)

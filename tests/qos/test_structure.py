@@ -147,7 +147,7 @@ def test_a_preference_of_one_user_changes_what_he_gets_and_nobody_else(
         return int(clerk.stdout.readline())
 
     assert size() == 13
-    # When the file says that the clerk prefers less, expect him, and nobody else, to get that within two seconds
+    # When the file says that the clerk prefers less, expect him, and nobody else, to get that
     file.write_text(POLICIES.format(rate="8 Mbps") + SHORT)
     eventually(lambda: size() == 6)
     # When it says so no more, expect the same

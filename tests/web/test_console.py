@@ -288,6 +288,8 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("button", name="Set locators").click()
     page.get_by_role("button", name="Yes, do it").click()
     page.get_by_role("log").get_by_text("joins 127.0.0.1:1.").wait_for()
+    # and what it joins now to be shown
+    page.locator(".jbi-form", has_text="lookup ").get_by_text(", joins 127.0.0.1:1").wait_for()
     assert console.federation.lookups[0].administered().locators == ("127.0.0.1:1",)
 
 

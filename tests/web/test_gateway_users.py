@@ -152,7 +152,7 @@ def test_guessing_is_bounded_by_who_guesses(reached: Callable[..., Any], users: 
     assert it.delegate.status()["access"]["refused"] == {}
 
 
-def test_a_user_who_is_none_any_more_is_out_within_two_seconds(
+def test_a_user_who_is_none_any_more_is_out_though_a_stream_is_open(
     reached: Callable[..., Any], users: str, policy: Path, eventually: Callable[..., Any]
 ) -> None:
     # Given a stream of bob's
@@ -236,7 +236,7 @@ def test_a_user_has_one_place_however_he_writes_his_login(
         assert it.ask("DELETE", each.headers["Location"], Authorization=f"bAsIc {said}").status == 204
 
 
-def test_a_user_who_may_not_connect_any_more_is_out_within_two_seconds(
+def test_a_user_who_may_not_connect_any_more_is_out_though_a_stream_is_open(
     reached: Callable[..., Any], users: str, policy: Path, eventually: Callable[..., Any]
 ) -> None:
     it = reached(archive=False, users=users, policy=str(policy))
