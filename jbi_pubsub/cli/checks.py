@@ -31,7 +31,7 @@ from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
-from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown, shown_groups
+from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown_groups
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
 from jbi_pubsub.pad.proxy import STATUS, fetch_status
 from jbi_pubsub.policy.file import check_shape
@@ -393,7 +393,7 @@ def multicast(checkup: Checkup) -> Iterator[Finding]:
         advice += "--locator HOST:4160 --no-multicast"
         yield Finding("multicast", "warning", f"mDNS is not heard on {problem}", advice)
     else:
-        yield Finding("multicast", "ok", f"mDNS is heard on {shown(addresses)}")
+        yield Finding("multicast", "ok", f"mDNS is heard on {', '.join(addresses)}")
 
 
 def mail(checkup: Checkup) -> Iterator[Finding]:

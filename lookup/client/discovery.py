@@ -15,6 +15,7 @@ Rules (Jini Discovery and Join Specification DJ.2-DJ.3; measurements on zeroconf
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -23,8 +24,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from typing import Any, Final
 from uuid import uuid4
 
@@ -45,7 +46,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
+from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, is_loopback, split_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.discovery")
@@ -81,6 +82,8 @@ PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at
 comes back meanwhile under the same name is not told of anew."""
 PROBE_SECONDS: Final = 3.0
 """Time for one probe. A lookup service that needs longer is probed again in the next round."""
+ASKED_MOST: Final = 32
+"""Names that are asked after by mDNS at a time, each for a second: of more, what they say by themselves is taken."""
 MAX_DOMAIN: Final = 253
 """Bytes of a name in mDNS, without the final dot."""
 MAX_NAME: Final = 255
@@ -131,7 +134,7 @@ class Announcement:
                 self._info = self._described()
                 opened.register_service(self._info, cooperating_responders=True)
             except (ZeroconfError, OSError, ConfigurationError) as exc:
-                log.warning("no mDNS announcement on %s (%s): clients need a locator", shown(self._interfaces), exc)
+                log.warning("no mDNS announcement on %s (%s): clients need a locator", ", ".join(self._interfaces), exc)
 
     def _described(self) -> ServiceInfo:
         host, port = split_endpoint(self._address)
@@ -179,7 +182,8 @@ class Suggestions:
         for endpoint in named:
             known = self._book.get(endpoint)
             if known is not None:
-                known.sources.add(source)
+                if len(known.sources) < self._most:
+                    known.sources.add(source)
                 known.due, known.pause = max(now, known.asked + PAUSE_FIRST), PAUSE_FIRST
             elif self._make_room():
                 self._book[endpoint] = _Suggestion({source}, now)
@@ -262,7 +266,7 @@ class LookupDiscovery:
 
         Raises ConfigurationError for a locator that is none."""
         self._groups = None if groups is None else frozenset(groups)
-        self._locators = _checked(locators)
+        self._locators = tuple(dict.fromkeys(map(check_endpoint, locators)))
         self._security = security
         self._interval = interval
         self._discovered = discovered
@@ -320,7 +324,7 @@ class LookupDiscovery:
 
     def configure(self, *, groups: Sequence[str] | None, locators: Sequence[str]) -> None:
         """Look for other groups and ask other locators from now on. Raises ConfigurationError."""
-        checked = _checked(locators)
+        checked = tuple(dict.fromkeys(map(check_endpoint, locators)))
         with self._changed:
             self._groups = None if groups is None else frozenset(groups)
             self._locators = checked
@@ -454,7 +458,7 @@ class LookupDiscovery:
             listener = _Listener(self._announced, self._gone, lambda: self._stopping)
             self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, listener)
         except (ZeroconfError, OSError, ConfigurationError) as exc:
-            log.warning("no mDNS on %s (%s): using the locators alone", shown(self._interfaces), exc)
+            log.warning("no mDNS on %s (%s): using the locators alone", ", ".join(self._interfaces), exc)
 
     def _announced(self, info: ServiceInfo) -> None:
         groups = (info.properties or {}).get(GROUPS)  # not there: they are too many for the record, a probe will tell
@@ -535,7 +539,8 @@ _LONG_LABEL: Final = re.compile(rb"[^.]{64}").search
 
 
 class _Listener(ServiceListener):
-    """Called on zeroconf's thread. It asks for a second for each name, so once we are `ended` it has to hurry."""
+    """Called on zeroconf's thread, which waits for nobody: who announces itself says all there is to know, and names
+    that come alone are asked after on zeroconf's loop. None is, once we are `ended`."""
 
     def __init__(
         self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None], ended: Callable[[], bool]
@@ -543,16 +548,26 @@ class _Listener(ServiceListener):
         self._found = found
         self._gone = gone
         self._ended = ended
+        self._room = threading.BoundedSemaphore(ASKED_MOST)
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         with guarded("discovery by mDNS"):
-            is_odd = _is_odd_domain(name)  # the browser tells of a record before it is taken away
-            info = None if is_odd or self._ended() else zc.get_service_info(type_, name, timeout=1000)
-            if info is not None:
+            if _is_odd_domain(name) or self._ended():  # the browser tells of a record before it is taken away
+                return
+            info = ServiceInfo(type_, name)
+            if info.load_from_cache(zc):
+                self._found(info)
+            elif zc.loop is not None and self._room.acquire(blocking=False):
+                asked = asyncio.run_coroutine_threadsafe(info.async_request(zc, 1000.0), zc.loop)
+                asked.add_done_callback(lambda done: self._answered(done, info))
+
+    def _answered(self, asked: Future[bool], info: ServiceInfo) -> None:
+        self._room.release()
+        with guarded("discovery by mDNS"):
+            if not self._ended() and not asked.cancelled() and asked.result():
                 self._found(info)
 
-    def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        self.add_service(zc, type_, name)
+    update_service = add_service
 
     def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:  # noqa: ARG002  # the listener's form
         """Its good-bye, or its record has run out. That it is dead only a probe can tell."""
@@ -578,8 +593,10 @@ def addresses_of(interfaces: Sequence[str]) -> list[str]:
         addresses = [str(ip.ip) for ip in adapter.ips if ip.is_IPv4]
         for name in (adapter.nice_name, *addresses):
             known.setdefault(name, []).extend(addresses if name == adapter.nice_name else [name])
-    missing = [each for each in interfaces if not known.get(each) and not _is_loopback(each)]
-    there = [address for each in interfaces for address in known.get(each) or ([each] if _is_loopback(each) else [])]
+    # all of these are there, whichever the system lists
+    known |= {each: [each] for each in interfaces if each.startswith("127.") and is_loopback(each)}
+    missing = [each for each in interfaces if not known.get(each)]
+    there = [address for each in interfaces for address in known.get(each, ())]
     if missing:
         wrong = " or ".join(map(repr, missing))
         problem = f"no interface with an IPv4 address is {wrong}; there are {', '.join(known)}"
@@ -587,19 +604,6 @@ def addresses_of(interfaces: Sequence[str]) -> list[str]:
             raise ConfigurationError(problem, hint="Set [lookup] interfaces to names or addresses of these")
         log.warning("%s", problem)
     return list(dict.fromkeys(there))
-
-
-def shown(interfaces: Sequence[str]) -> str:
-    """Interfaces as people read them."""
-    return ", ".join(interfaces)
-
-
-def _is_loopback(address: str) -> bool:
-    """All of 127.0.0.0/8 is there, whichever of it the system lists."""
-    try:
-        return IPv4Address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_odd(name: str) -> bool:
@@ -611,10 +615,6 @@ def shown_groups(groups: Iterable[str] | None) -> str:
     if groups is None:
         return "any group"
     return " and ".join(f"the group {group}" if group else "the public group" for group in groups) or "no group"
-
-
-def _checked(locators: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(check_endpoint, locators)))
 
 
 def _properties(info: RegistrarInfo) -> dict[str | bytes, str | bytes | None]:

@@ -7,6 +7,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -241,7 +242,9 @@ def test_who_is_told_of_a_discovery_and_raises_ends_nothing(
 # -- mDNS -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_end() -> None:
+def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Given a listener of zeroconf's that fails over one name
     found: list[str] = []
     gone: list[str] = []
@@ -255,15 +258,22 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
         gone.append(name)
         raise ValueError("odd")
 
-    asked: list[str] = []
+    known: list[str] = []
 
-    def get_service_info(_: str, name: str, timeout: int) -> Any:
-        asked.append(name)
-        if name == "odd":
-            raise TypeError(timeout)
-        return SimpleNamespace(name=name)
+    class Info(SimpleNamespace):
+        """What the cache has of a name: all of it."""
 
-    zeroconf: Any = SimpleNamespace(get_service_info=get_service_info)
+        def __init__(self, _: str, name: str) -> None:
+            super().__init__(name=name)
+
+        def load_from_cache(self, _: Any) -> bool:
+            known.append(self.name)
+            if self.name == "odd":
+                raise TypeError
+            return True
+
+    zeroconf: Any = None
+    monkeypatch.setattr(discovery_module, "ServiceInfo", Info)
     listener = _Listener(take, drop, ended.is_set)
     before = faults().get("discovery by mDNS", 0)
     # When names come, change and go, expect no exception, and each to be counted
@@ -273,12 +283,39 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
     listener.remove_service(zeroconf, "type", "a")
     assert (found, gone) == (["a", "b"], ["a"])
     assert faults()["discovery by mDNS"] == before + 4
-    # When we end, expect that nobody is asked any more: each name would cost a second
+    # When we end, expect that nobody is asked after any more
     ended.set()
-    asked.clear()
+    known.clear()
     for number in range(1000):
         listener.add_service(zeroconf, "type", f"flood-{number}")
-    assert asked == []
+    assert known == []
+
+
+def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_who_leaves(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a party that looks for lookup services, and a stranger's names, behind which nobody is
+    found: list[str] = []
+    looking = LookupDiscovery(
+        groups=None, locators=(), multicast=True, interfaces=("127.0.0.1",), security=Security(), interval=0.1,
+        discovered=lambda _, info: found.append(info.service_id), discarded=lambda _: None, name="test",
+    )  # fmt: skip
+    looking.start()
+    eventually(lambda: looking._browser)
+    zeroconf: Any = looking._zeroconf
+    for number in range(1000):
+        packet = DNSIncoming(_pointer(b"\x09fake-%04d" % number))
+        zeroconf.loop.call_soon_threadsafe(zeroconf.record_manager.async_updates_from_response, packet)
+    # When a lookup service announces itself; Expect it to be found long before they could have been asked after in turn
+    one = federation.lookups[0]
+    announced = Announcement(one.info(), one.address, ("127.0.0.1",))
+    announced.start()
+    eventually(lambda: one.info().service_id in found)
+    # ... and who leaves not to wait for them
+    began = time.monotonic()
+    looking.stop()
+    assert time.monotonic() - began < 60.0
+    announced.stop()
 
 
 def _pointer(instance: bytes) -> bytes:

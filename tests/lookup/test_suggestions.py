@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
-from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.client.discovery import (
     MAX_ENDPOINTS,
     PAUSE_FIRST,
     PAUSE_MOST,
-    SERVICE_TYPE,
     SUGGESTION_SECONDS,
-    LookupDiscovery,
     Suggestions,
 )
 
@@ -121,51 +114,8 @@ def test_whatever_is_said_there_are_never_more_than_the_bound_and_none_without_a
         assert set(book) <= set().union(*said.values())
 
 
-def test_who_leaves_asks_no_more_after_names_that_were_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a discovery whose browser has heard of a thousand names, none of which it has asked after yet
-    asked: list[str] = []
-
-    class Link:
-        """Of mDNS: each name that is asked after takes its time."""
-
-        cache = loop = None
-
-        def __init__(self, **_options: object) -> None: ...
-
-        def add_listener(self, _listener: object, _question: None) -> None: ...
-
-        def get_service_info(self, _kind: str, name: str, timeout: int) -> None:
-            asked.append(f"{name} {timeout}")
-
-        def close(self) -> None: ...
-
-    class Browser:
-        """That comes to them when it is told to end."""
-
-        def __init__(self, link: Link, _kind: str, listener: Any) -> None:
-            self.hear = lambda name: listener.add_service(link, SERVICE_TYPE, name)
-            self.hear("before")
-
-        def cancel(self) -> None:
-            for number in range(1000):
-                self.hear(f"fake-{number}")
-
-    monkeypatch.setattr(discovery, "Zeroconf", Link)
-    monkeypatch.setattr(discovery, "ServiceBrowser", Browser)
-    looking = LookupDiscovery(
-        groups=("",),
-        locators=(),
-        multicast=True,
-        interfaces=("127.0.0.1",),
-        security=Security(),
-        interval=0.1,
-        discovered=lambda *_: None,
-        discarded=lambda _: None,
-        name="test",
-    )
-    looking.start()
-    while not asked:
-        time.sleep(0.01)
-    # When it stops; Expect none of them to be asked after: each would take a second
-    looking.stop()
-    assert asked == ["before 1000"]
+def test_a_flood_of_sources_for_one_endpoint_is_bounded() -> None:
+    book = Suggestions(10)
+    for number in range(1_000):
+        book.suggest(f"mdns fake-{number}", ["127.0.0.1:9"], float(number))
+    assert len(book._book["127.0.0.1:9"].sources) == 10
