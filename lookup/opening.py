@@ -9,6 +9,7 @@ from pathlib import Path
 from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.lease import STALL_SECONDS
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id
@@ -30,13 +31,15 @@ def open_lookup(
 def _open(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
     section = config.lookup
     if not section.state:
-        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
+        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, stall=STALL_SECONDS)
         return LookupServer(config, registrar, access=access, destroyed=destroyed)
     store = Store(Path(section.state))
     try:
         now = time.monotonic()
         kept = store.recover(now, time.time(), boot=boot_id())
-        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
+        registrar = Registrar(
+            groups=section.groups, locators=section.locators, port=section.port, log=store, stall=STALL_SECONDS
+        )
         registrar.restore(kept, now)
         if kept.admin is None:
             store.sync()  # a new one has written its own id down, so that it is the same after a restart

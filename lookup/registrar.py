@@ -26,6 +26,7 @@ Rules (Jini Lookup Service Specification LU.2; Apache River's Reggie where the s
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -262,6 +263,7 @@ class Registrar:
     that grow with the load, so that all renewals together stay below 10 a second (LoadScaledLeasePeriodPolicy).
     `log` makes the state durable. `new_id` makes ids of services, events and leases; they must be unguessable.
     `groups`, `locators` and `port` are as configured: they count as long as no administrator has set others.
+    `stall`: seconds between two looks into the leases beyond which they were left alone (see Landlord).
     """
 
     def __init__(
@@ -276,6 +278,7 @@ class Registrar:
         port: int = 0,
         log: RegistrarLog | None = None,
         new_id: Callable[[], str] = lambda: uuid4().hex,
+        stall: float = math.inf,
     ) -> None:
         self._limits = limits or RegistrarLimits()
         self._new_id = new_id
@@ -287,8 +290,10 @@ class Registrar:
         ] = {}  # and by seal: who may replace it finds it at once
         self._index: EntryIndex[str] = EntryIndex()
         self._book = EventBook()
-        self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id)
-        self._event_leases: Landlord[str] = Landlord(event_leases or self._scaled(EVENT_LEASE_FACTOR), new_id=new_id)
+        self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id, stall=stall)
+        self._event_leases: Landlord[str] = Landlord(
+            event_leases or self._scaled(EVENT_LEASE_FACTOR), new_id=new_id, stall=stall
+        )
         self._owned: Counter[tuple[Kind, str]] = Counter()
         self._bytes: Counter[str] = Counter()
         """On the wire, of all that an owner has here."""

@@ -187,10 +187,12 @@ class Delegate:
         stages: Stages | None = None,
         wall: Callable[[], float] = time.time,
         node: str = "",
+        stall: float = math.inf,
     ) -> None:
         """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application; `store`
         keeps e-mail subscriptions, `mails` their mail; those in it are taken over; `stages` of the pipeline, by default
-        those of the configuration; `node`: the id of the node that we are part of. Raises StorageError."""
+        those of the configuration; `node`: the id of the node that we are part of; `stall`: seconds between two
+        calls of `expire` beyond which we did not listen (see Landlord). Raises StorageError."""
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
@@ -218,7 +220,7 @@ class Delegate:
         self._stood = threading.Condition(self._lock)
         """A subscription has come, or a registration has gone."""
         self._landlord: Landlord[Callable[[], None]] = Landlord(
-            FixedLeasePeriodPolicy(config.lease.maximum, min(300.0, config.lease.maximum))
+            FixedLeasePeriodPolicy(config.lease.maximum, min(300.0, config.lease.maximum)), stall=stall
         )
         self._connections: dict[str, PublisherConnection] = {}
         self._registrations: dict[str, Registration] = {}

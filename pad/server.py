@@ -48,6 +48,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Parcel, Part, TypeName
+from jbi_pubsub.core.lease import STALL_SECONDS
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.quality import Contract
@@ -243,6 +244,7 @@ class DisseminationServer:
             mails=mails,
             stages=self._stages,
             node=self._node,
+            stall=STALL_SECONDS,
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)

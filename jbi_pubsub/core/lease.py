@@ -6,6 +6,7 @@ Rules (Jini Distributed Leasing Specification; Apache River's Landlord):
 - Renewal counts from now; a clip by the policy never cuts below what is left.
 - An expired lease is unknown the moment its time has passed, reaped or not.
 - The landlord only names what expired; somebody else revokes.
+- Time in which the grantor did not listen, for it was stopped or busy, counts against nobody: see Landlord.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ FOREVER: Final = math.inf
 DEFAULT_DURATION: Final = 300.0
 """Seconds granted to ANY; Reggie's minimum of the maximum is five minutes as well."""
 
+
+STALL_SECONDS: Final = 1.0
+"""Between two looks of a grantor into its book: whoever leaves it for longer did not listen to renewals either."""
+
+STALL_COUNTS: Final = 0.1
+"""Seconds that such a gap counts as: a grantor that stalls all the time takes long to notice the dead, but does."""
 
 DEFAULT_INTERVAL: Final = 0.1
 """Seconds between two renewals at most full load (Reggie's minRenewalInterval of 100 ms)."""
@@ -121,11 +128,22 @@ class Landlord(Generic[T]):
     A renewal only moves the deadline in the map; the heap entry is corrected when it comes up (lazy deadlines),
     so renewing is one dictionary access. Heap entries of leases that went another way are skipped, and swept out
     when they outnumber the valid ones, so the heap stays within twice the book.
+
+    `stall`: seconds; the owner looks into the book more often, if only with `expire`. A longer gap between two looks is
+    its own stall, in which nobody could renew: the leases that stood before it run longer by the gap.
     """
 
-    def __init__(self, policy: LeasePeriodPolicy, *, new_id: Callable[[], str] = lambda: uuid4().hex) -> None:
+    def __init__(
+        self,
+        policy: LeasePeriodPolicy,
+        *,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+        stall: float = math.inf,
+    ) -> None:
         self.policy = policy
         self._new_id = new_id
+        self._stall = stall
+        self._looked = math.inf
         self._book: dict[str, _Leased[T]] = {}
         self._heap: list[tuple[float, str]] = []
 
@@ -134,6 +152,7 @@ class Landlord(Generic[T]):
 
     def grant(self, resource: T, requested: float, now: float, *, lease_id: str | None = None) -> Lease:
         """Lease `resource`. Raises LeaseDeniedError on a bad duration. `lease_id` restores a known lease."""
+        self._look(now)
         duration = self.policy.period(check_duration(requested), 0.0)
         lease_id = lease_id or self._new_id()
         self.restore(lease_id, resource, now + duration)
@@ -171,15 +190,19 @@ class Landlord(Generic[T]):
     def is_live(self, lease_id: str, now: float) -> bool:
         """Whether the lease exists and its time has not passed."""
         leased = self._book.get(lease_id)
+        if leased is not None and leased.expires <= now:
+            self._look(now)
         return leased is not None and leased.expires > now
 
     def left(self, lease_id: str, now: float) -> float:
         """Seconds left, 0 when unknown or expired."""
+        self._look(now)
         leased = self._book.get(lease_id)
         return max(0.0, leased.expires - now) if leased else 0.0
 
     def expire(self, now: float, limit: int = 1000) -> list[T]:
         """Take out at most `limit` leases whose time has passed; their resources, earliest first."""
+        self._look(now)
         gone: list[T] = []
         while len(gone) < limit:
             due = self.next_deadline()
@@ -203,6 +226,7 @@ class Landlord(Generic[T]):
     def overdue(self, now: float) -> Iterator[T]:
         """The resources of the leases whose time has passed and that `expire` has not taken out, in any order; costs
         as many steps as there are."""
+        self._look(now)
         places, seen = [0], set[str]()
         while places:
             place = places.pop()
@@ -219,6 +243,13 @@ class Landlord(Generic[T]):
         """(lease id, resource, expiry) of everything in the book, expired or not."""
         return ((k, v.resource, v.expires) for k, v in self._book.items())
 
+    def _look(self, now: float) -> None:
+        since, self._looked = self._looked, now
+        if now - since > self._stall:
+            for leased in self._book.values():
+                if leased.expires > since:  # the heap need not know: a lazy deadline comes up too early, never too late
+                    leased.expires += now - since - STALL_COUNTS
+
     def _is_valid(self, entry: tuple[float, str]) -> bool:
         leased = self._book.get(entry[1])
         return leased is not None and leased.scheduled == entry[0]
@@ -230,6 +261,7 @@ class Landlord(Generic[T]):
             heapq.heapify(self._heap)
 
     def _live(self, lease_id: str, now: float) -> _Leased[T]:
+        self._look(now)
         leased = self._book.get(lease_id)
         if leased is None or leased.expires <= now:
             raise UnknownLeaseError(

@@ -159,3 +159,40 @@ def test_the_book_is_a_map_from_leases_to_ends(steps):
             passed = [ends.pop(key) for key in gone]
             assert passed == sorted(passed), "earliest first"
         assert {key: end for key, _, end in book.items()} == ends
+
+
+def test_a_gap_in_which_the_grantor_did_not_look_counts_against_nobody() -> None:
+    # Given a grantor that looks every second at least, and leases that stand and one that has run out
+    book = Landlord[str](FixedLeasePeriodPolicy(maximum=100.0, default=50.0), stall=1.0)
+    over = book.grant("over", 3.0, 0.0).lease_id
+    silent = book.grant("silent", 10.0, 0.0).lease_id
+    lively = book.grant("lively", 10.0, 0.0).lease_id
+    for now in range(1, 5):
+        book.left(silent, float(now))
+
+    # When it looks again after a minute, however it does
+    # Expect those that stood to have what was left of them, renewed or not, and the other to be gone
+    assert book.is_live(silent, 64.0)
+    assert book.left(silent, 64.0) == pytest.approx(5.9)
+    assert book.renew(lively, 10.0, 64.0).duration == 10.0
+    with pytest.raises(UnknownLeaseError):
+        book.renew(over, 10.0, 64.0)
+    assert book.expire(64.0) == ["over"]
+
+    # When it looks every second from then on, expect who stays silent to be noticed in time
+    assert [now for now in range(65, 80) for _ in book.expire(float(now))] == [70, 74]
+
+
+def test_a_grantor_that_stalls_all_the_time_notices_the_dead_in_the_end() -> None:
+    book = Landlord[str](FixedLeasePeriodPolicy(), stall=1.0)
+    book.grant("it", 1.0, 0.0)
+    looks = next(n for n in range(1, 100) if book.expire(60.0 * n))
+    assert looks in {10, 11}
+
+
+@pytest.mark.parametrize("look", ["is_live", "left", "resource"])
+def test_the_first_look_after_a_gap_may_be_any(look: str) -> None:
+    book = Landlord[str](FixedLeasePeriodPolicy(), stall=1.0)
+    lease = book.grant("it", 10.0, 0.0).lease_id
+    assert getattr(book, look)(lease, 60.0)
+    assert list(book.overdue(61.0)) == book.expire(61.0) == []

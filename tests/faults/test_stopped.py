@@ -227,3 +227,71 @@ def test_a_subscriber_that_hangs_shorter_than_its_lease_loses_nothing(field: Any
 
     # Expect all of them, in order, once
     assert [subscriber.fact()["sequence"] for _ in range(500)] == list(range(1, 501))
+
+
+def hang(party: Any, seconds: float) -> None:
+    """Stop a process for so long; nothing that could be awaited happens meanwhile."""
+    party.signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    party.signal(signal.SIGCONT)
+
+
+def test_a_delegate_that_hangs_longer_than_leases_loses_nobody_who_lives(
+    field: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher and a subscriber at a delegate, under leases of two seconds, and a subscriber process
+    field.leases(subscriber=2.0, publisher=2.0, lookup=60.0)
+    pad = field.pad()
+    adapter = field.light()
+    registration = figures.register(adapter)
+    subscriber = field.adapter()
+    subscription = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(subscription) == 1
+    other = field.subscriber()
+    adapter.publish(registration, figures.figure_1)
+    assert subscriber.receive(subscription) is not None
+    before = field.held(pad)
+    sessions = {each["session"] for each in field.status(pad)["sessions"]}
+
+    # When the delegate hangs for longer than that, and an object is published
+    hang(pad, 3.0)
+    adapter.publish(registration, figures.figure_1)
+
+    # Expect it to arrive, everybody to stand as before, and nobody to be told of a loss
+    received = subscriber.receive(subscription)
+    assert received is not None
+    assert received.platform.sequence == 2
+    assert [other.fact()["sequence"] for _ in range(2)] == [1, 2]
+    assert {each["session"] for each in field.status(pad)["sessions"]} == sessions
+    assert field.held(pad)["leases"] == before["leases"]
+    assert subscriber.losses(subscription) == {}
+
+    # When the subscriber process dies, expect that to be noticed by its lease
+    other.signal(signal.SIGSTOP)
+    eventually(lambda: len(field.status(pad)["sessions"]) == 1, field.within)
+    assert {each["session"] for each in field.status(pad)["sessions"]} <= sessions
+    other.signal(signal.SIGCONT)
+
+
+def test_a_lookup_service_that_hangs_longer_than_leases_drops_no_item_of_who_lives(
+    field: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate at a lookup service, under a lease of two seconds
+    lookup = field.lookup()
+    field.lookups(lookup.address)
+    field.leases(lookup=2.0)
+    pad = field.pad()
+    eventually(lambda: field.status(lookup)["renewals"])
+
+    # When the lookup service hangs for longer than that
+    hang(lookup, 3.0)
+
+    # Expect what the delegate has there to stand still, and to be renewed
+    renewals = field.status(lookup)["renewals"]
+    eventually(lambda: field.status(lookup)["renewals"] >= renewals + 2)
+    assert field.status(lookup)["expired"] == 0
+
+    # When the delegate hangs, expect that to be noticed by its lease
+    pad.signal(signal.SIGSTOP)
+    eventually(lambda: field.status(lookup)["expired"] > 0, field.within)
+    pad.signal(signal.SIGCONT)
