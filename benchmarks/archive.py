@@ -143,8 +143,10 @@ def queries(size: int) -> dict[str, str]:
         "nowhere": f"{AT}/Area='nowhere'",
         "//Area": f"//Area='Area7' and {long} > 175",
         "/.../Area": f"{AT}/Area='Area7' and {long} > 175",
-        "nothing to go by": f"sum(//lat) > {90 - 900 / size:.6f}",
-        "nothing to go by, a fifth": "sum(//lat) * 2 > 144",
+        "a sum": f"sum(//lat) > {90 - 900 / size:.6f}",
+        "a sum, a fifth": "sum(//lat) * 2 > 144",
+        "nothing to go by": f"number(concat(//lat, '')) > {90 - 900 / size:.6f}",
+        "nothing to go by, a fifth": "number(concat(//lat, '')) * 2 > 144",
     }
 
 

@@ -837,7 +837,7 @@ def query(objects: int, rounds: int) -> Iterator[Row]:
         "1 hit": f"{LATITUDE}=33.{7_919 * 5 % 400_000:06d}",
         "1,000 hits": f"{LATITUDE}<{rare:.6f}",
         "1,000 hits, ugly: both parts": f"{LATITUDE}<{rare:.6f} and //og:PayloadLength>100",
-        "1,000 hits, ugly: nothing to go by": f"sum({LATITUDE})<{rare:.6f}",
+        "1,000 hits, ugly: nothing to go by": f"number(concat({LATITUDE},''))<{rare:.6f}",
     }
     with node(*QUIET) as (ready, _):
         config, servers = client_of(ready["lookup"]), lasting(ready["pid"])

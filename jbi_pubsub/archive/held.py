@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.leaves import Paths, Row
+from jbi_pubsub.archive.leaves import SIZES, Paths, Row
 from jbi_pubsub.archive.plan import Restriction, Within, restriction
 from jbi_pubsub.archive.query import Asked
 from jbi_pubsub.core.values import decoder_of
@@ -21,8 +21,8 @@ MAX_RESTRICTIONS: Final = 64
 
 PLAIN, OPEN, ANY = 0, 1, 2
 """Kinds of objects: no path is repeated; nothing is known; any path may be repeated. Others have a set each."""
-LARGE: Final = -1
-"""Beside the paths of a set: the document is large."""
+LARGE: Final = -len(SIZES)
+"""Beside the paths of a set: how many of SIZES the document is beyond, negative; this is all of them."""
 NUMBERS, TEXTS, MORE, NOT_HELD = 1, 2, 4, 8
 """What there is of a path: columns of numbers, of texts; values in the second table; some that are not held."""
 
@@ -79,9 +79,9 @@ class Held:
         if row.is_open:
             self.has_open = True
             return OPEN
-        if not row.repeated and not row.is_large:
+        if not row.repeated and not row.size:
             return PLAIN
-        repeated = frozenset((*row.repeated, LARGE)) if row.is_large else frozenset(row.repeated)
+        repeated = frozenset((*row.repeated, -row.size)) if row.size else frozenset(row.repeated)
         known = self.kind_of.get(repeated)
         if known is None:
             if len(self.kinds) >= MAX_KINDS or self.kind_paths + len(repeated) > MAX_KIND_PATHS:

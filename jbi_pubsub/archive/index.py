@@ -35,7 +35,7 @@ from jbi_pubsub.core.history import MAX_POSITION, Order, Query, Scope, Step
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix_of
 from jbi_pubsub.core.xpath.language.conditions import Where
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the tables; another one is made anew."""
 NAME: Final = "index.duckdb"
 SAID_MOST: Final = 400
@@ -239,10 +239,11 @@ class DuckIndex:
             return (), 0, True
         rule = asked_of_scope(Scope(scope.type, scope.where, scope.bound, scope.registrations))
         everything = self.count(rule, query, after, up_to)
-        lets = known.restriction(rule).conjuncts
+        lets, made = known.restriction(rule), known.restriction(asked)
         steps = []
-        for conjunct in known.restriction(asked).conjuncts:
-            within = Restriction(tuple(conjunct.within(each) for each in lets) if scope.where else (conjunct,))
+        for conjunct in made.conjuncts:
+            those = tuple(conjunct.within(each) for each in lets.conjuncts) if scope.where else (conjunct,)
+            within = Restriction(those, min(made.sizes, lets.sizes))
             found = self.count(rule if asked.is_everything else asked, query, after, up_to, within)
             words = *(on.words for on in conjunct.on), *(f"payload {test} {size:g}" for test, size in conjunct.payload)
             rows = found.exact if scope.where else found.candidates
@@ -510,8 +511,8 @@ class DuckIndex:
         kind = self._of(scope)
         if kind is None:
             return None
-        made = Select(kind)
         bounds = [f"pos > {int(after)}", f"pos <= {int(up_to)}"]
+        made = Select(kind, " AND ".join(bounds))
         if scope.registrations is not None:
             those = {self._registrations[uid] for uid in scope.registrations if uid in self._registrations}
             bounds.append(among("registration", those))
@@ -534,7 +535,7 @@ class DuckIndex:
             bounds.append(made.restricted(restricted or kind.restriction(asked)))
         if "false" in bounds:
             return None
-        made.rows = f"o{kind.number} WHERE {' AND '.join(bound for bound in bounds if bound != 'true')}"
+        made.rows = f"{made.table} WHERE {' AND '.join(bound for bound in bounds if bound != 'true')}"
         return made
 
     def _of(self, scope: Scope) -> Held | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -41,9 +42,9 @@ MAX_LAYOUTS: Final = 16
 """Stencils for which it is remembered how to read the documents that fit."""
 MAX_TEXT: Final = 1024
 """Characters of a text that is held."""
-SMALL_BYTES: Final = 16 << 10
-"""Of a document. Whether a predicate may be evaluated for a larger one has to be asked each time
-(core/xpath/language/cost.py), so for these the index alone never decides."""
+SIZES: Final = (4 << 10, 16 << 10)
+"""Bytes of documents. Whether a predicate may be evaluated for a larger one has to be asked each time
+(core/xpath/language/cost.py), so for these the index alone never decides; for those in between it does for most."""
 MAX_REMEMBERED: Final = 20_000
 """Short texts whose values are remembered: the same come again and again."""
 MAX_REMEMBERED_CHARS: Final = 40
@@ -67,7 +68,8 @@ class Row(msgspec.Struct):
     further: list[tuple[int, str]] = msgspec.field(default_factory=list)
     repeated: set[int] = msgspec.field(default_factory=set)
     """Also those of elements that are no leaves."""
-    is_large: bool = False
+    size: int = 0
+    """How many of SIZES it is beyond."""
     is_open: bool = False
 
 
@@ -157,7 +159,7 @@ class Paths:
                 return row
             if traced is None:
                 self._known.parsed(metadata)
-        row.is_large = len(metadata) > SMALL_BYTES
+        row.size = bisect_left(SIZES, len(metadata))
         return row
 
     def _parsed(self, metadata: bytes) -> Row:

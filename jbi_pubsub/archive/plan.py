@@ -7,31 +7,55 @@ Rules:
   differ where a text is not held, or only a part of the condition can be asked. Negated, certain and possible change
   places, each opposite.
 - A document is a candidate of a conjunct if all conditions are possible, or, where a path of `single` is repeated
-  in it, those that are not negated (the rule at the head of core/xpath/language/conditions.py). It is exact if all are
-  certain, no path of `single` is repeated, nothing stands in `why`, and the document is not large.
+  in it, those that follow all the same (the rule at the head of core/xpath/language/conditions.py). It is exact if all
+  are certain, no path of `single` is repeated, nothing stands in `why`, and the document is not larger than
+  the restriction's `sizes` say.
 - Candidates of a restriction are those of any conjunct; exact if so for one of them.
 - An open document is a candidate, and never exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.leaves import SMALL_BYTES, Paths
+from jbi_pubsub.archive.leaves import SIZES, Paths
 from jbi_pubsub.core.combined import ABOVE, ALWAYS, PATHS, PAYLOAD_LENGTH
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Condition, Term, Where
+from jbi_pubsub.core.xpath.language.conditions import OF_ALL, Condition, Operand, Term, Where
 from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, rough_extent
 from jbi_pubsub.core.xpath.predicate import Predicate
 
 Constant = str | float
 
 
+FIRST: Final = "first"
+"""The number of the one node at a path."""
+
+
+class Calculation(msgspec.Struct, frozen=True):
+    """A term (core/xpath/language/conditions.py) on the paths that there are: arithmetic over `operands`; or FIRST,
+    COUNT or SUM of what is at `paths`, which is not known where there is a value at one of `inner`."""
+
+    operator: str
+    operands: tuple[Calculation | float, ...] = ()
+    paths: tuple[int, ...] = ()
+    inner: tuple[int, ...] = ()
+
+    def leaves(self) -> Iterator[Calculation]:
+        """What it is computed of."""
+        if not self.operands:
+            yield self
+        for operand in self.operands:
+            if isinstance(operand, Calculation):
+                yield from operand.leaves()
+
+
 class On(msgspec.Struct, frozen=True):
-    """That some value at some path of `paths` passes a test, or its negation. EXISTS: that there is one."""
+    """That some value at some path of `paths` passes a test, or its negation. EXISTS: that there is one. With a
+    `calculation`, that what it comes to passes."""
 
     test: str
     paths: tuple[int, ...]
@@ -42,6 +66,13 @@ class On(msgspec.Struct, frozen=True):
     negated: bool = False
     words: str = ""
     """The condition, for people."""
+    calculation: Calculation | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has to hold also where a path of `single` is repeated."""
+        first = self.calculation is not None and any(each.operator == FIRST for each in self.calculation.leaves())
+        return not (self.negated or first)
 
 
 class Conjunct(msgspec.Struct, frozen=True):
@@ -63,6 +94,8 @@ class Restriction(msgspec.Struct, frozen=True):
     """Which documents of a type may match, and of which the index can say that they do."""
 
     conjuncts: tuple[Conjunct, ...]
+    sizes: int = len(SIZES)
+    """Up to how many of SIZES it may be evaluated for any document; for larger ones nothing is exact."""
 
     @property
     def is_everything(self) -> bool:
@@ -107,11 +140,10 @@ def restriction(predicate: Predicate | None, paths: Paths | Within) -> Restricti
     platform; None is true."""
     if predicate is None:
         return ALL
-    why: tuple[str, ...] = ()
-    if predicate.seconds(rough_extent(SMALL_BYTES)) > MAX_SECONDS:
-        why = ("what it costs depends on the document",)
+    sizes = sum(1 for size in SIZES if predicate.seconds(rough_extent(size)) <= MAX_SECONDS)
+    why = () if sizes else ("what it costs depends on the document",)
     found = (_conjunct(conjunct, predicate.constants, paths, why) for conjunct in predicate.plan.conjuncts)
-    return Restriction(tuple(conjunct for conjunct in found if conjunct is not None))
+    return Restriction(tuple(conjunct for conjunct in found if conjunct is not None), sizes)
 
 
 def places(where: Where, paths: Paths | Within) -> list[int]:
@@ -154,8 +186,15 @@ def _conjunct(
     several = False
     for condition in asked:
         where, test = condition.where, condition.test
-        if isinstance(where, Term) or test in (conditions.OPAQUE, conditions.HAS_CHILDREN):
-            why.append(str(where[0]) if test == conditions.OPAQUE and isinstance(where, tuple) else "a calculation")
+        if test in (conditions.OPAQUE, conditions.HAS_CHILDREN):
+            why.append(str(where[0]) if isinstance(where, tuple) else test)
+            continue
+        if isinstance(where, Term):
+            calculation = _calculation(where, constants, paths)
+            if calculation is None:
+                why.append("what the platform says")
+            else:
+                on.append(_computed(condition, calculation, constants))
             continue
         found = places(where, paths)
         said = [path for path in PATHS if leads_to(where, path)] if isinstance(paths, Within) else []
@@ -176,7 +215,7 @@ def _conjunct(
         if said:
             why.append("what the platform says")
             continue
-        made = _on(condition, found, constant, paths)
+        made = _on(condition, found, constants, paths)
         if made is None:
             why.append("a comparison with the empty text of what may not be there")
         elif made.paths or made.inner:
@@ -184,17 +223,66 @@ def _conjunct(
         elif not condition.negated:
             return None
     if several:
-        on = [each for each in on if not each.negated]
+        on = [each for each in on if each.follows]
     return Conjunct(tuple(on), tuple(sorted(single)), tuple(dict.fromkeys((*why, *reasons))), tuple(payload))
 
 
-def _on(condition: Condition, found: Sequence[int], constant: Constant, paths: Paths | Within) -> On | None:
-    """None: nothing follows from it."""
-    test, where = condition.test, condition.where
+def _calculation(term: Operand, constants: Sequence[Constant], paths: Paths | Within) -> Calculation | None:
+    """None: it asks for what the platform says."""
+    where = term.operands[0] if isinstance(term, Term) and term.operator in OF_ALL else term
+    if isinstance(where, Term):
+        operands = [
+            float(constants[each]) if isinstance(each, int) else _calculation(each, constants, paths)
+            for each in where.operands
+        ]
+        known = tuple(each for each in operands if each is not None)
+        return Calculation(where.operator, known) if len(known) == len(operands) else None
     assert isinstance(where, tuple)
-    words = f"{'not ' if condition.negated else ''}{shown(where)} {test}" + (
-        "" if condition.parameter < 0 else f" {constant!r}"
+    if isinstance(paths, Within) and any(leads_to(where, path) for path in PATHS):
+        return None
+    found = places(where, paths)
+    inner = below((number for number in found if paths.is_inner(number)), paths)
+    return Calculation(term.operator if isinstance(term, Term) else FIRST, (), tuple(found), inner)
+
+
+def _computed(condition: Condition, calculation: Calculation, constants: Sequence[Constant]) -> On:
+    leaves = list(calculation.leaves())
+    return On(
+        condition.test,
+        tuple(path for each in leaves for path in each.paths),
+        constants[condition.parameter],
+        tuple(path for each in leaves for path in each.inner),
+        condition.negated,
+        _words(condition, constants),
+        calculation,
     )
+
+
+def _words(condition: Condition, constants: Sequence[Constant]) -> str:
+    sign = "not " if condition.negated else ""
+    constant = f" {constants[condition.parameter]!r}" if condition.parameter >= 0 else ""
+    return f"{sign}{_told(condition.where, constants)} {condition.test}{constant}"
+
+
+def _told(where: Operand, constants: Sequence[Constant]) -> str:
+    if isinstance(where, int):
+        return f"{constants[where]:g}"
+    if isinstance(where, tuple):
+        return shown(where)
+    *left, right = (_told(each, constants) for each in where.operands)
+    if where.operator in OF_ALL:
+        return f"{where.operator}({right})"
+    return f"({' '.join([*left, _SIGNS.get(where.operator, where.operator), right])})"
+
+
+_SIGNS: Final = {"multiply": "*"}
+
+
+def _on(condition: Condition, found: Sequence[int], constants: Sequence[Constant], paths: Paths | Within) -> On | None:
+    """None: nothing follows from it."""
+    test = condition.test
+    constant = constants[condition.parameter] if condition.parameter >= 0 else ""
+    words = _words(condition, constants)
     if test == conditions.EXISTS:
         return On(test, tuple({*found, *below(found, paths)}), negated=condition.negated, words=words)
     if test == conditions.NORMALIZED_EQUAL and not str(constant).split():

@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, OPEN, TEXTS, Held
 from jbi_pubsub.archive.leaves import is_canonical
-from jbi_pubsub.archive.plan import Conjunct, Constant, On, Restriction
+from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, Constant, On, Restriction
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.number import number
 
@@ -22,12 +22,15 @@ beyond that, over a type of very many paths, is lxml's: each takes the database 
 class Select:
     """A question in SQL, as it is put together."""
 
-    def __init__(self, kind: Held) -> None:
+    def __init__(self, kind: Held, within: str = "true") -> None:
+        """`within`: the condition of the positions that are asked about."""
         self._kind = kind
+        self._within = within
         self._paths_left, self._looks_left = PATHS_MOST, LOOKS_MOST
         self.parameters: dict[str, Constant | list[str]] = {}
         self.rows = ""
         """Table and condition."""
+        self._joined: dict[str, str] = {}
         self.exact = "false"
         """Of a row that is found, whether it is known to match."""
 
@@ -37,11 +40,17 @@ class Select:
         self.parameters[name] = value
         return f"${name}"
 
+    @property
+    def table(self) -> str:
+        """The first table, and what is computed of the second one for it."""
+        joined = (f"LEFT JOIN ({asked}) {name} USING (pos)" for asked, name in self._joined.items())
+        return " ".join([f"o{self._kind.number}", *joined])
+
     def restricted(self, asked: Restriction) -> str:
         """The condition of candidates; sets `exact`."""
         kind = self._kind
         found = [self._conjunct(conjunct) for conjunct in asked.conjuncts]
-        large = among("kind", kind.kinds_with([LARGE]))
+        large = among("kind", kind.kinds_with(range(LARGE, 1 - asked.sizes)))
         if all(exact == "true" for _, exact in found) and large == "false":
             exact = "true"
         else:
@@ -67,11 +76,8 @@ class Select:
             can, does = self._on(on) if self._is_affordable(on) else ("true", "false")
             if on.negated:
                 can, does = _not(does), _not(can)
-                exact.append("true" if can == does else does)
-                possible.append(either([can, repeated]))
-            else:
-                exact.append("true" if can == does else does)
-                possible.append(can)
+            exact.append("true" if can == does else does)
+            possible.append(can if on.follows else either([can, repeated]))
         return _both(possible), _both(exact)
 
     def _is_affordable(self, on: On) -> bool:
@@ -79,7 +85,9 @@ class Select:
         flags = self._kind.flags
         asked = (*on.paths, *on.inner)
         paths = sum(1 for path in asked if flags[path] & (NUMBERS | TEXTS))
-        looks = any(flags[path] & MORE for path in on.paths) + any(flags[path] & MORE for path in on.inner)
+        parts = on.calculation.leaves() if on.calculation is not None else (on,)
+        paths *= 1 if on.calculation is None else _CALCULATED
+        looks = sum(any(flags[path] & MORE for path in those) for each in parts for those in (each.paths, each.inner))
         if paths > self._paths_left or looks > self._looks_left:
             return False
         self._paths_left -= paths
@@ -91,6 +99,8 @@ class Select:
         if on.test == conditions.EXISTS:
             there = self._present(on.paths)
             return there, there
+        if on.calculation is not None:
+            return self._compared(on.calculation, on.test, self.parameter(on.constant))
         flags = self._kind.flags
         constant = _Constant(self, on)
         can, does = [], []
@@ -112,12 +122,86 @@ class Select:
         can.append(self._present(on.inner))
         return either(can), either(does)
 
+    def _compared(self, calculation: Calculation, test: str, constant: str) -> tuple[str, str]:
+        """Whether what a calculation comes to passes, possibly and certainly. NULL passes nothing; nor does NaN, which
+        DuckDB has above all else."""
+        value, unknown, spread = self._computed(calculation)
+        passes = f"{value} {_OPERATORS[test]} {constant}"
+        if spread == "0":
+            can = does = _both([passes, f"NOT isnan({value})"])
+        elif test == conditions.NUMBER_EQUAL:
+            can, does = f"abs({value} - {constant}) <= {spread}", _both([passes, f"{spread} = 0"])
+        else:
+            wide, narrow = "+-" if test in (conditions.LESS, conditions.LESS_EQUAL) else "-+"
+            can, does = f"{passes} {wide} {spread}", _both([f"{passes} {narrow} {spread}", f"NOT isnan({value})"])
+        return either([unknown, can]), _both([_not(unknown), does])
+
+    def _computed(self, part: Calculation | float) -> tuple[str, str, str]:
+        """A number, or NULL for NaN; when it is not known; how far it may be off, as numbers were added up in another
+        order."""
+        if not isinstance(part, Calculation):
+            return self.parameter(part), "false", "0"
+        if not part.operands:
+            return self._of_values(part)
+        found = [self._computed(each) for each in part.operands]
+        *left, right = (value for value, _, _ in found)
+        value = f"({''.join(left)} {_ARITHMETIC[part.operator]} {right})"
+        unknown, spread = [each for _, each, _ in found], found[0][2]
+        last = part.operands[-1]
+        if part.operator == "div" and isinstance(last, Calculation) and last.operator == conditions.COUNT:
+            return value, either(unknown), spread if spread == "0" else f"({spread} / greatest({right}, 1))"  # a mean
+        unknown += [f"{each} > 0" for _, _, each in found if each != "0"]
+        if part.operator == "div":
+            unknown.append(f"{right} = 0")  # the sign of a zero is not held
+        return value, either(unknown), "0"
+
+    def _of_values(self, part: Calculation) -> tuple[str, str, str]:
+        """As `_computed`, of the values at some paths."""
+        flags = self._kind.flags
+        numbers = [f"n{path}" for path in part.paths if flags[path] & NUMBERS]
+        texts = [path for path in part.paths if flags[path] & TEXTS]
+        more = [path for path in part.paths if flags[path] & MORE]
+        unknown = [self._present(part.inner)]
+        s = self._summed(more) if more else ""
+        if part.operator == conditions.COUNT:
+            there = [self._present_in_columns(path) for path in part.paths if flags[path] & (NUMBERS | TEXTS)]
+            counts = [f"({each})::INTEGER" for each in there] + [f"coalesce({s}.nodes, 0)"] * bool(s)
+            return f"({' + '.join(counts) or 0})::DOUBLE", either(unknown), "0"
+        if any(flags[path] & NOT_HELD for path in more):
+            unknown.append(f"{s}.unheld IS TRUE")
+        if part.operator == FIRST:
+            one = [*numbers, *[f"{s}.n"] * bool(s), "NULL::DOUBLE"]
+            return f"coalesce({', '.join(one)})", either(unknown), "0"
+        no_number = [_both([f"t{p} IS NOT NULL", f"n{p} IS NULL" if flags[p] & NUMBERS else "true"]) for p in texts]
+        no_number += [f"{s}.texts IS TRUE"] * bool(s)
+        each = [f"coalesce({n}, 0)" for n in numbers]
+        value = " + ".join([*each, *[f"coalesce({s}.n, 0)"] * bool(s), "0e0"])
+        value = f"(CASE WHEN {either(no_number)} THEN NULL ELSE {value} END)"
+        if not s and len(numbers) <= 2:
+            return value, either(unknown), "0"
+        many = " + ".join([*(f"({n} IS NOT NULL)::INTEGER" for n in numbers), *[f"coalesce({s}.numbers, 0)"] * bool(s)])
+        size = " + ".join([*(f"abs({n})" for n in each), *[f"coalesce({s}.size, 0)"] * bool(s)])
+        spread = f"(CASE WHEN {many} > 2 THEN ({size}) * ({many}) * {_ROUNDING} ELSE 0e0 END)"
+        return value, either([*unknown, f"({spread} <> 0 AND {spread} NOT BETWEEN 1e-290 AND 1e290)"]), spread
+
+    def _summed(self, paths: Sequence[int]) -> str:
+        """The name of what is joined: of each object what its values at these paths in the second table come to."""
+        asked = (
+            "SELECT pos, sum(n) AS n, sum(abs(n)) AS size, count(n) AS numbers, count(*) AS nodes,"  # noqa: S608  # numbers and our own words
+            " bool_or(n IS NULL AND t IS NOT NULL) AS texts, bool_or(n IS NULL AND t IS NULL) AS unheld"
+            f" FROM m{self._kind.number} WHERE {_both([among('path', paths), self._within])} GROUP BY pos"
+        )
+        return self._joined.setdefault(asked, f"s{len(self._joined)}")
+
     def _present(self, paths: Iterable[int]) -> str:
         """That there is a value at one of these."""
         flags = self._kind.flags
-        found = [f"n{path} IS NOT NULL" for path in paths if flags[path] & NUMBERS]
-        found += [f"t{path} IS NOT NULL" for path in paths if flags[path] & TEXTS]
+        found = [self._present_in_columns(path) for path in paths]
         return either([*found, self._more([path for path in paths if flags[path] & MORE], "true")])
+
+    def _present_in_columns(self, path: int) -> str:
+        flags = self._kind.flags[path]
+        return either([f"{name}{path} IS NOT NULL" for name, flag in (("n", NUMBERS), ("t", TEXTS)) if flags & flag])
 
     def _more(self, paths: Sequence[int], passes: str) -> str:
         """That there is a value at one of these in the second table that passes."""
@@ -184,6 +268,13 @@ _OPERATORS: Final = {
     conditions.GREATER: ">",
     conditions.GREATER_EQUAL: ">=",
 }
+
+
+_ARITHMETIC: Final = {"+": "+", "-": "-", "multiply": "*", "div": "/", "mod": "%"}
+_CALCULATED: Final = 16
+"""A path in a calculation counts as so many: that is how often it is named."""
+_ROUNDING: Final = 4.5e-16
+"""Of a sum, in proportion to the numbers in it and how many they are: twice what adding up two ways may differ by."""
 
 
 def _width(on: On) -> int:

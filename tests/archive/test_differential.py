@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from archived import first_of_several
+from archived import calculation, first_of_several
 from differential import NAMESPACES, document, expression, is_taken
 from kept import TRACK, Reader, until
 from lxml import etree
@@ -45,7 +45,9 @@ def test_no_answer_differs_from_lxml(opened: Callable[..., Archive], monkeypatch
         for _ in range(PREDICATES):
             text = next(
                 t
-                for t in iter(lambda: chance.choices((expression, first_of_several), (5, 1))[0](chance), "")
+                for t in iter(
+                    lambda: chance.choices((expression, first_of_several, calculation), (4, 1, 1))[0](chance), ""
+                )
                 if is_taken(t)
             )
             holds = compile_predicate(text, namespaces=NAMESPACES).matches

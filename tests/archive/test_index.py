@@ -67,6 +67,7 @@ class Beside:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Beside]:
     """Makes indexes, each in a folder of its own, that put all of a predicate to the database."""
     monkeypatch.setattr("jbi_pubsub.archive.sql.LOOKS_MOST", 1000)
+    monkeypatch.setattr("jbi_pubsub.archive.sql.PATHS_MOST", 10_000)
     numbers = itertools.count()
     return lambda: Beside(DuckIndex(tmp_path / str(next(numbers)), ID, 0, columns=12, enough=20))
 
@@ -83,10 +84,10 @@ def test_answers_are_those_of_lxml(make: Callable[[], Beside]) -> None:
 @pytest.mark.parametrize(
     ("what", "limit"),
     [("leaves.MAX_PATHS", 14), ("leaves.MAX_PATHS_CHARS", 60), ("leaves.MAX_VALUES", 2), ("leaves.MAX_TEXT", 1),
-     ("leaves.SMALL_BYTES", 60)],
+     ("leaves.SIZES", (30, 60))],
 )  # fmt: skip
 def test_answers_are_those_of_lxml_where_not_all_is_held(
-    make: Callable[[], Beside], monkeypatch: pytest.MonkeyPatch, what: str, limit: int
+    make: Callable[[], Beside], monkeypatch: pytest.MonkeyPatch, what: str, limit: object
 ) -> None:
     # Given documents that are too much for the index, most of them
     monkeypatch.setattr(f"jbi_pubsub.archive.{what}", limit)
@@ -94,6 +95,55 @@ def test_answers_are_those_of_lxml_where_not_all_is_held(
     # Expect what lxml says
     assert comparison.mismatches == ()
     assert comparison.true > 200
+
+
+CALCULATED = (
+    "sum(//a) * 2 > 20", "sum(//a) = 5", "sum(//a) != 5", "not(sum(//a) >= 7)", "count(//a) > 1", "count(//a) = 0",
+    "sum(//a) - count(//a) < 3", "/m/b * 2 + /m/c > 10", "number(/m/b) - /m/c != 0", "/m/b mod 3 = 1",
+    "not(/m/b * /m/c > 5)", "-2 div sum(//a) > 0.5", "sum(//a) div count(//a) > 4", "/m/b div /m/c > 1",
+    "sum(//nowhere) = 0", "sum(//@id) > 5", "sum(//a) > 6.3 and count(//c) = 1 or /m/b = 'x'",
+)  # fmt: skip
+
+
+def test_calculations_are_decided_without_lxml(tmp_path: Path) -> None:
+    # Given documents with any number of values at a path, which are numbers or are not, or written oddly
+    chance = random.Random(1)
+    values = ("5", "5.0", "0.1", "-0", "7.3", "-2", " 3 ", "", "n/a", "1e3", "1e400")
+    sources = [
+        "<m>{}</m>".format(
+            "".join(
+                f"<{name} id='{number % 9}'>{chance.choice(values[: chance.choice((6, 6, 6, 11))])}</{name}>"
+                for name in chance.sample(("a", "a", "a", "a", "b", "c"), chance.randrange(7))
+            )
+        ).encode()
+        for number in range(600)
+    ]
+    records = [record(number, source) for number, source in enumerate(sources, 1)]
+    index = DuckIndex(tmp_path, ID, 0, enough=20)
+    index.add(records, len(records))
+    roots = [etree.fromstring(source) for source in sources]
+    decided = 0
+    for text in CALCULATED:
+        # Expect what lxml says, of all that are said to be known, and few that are not
+        lxml = {number for number, root in enumerate(roots, 1) if etree.XPath(f"boolean({text})")(root)}
+        found = index.candidates(asked(text), QUERY, 0, len(records))
+        known = {position for position, exact in zip(found.positions, found.exact, strict=True) if exact}
+        assert known <= lxml <= set(found.positions), text
+        decided += len(records) - len(set(found.positions) - known)
+    assert decided > 0.8 * len(CALCULATED) * len(records)
+    index.close()
+
+
+def test_what_may_cost_too_much_for_some_documents_is_known_of_smaller_ones(tmp_path: Path) -> None:
+    # Given documents of 1, 5 and 20 KB
+    index = DuckIndex(tmp_path, ID, 0)
+    index.add(
+        [record(n, b"<m><a>5</a>" + b" " * size + b"</m>") for n, size in ((1, 1_000), (2, 5_000), (3, 20_000))], 3
+    )
+    # When they are asked what costs more, or less; Expect lxml to be asked about those for which it may be too much
+    for text, exact in (("sum(//a) > 1", [True, False, False]), ("/m/a > 1", [True, True, False])):
+        assert index.candidates(asked(text), QUERY, 0, 3) == Candidates([1, 2, 3], exact)
+    index.close()
 
 
 @pytest.mark.parametrize("limit", ["MAX_KINDS", "MAX_KIND_PATHS"])

@@ -12,7 +12,7 @@ from jbi_pubsub.archive.leaves import (
     MAX_PATHS,
     MAX_TEXT,
     MAX_VALUES,
-    SMALL_BYTES,
+    SIZES,
     UNHELD,
     Paths,
     Row,
@@ -94,9 +94,9 @@ def test_of_too_much_nothing_is_held(source: str) -> None:
 
 def test_a_document_is_large_as_it_was_published() -> None:
     paths = Paths()
-    assert not paths.read(b"<m>" + b"x" * 10_000 + b"</m>").is_large
-    assert not paths.read(b"<m>" + b">" * 10_000 + b"</m>").is_large
-    assert paths.read(b"<m>" + b"x" * SMALL_BYTES + b"</m>").is_large
+    for text in (b"x", b">"):
+        assert [paths.read(b"<m>" + text * (size - 7) + b"</m>").size for size in SIZES] == [0, 1]
+    assert paths.read(b"<m>" + b"x" * SIZES[-1] + b"</m>").size == len(SIZES)
 
 
 numbers = st.one_of(

@@ -87,6 +87,25 @@ def first_of_several(chance: random.Random) -> str:
     return f"not({asked})" if chance.random() < 0.3 else asked
 
 
+def calculation(chance: random.Random) -> str:
+    """A sum or another calculation, mostly close to what some documents come to."""
+    path, other = chance.choices(("//a", "//b", "/m/a", "//P//a", "/*/b", "/m/P/b", "//@id", "//P", "//zz", "//*"), k=2)
+    one, two = chance.choices(("a", "/m/b", "/m/P/a", "@id", "/*/c", "P/b"), k=2)
+    term = chance.choice(
+        (
+            f"sum({path})", f"sum({path})", f"sum({path}) * 2", f"1 - sum({path})", f"count({path})",
+            f"sum({path}) + sum({other})", f"sum({path}) div count({other})", f"sum({path}) mod 5", f"{one} + {two}",
+            f"{one} * sum({path})", f"-{one} div {two}", f"number({one}) - {two} mod {one}",
+            f"sum({path}) - sum({path})",
+        )
+    )  # fmt: skip
+    value = 0.0
+    for number in chance.choices((5.5, 5.0, 7.0, 12.358816, 33.2, 0.5, 4.999999999, -3.0), k=chance.randrange(6)):
+        value += number
+    asked = f"{term} {chance.choice(('<', '<=', '>', '>=', '=', '!='))} {value!r}"
+    return chance.choice((asked, asked, f"not({asked})", f"{asked} and {first_of_several(chance)}"))
+
+
 def answer(cursor: Cursor) -> list[int]:
     """All that a query finds."""
     found: list[int] = []
@@ -113,7 +132,7 @@ def compare(
     found: list[Mismatch] = []
     while compared < comparisons and len(found) < 20:
         sources = [document(chance) for _ in range(documents)]
-        of = chance.choices((expression, first_of_several), (5, 1), k=expressions)
+        of = chance.choices((expression, first_of_several, calculation), (5, 1, 2), k=expressions)
         texts = list(dict.fromkeys(filter(is_taken, (each(chance) for each in of))))
         positions = sorted(chance.sample(range(1, 3 * documents), documents))
         records = [record(position, source) for position, source in zip(positions, sources, strict=True)]

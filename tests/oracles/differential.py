@@ -245,7 +245,20 @@ def _dense(chance: random.Random) -> str:
 def _sum(chance: random.Random) -> str:
     operator = chance.choice(("<", "<=", ">", ">=", "=", "!="))
     term = chance.choice(
-        ("a+b", "/m/a*/m/b", "a - 5", "-a", "a div 2", "/m/P/a - b", "count(//a)", "a mod 5", "P/a*2+a")
+        (
+            "a+b",
+            "/m/a*/m/b",
+            "a - 5",
+            "-a",
+            "a div 2",
+            "/m/P/a - b",
+            "count(//a)",
+            "a mod 5",
+            "P/a*2+a",
+            "sum(//a)*2",
+            "sum(/m/a)",
+            "sum(//@id)-b",
+        )
     )
     return f"{term}{operator}{_literal_number(chance)}"
 
@@ -279,7 +292,7 @@ def _operation(chance: random.Random, context: str, depth: int = 0) -> str:
     if kind < (0.1 if depth < 1 else 0.3):
         path = _path(chance, context) if chance.random() < 0.8 else _deep(chance, context)
         path = "self::node()" if path == "." else path
-        return f"{chance.choice(('number', 'number', 'count'))}({path})" if chance.random() < 0.4 else path
+        return f"{chance.choice(('number', 'number', 'count', 'sum'))}({path})" if chance.random() < 0.4 else path
     if kind < 0.45 and depth:
         return chance.choice((*_NUMBERS, "2", "1e300", "3", "-2", "0"))
     if kind < 0.55:

@@ -5,11 +5,13 @@ It stands beside the one that is used: both have to choose the same candidates.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jbi_pubsub.archive.leaves import Paths, Row, Value, is_canonical, value_of
-from jbi_pubsub.archive.plan import Conjunct, On, Restriction, restriction
+from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, On, Restriction, restriction
 from jbi_pubsub.archive.query import Asked, Candidates, Counted
 from jbi_pubsub.archive.volume import Record
 from jbi_pubsub.core.history import Order, Query, Step
@@ -90,27 +92,65 @@ def judged(restricted: Restriction, row: Row, values: dict[int, list[Value]]) ->
     if row.is_open:
         return True, False
     each = [_of(conjunct, row, values) for conjunct in restricted.conjuncts]
-    return any(candidate for candidate, _ in each), any(exact for _, exact in each)
+    return any(candidate for candidate, _ in each), any(exact for _, exact in each) and row.size < restricted.sizes
 
 
 def _of(conjunct: Conjunct, row: Row, values: dict[int, list[Value]]) -> tuple[bool, bool]:
     is_repeated = not row.repeated.isdisjoint(conjunct.single)
-    known = [(on.negated, *_holds(on, values)) for on in conjunct.on]
+    known = [(on, _holds(on, values)) for on in conjunct.on]
     candidate = all(
-        (not certain if negated else possible) for negated, possible, certain in known if not (negated and is_repeated)
+        (not certain if on.negated else possible) for on, (possible, certain) in known if on.follows or not is_repeated
     )
-    sure = all((not possible if negated else certain) for negated, possible, certain in known)
-    return candidate, candidate and sure and not is_repeated and not row.is_large and not conjunct.why
+    sure = all((not possible if on.negated else certain) for on, (possible, certain) in known)
+    return candidate, candidate and sure and not is_repeated and not conjunct.why
 
 
 def _holds(on: On, values: dict[int, list[Value]]) -> tuple[bool, bool]:
     """Whether it is possible, and whether it is certain."""
+    if on.calculation is not None:
+        assert isinstance(on.constant, float)
+        value, is_known, spread = _computed(on.calculation, values)
+        known = [_compared(on.test, value + each, on.constant) for each in (-spread, spread)]
+        if on.test == conditions.NUMBER_EQUAL:
+            known = [abs(value - on.constant) <= spread, not spread and value == on.constant]
+        return any(known) or not is_known, all(known) and is_known
     there = [value for path in on.paths for value in values.get(path, ())]
     if on.test == conditions.EXISTS:
         return bool(there), bool(there)
     each = [_passes(on.test, on.constant, value) for value in there]
     is_inner = any(path in values for path in on.inner)
     return is_inner or any(possible for possible, _ in each), any(certain for _, certain in each)
+
+
+def _computed(part: Calculation | float, values: dict[int, list[Value]]) -> tuple[float, bool, float]:
+    """A number, whether it is known, and how far it may be off."""
+    if not isinstance(part, Calculation):
+        return part, True, 0.0
+    if part.operands:
+        found = [_computed(each, values) for each in part.operands]
+        numbers = [value for value, _, _ in found]
+        is_known = all(known for _, known, _ in found)
+        value, last = _ARITHMETIC[part.operator](*([0.0] * (len(numbers) < 2)), *numbers), part.operands[-1]
+        if part.operator == "div" and isinstance(last, Calculation) and last.operator == conditions.COUNT:
+            return value, is_known, found[0][2] / max(numbers[-1], 1.0)
+        is_zero = part.operator == "div" and numbers[-1] == 0
+        return value, is_known and not any(spread for _, _, spread in found) and not is_zero, 0.0
+    there = [value for path in part.paths for value in values.get(path, ())]
+    is_known = not any(path in values for path in part.inner)
+    if part.operator == conditions.COUNT:
+        return float(len(there)), is_known, 0.0
+    is_known = is_known and (None, None) not in there
+    each = [math.nan if number is None else number for number, _ in there]
+    if part.operator == FIRST:
+        return each[0] if each else math.nan, is_known, 0.0
+    sizes = [abs(number) for number in each if number == number]
+    spread = 4.5e-16 * len(sizes) * sum(sizes) if len(sizes) > 2 else 0.0
+    return sum(each), is_known and (not spread or 1e-290 <= spread <= 1e290), spread
+
+
+_ARITHMETIC = {
+    "+": operator.add, "-": operator.sub, "multiply": operator.mul, "div": conditions.over, "mod": conditions.modulo
+}  # fmt: skip
 
 
 def _passes(test: str, constant: str | float, value: Value) -> tuple[bool, bool]:

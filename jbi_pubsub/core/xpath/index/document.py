@@ -10,8 +10,10 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -263,6 +265,13 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
 def count(values: Values, many: Many, slot: int) -> float:
     """How many nodes there are at a slot."""
     return float(len(many[slot])) if slot in many else float(values[slot] is not None)
+
+
+def total(values: Values, many: Many, slot: int) -> float:
+    """The sum of the numbers at a slot, added up one after the other."""
+    one = values[slot]
+    found = many.get(slot, () if one is ABSENT_NUMBER else (one,))
+    return functools.reduce(operator.add, found, 0.0)  # -0 becomes 0; sum() of Python would be more exact
 
 
 def _text(element: Element) -> str:

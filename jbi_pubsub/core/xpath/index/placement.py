@@ -21,7 +21,7 @@ from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Opera
 from jbi_pubsub.core.xpath.predicate import Predicate
 
 from .contained import Contained
-from .document import NUMBER, PRESENT, TEXT, Paths, count
+from .document import NUMBER, PRESENT, TEXT, Paths, count, total
 from .family import MAX_KEYS, Bounds, Family, Key
 from .grid import Celled
 from .listed import Listed
@@ -162,15 +162,16 @@ class Cookbook:
         """The slot of a term, whose text is made of numbers and of the templates below, nothing of the user's."""
         read = tuple(self._slot(path, NUMBER) for path in term.first_of())
         source = self._source(term, fixed)
-        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo, "count": count}
+        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo, "count": count, "sum": total}
         slot = self._paths.computed(source, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
         if slot is None:
             raise _NoRoomError
         return slot
 
     def _source(self, operand: Operand, fixed: Mapping[int, float]) -> str:
-        if isinstance(operand, Term) and operand.operator == conditions.COUNT:
-            return f"count(v, m, {self._slot(operand.operands[0], PRESENT)})"  # type: ignore[arg-type]  # a path
+        if isinstance(operand, Term) and operand.operator in conditions.OF_ALL:
+            reading = PRESENT if operand.operator == conditions.COUNT else NUMBER
+            return f"{operand.operator}(v, m, {self._slot(operand.operands[0], reading)})"  # type: ignore[arg-type]  # a path
         if isinstance(operand, Term):
             parts = [self._source(each, fixed) for each in operand.operands]
             return _OPERATIONS[operand.operator, len(parts)].format(*parts)

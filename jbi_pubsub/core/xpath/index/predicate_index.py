@@ -571,8 +571,8 @@ def _shown(where: Operand, predicate: Predicate) -> str:
     if isinstance(where, int):
         return repr(predicate.constants[where])
     if isinstance(where, Term):
-        if where.operator == conditions.COUNT:
-            return f"count({_shown(where.operands[0], predicate)})"
+        if where.operator in conditions.OF_ALL:
+            return f"{where.operator}({_shown(where.operands[0], predicate)})"
         *left, right = [_shown(each, predicate) for each in where.operands]
         operator = "*" if where.operator == "multiply" else where.operator
         return f"({' '.join([*left, operator, right])})"

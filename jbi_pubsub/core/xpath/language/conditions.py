@@ -4,8 +4,9 @@ Rules:
 - A plain path is made of child steps by name from the document element, and may end in an attribute. A relative one
   has steps to any name, and once to any depth, as well. A condition compares the nodes there with a constant, or asks
   whether there are any. What is asked of a parent's children is asked of more elements, and lxml has the last word.
-- A term is arithmetic over the first nodes at paths, NaN for none. What only moves or scales one operand is taken out
-  of it: `lat - 33 < 5` is a bound on `lat`, the last number for which libxml2 finds it true (_Bound).
+- A term is arithmetic over the first nodes at paths, NaN for none, and over count() and sum() of the nodes at paths.
+  What only moves or scales one operand is taken out of it: `lat - 33 < 5` is a bound on `lat`, the last number for
+  which libxml2 finds it true (_Bound).
 - A plan is a disjunction of conjunctions of such conditions. It says the same as the expression for every document
   in which no path named by a `SINGLE` condition occurs twice.
 - For any other document, and where a conjunct holds an `OPAQUE` condition, the conjunct's other conditions that are
@@ -62,15 +63,15 @@ Where = tuple[str, ...]
 
 
 class Term(msgspec.Struct, frozen=True):
-    """Arithmetic: operands are paths (their first node's number), terms, and constants by parameter number; or COUNT of
-    the nodes at a path."""
+    """Arithmetic: operands are paths (their first node's number), terms, and constants by parameter number; or COUNT or
+    SUM of the nodes at a path."""
 
     operator: str
     operands: tuple[Operand, ...]
 
     def first_of(self) -> Iterator[Where]:
         """The paths of whose nodes the first one is read."""
-        for operand in self.operands if self.operator != COUNT else ():
+        for operand in self.operands if self.operator not in OF_ALL else ():
             if isinstance(operand, Term):
                 yield from operand.first_of()
             elif isinstance(operand, tuple):
@@ -104,6 +105,11 @@ def _named_by(where: Operand) -> Iterator[Where]:
 def is_relative(where: Where) -> bool:
     """Whether a step is another one than to a child or an attribute by name."""
     return any(step[:1] in ("*", "/") for step in where)
+
+
+def _is_in_order(where: Where) -> bool:
+    """Whether nodes are found in the order of the document, in which they are added up."""
+    return not any(step.startswith("//") and after[0] != "@" for step, after in itertools.pairwise(where))
 
 
 def over(left: float, right: float) -> float:
@@ -140,10 +146,13 @@ STARTS_WITH: Final = "starts-with"
 NORMALIZED_EQUAL: Final = "normalize-space="
 SINGLE: Final = "single"
 COUNT: Final = "count"
+SUM: Final = "sum"
 HAS_CHILDREN: Final = "has-children"
 OPAQUE: Final = "opaque"
 
 RELATIONS: Final = frozenset([LESS, LESS_EQUAL, GREATER, GREATER_EQUAL])
+OF_ALL: Final = frozenset([COUNT, SUM])
+"""Functions of all nodes at a path."""
 NUMERIC: Final = RELATIONS | {NUMBER_EQUAL, NUMBER_UNEQUAL}
 
 _REQUIRES_NODE: Final = NUMERIC | {EQUAL, UNEQUAL, EXISTS}
@@ -423,8 +432,11 @@ class _Analysis:
             return term
         if isinstance(part, Call) and part.name == "number" and part.arguments:
             return self._operand(part.arguments[0], context)
-        if isinstance(part, Call) and part.name == COUNT and context == ("",):
-            return Term(COUNT, (self._plain(part.arguments[0], context),))
+        if isinstance(part, Call) and part.name in OF_ALL and context == ("",):
+            where = self._plain(part.arguments[0], context)
+            if part.name == SUM and not _is_in_order(where):
+                raise _NotPlainError("a sum of nodes within each other")
+            return Term(part.name, (where,))
         return self._plain(part, context)
 
     def _first_node(
@@ -580,7 +592,7 @@ def _is_arithmetic(part: Expression) -> bool:
     if isinstance(part, Call) and part.name == "number" and part.arguments:
         return _is_arithmetic(part.arguments[0])
     if isinstance(part, Call):
-        return part.name == COUNT
+        return part.name in OF_ALL
     return isinstance(part, Negate) or (isinstance(part, Chain) and part.operators[0] in _ARITHMETIC)
 
 
