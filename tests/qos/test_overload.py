@@ -89,8 +89,11 @@ def test_each_document_matches_one_predicate() -> None:
 
 @pytest.mark.slow
 def test_overload_over_real_processes() -> None:
-    found = overload.run_cpu(print, seconds=5.0, modes=("off", "strict"))
+    found = overload.run_cpu(print, seconds=5.0, modes=("off", "fair", "strict"))
     assert [promise.says for promise in found.promises if "normal objects" in promise.says and not promise.kept] == []
+    # by weights who matters gets most of what there is, and nobody nothing
+    (fair,) = [promise.says for promise in found.promises if promise.says.startswith("fair: important by normal")]
+    assert 5.0 < float(fair.partition("): ")[2].partition(",")[0]) < 1000.0, fair
     (sent,) = [promise for promise in found.promises if promise.says.startswith("bytes sent")]
     assert sent.kept, sent.says
     assert all(float(row[-1]) > 0 for row in found.tables[0].rows)
