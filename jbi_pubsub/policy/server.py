@@ -41,6 +41,7 @@ from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, is_gone
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.places import share_of
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -61,7 +62,7 @@ from .proxy import (
     VersionTold,
     epoch_of,
 )
-from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
+from .space import EPOCH_MOST, MEMBERS_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
 from .users import with_users
 
 log = logging.getLogger("jbi_pubsub.policy")
@@ -90,8 +91,9 @@ TEXT_MOST: Final = 8 << 20
 class _Channel:
     """What one local manager is sent."""
 
-    def __init__(self, server: PolicyServer, lqm: str, hub: SenderHub) -> None:
+    def __init__(self, server: PolicyServer, lqm: str, peer: str, hub: SenderHub) -> None:
         self.lqm = lqm
+        self.peer = peer
         self.opened = time.monotonic()
         self.is_beating = False
         """A sign of life is due."""
@@ -356,8 +358,8 @@ class PolicyServer:
 
     # -- local managers -----------------------------------------------------------------------------------------
 
-    def join(self, who: Joining) -> str:
-        """See PolicyProxy."""
+    def join(self, who: Joining, peer: str) -> str:
+        """See PolicyProxy; `peer` is whose local manager it is (Caller.peer)."""
         if self._superseded:
             raise PolicyError(self._superseded, hint="Follow the other manager")
         standing = who.standing
@@ -365,20 +367,36 @@ class PolicyServer:
             self._raise_epoch(standing.epoch)
             self._show()
         with self._lock:
+            self._check_whose(who.lqm, peer)
+            channels = [each.lqm for each in self._channels.values() if each.peer == peer]
+            if who.lqm not in channels and len(channels) >= share_of(MEMBERS_MOST):
+                raise OversizeError(f"{share_of(MEMBERS_MOST)} local managers of one party follow, the limit")
             self._space.join(who.lqm, who.component, standing, who.rates, self._clock())
-            if self._space.is_away(who.before):
+            if self._space.is_away(who.before) and self._is_of(who.before, peer):
                 self._space.gone(who.before)  # it is here again, under another id
                 self._channels.pop(who.before, None)
             before = self._channels.get(who.lqm)
-            self._channels[who.lqm] = channel = _Channel(self, who.lqm, self._hub)
+            self._channels[who.lqm] = channel = _Channel(self, who.lqm, peer, self._hub)
         if before is not None:
             before.stop()
         log.info("%s follows", who.component)
         return self._tokens.issue(channel)
 
-    def leave(self, lqm: str) -> None:
-        """See PolicyProxy."""
+    def _is_of(self, lqm: str, peer: str) -> bool:
+        """Whether an id is free, or that of a local manager of this party. Called under the lock."""
+        channel = self._channels.get(lqm)
+        return channel is None or channel.peer == peer
+
+    def _check_whose(self, lqm: str, peer: str) -> None:
+        """Raises PolicyError for the id of another party's that is here: lookup services tell ids to everybody."""
+        if not self._space.is_away(lqm) and not self._is_of(lqm, peer):
+            raise PolicyError(f"local manager {lqm[:8]} is another party's, and follows", hint="Use your own id")
+
+    def leave(self, lqm: str, peer: str = "") -> None:
+        """See PolicyProxy; `peer` as in `join`, "" for ourselves."""
         with self._lock:
+            if peer:
+                self._check_whose(lqm, peer)
             self._space.gone(lqm)
             channel = self._channels.pop(lqm, None)
         if channel is not None:
@@ -532,12 +550,12 @@ class _Calls:
     @exported
     def join(self, caller: Caller, who: Joining) -> str:
         self._server.allow(caller, "peer")
-        return self._server.join(who)
+        return self._server.join(who, caller.peer)
 
     @exported
     def leave(self, caller: Caller, lqm: str) -> None:
         self._server.allow(caller, "peer")
-        self._server.leave(lqm)
+        self._server.leave(lqm, caller.peer)
 
     @exported
     def apply(self, caller: Caller, toml: str, why: str) -> Changed:

@@ -12,8 +12,8 @@ Rules:
   Each recipient's own answer counts (RFC 5321 4.2.1). One refused so many mails running is suspended: nothing is sent
   there until the subscription is made again, and each object is a loss of its own cause. One who has unsubscribed is
   suspended for as long as the subscription stands.
-- Bounded in mails and bytes; one subscription has at most a share of both, so that one that is put off does not take
-  the room of all others.
+- Bounded in mails and bytes; one subscription has at most a share of both, and all of one party have one, so that
+  those that are put off do not take the room of all others.
 - What is to survive (`durable`) goes out only when it is on disk. `changes` says what to write, `kept` and `not_kept`
   what came of it.
 """
@@ -25,7 +25,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -34,6 +34,7 @@ from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, LEVELS
+from jbi_pubsub.core.wire.places import share_of
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -102,6 +103,8 @@ class Outbox:
 
     subscription: Subscription
     durable: bool
+    peer: str = ""
+    """Whose it is, who has a share of the queue; "" where nobody knows."""
     ledger: Ledger = field(default_factory=Ledger)
     letters: deque[Letter] = field(default_factory=deque)
     pending: dict[int, Letter] = field(default_factory=dict)
@@ -197,10 +200,8 @@ class MailQueue:
         """When the rate lets the next mail go."""
         self._paid = 0.0
         """When the link does."""
-        self.waiting = 0
-        """Letters that wait or are under way."""
-        self.size = 0
-        """Their bytes; a content that waits for several subscriptions counts for each."""
+        self._mails, self._bytes = Counter[str](), Counter[str]()
+        """Letters that wait or are under way, and their bytes, by whose they are."""
         self.under_way = 0
         """Attempts that have not been settled."""
         self.pending = 0
@@ -208,11 +209,22 @@ class MailQueue:
         self.volatile = 0
         """Letters that would not survive."""
 
+    @property
+    def waiting(self) -> int:
+        """Letters that wait or are under way."""
+        return self._mails.total()
+
+    @property
+    def size(self) -> int:
+        """Their bytes; a content that waits for several subscriptions counts for each."""
+        return self._bytes.total()
+
     # -- subscriptions ------------------------------------------------------------------------------------------
 
     def open(self, subscription: Subscription, *, durable: bool, ledger: Ledger | None = None) -> None:
         """Its mail is taken from now on; `ledger` of a time before."""
-        outbox = self._outboxes[subscription] = Outbox(subscription, durable, ledger or Ledger())
+        peer = subscription.caller.peer if subscription.caller is not None else ""
+        outbox = self._outboxes[subscription] = Outbox(subscription, durable, peer, ledger or Ledger())
         if durable:
             self._durable[subscription.uid] = outbox
         subscription.matched, subscription.mailed = outbox.ledger.offered, outbox.ledger.mailed
@@ -287,13 +299,12 @@ class MailQueue:
             return Cause.MAIL_SUSPENDED
         if size > settings.max_bytes:
             return Cause.OVERSIZE
-        if self.waiting >= settings.queue_bound or self.size + size > settings.queue_bytes:
-            return Cause.QUEUE_OVERFLOW
-        if len(outbox) >= max(1, settings.queue_bound // SHARE):
-            return Cause.QUEUE_OVERFLOW
-        if outbox.size and outbox.size + size > settings.queue_bytes // SHARE:
-            return Cause.QUEUE_OVERFLOW
-        return None
+        most, room = settings.queue_bound, settings.queue_bytes
+        mails, held = (self._mails[outbox.peer], self._bytes[outbox.peer]) if outbox.peer else (0, 0)
+        is_full = self.waiting >= most or self.size + size > room
+        is_much = len(outbox) >= max(1, most // SHARE) or (outbox.size and outbox.size + size > room // SHARE)
+        is_theirs = mails and (mails >= share_of(most) or held + size > share_of(room))
+        return Cause.QUEUE_OVERFLOW if is_full or is_much or is_theirs else None
 
     def stands(self, subscription: Subscription) -> bool:
         """Whether it is open."""
@@ -717,15 +728,17 @@ class MailQueue:
     def _count(self, outbox: Outbox, letter: Letter) -> None:
         size = len(letter.content.data)
         outbox.size += size
-        self.size += size
-        self.waiting += 1
+        self._mails[outbox.peer] += 1
+        self._bytes[outbox.peer] += size
         self.volatile += not letter.durable
 
     def _discard(self, outbox: Outbox, letter: Letter) -> None:
         size = len(letter.content.data)
         outbox.size -= size
-        self.size -= size
-        self.waiting -= 1
+        self._mails[outbox.peer] -= 1
+        self._bytes[outbox.peer] -= size
+        if not self._mails[outbox.peer]:
+            del self._mails[outbox.peer], self._bytes[outbox.peer]
         self.volatile -= not letter.durable
         if not letter.durable:
             return
@@ -755,12 +768,4 @@ class MailQueue:
 
 def _copy(letter: Letter) -> Letter:
     """As it is now: it changes while its copy is being written."""
-    return Letter(
-        letter.number,
-        letter.uid,
-        letter.content,
-        letter.recipients,
-        letter.queued,
-        letter.tries,
-        durable=letter.durable,
-    )
+    return replace(letter, deadline=None)

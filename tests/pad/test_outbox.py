@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.outbox import UNSUBSCRIBED, Attempt, Ledger, Letter, Loss, MailQueue
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
@@ -220,6 +221,29 @@ def test_one_subscription_does_not_take_the_room_of_the_others() -> None:
     # Expect a quarter of the room to be its own, the rest lost, and room for others
     assert [loss.cause for loss in losses] == [Cause.QUEUE_OVERFLOW] * 5
     assert queue.offer(modest, content(), 0.0) == []
+
+
+def test_one_party_does_not_take_the_room_of_the_others_by_many_subscriptions() -> None:
+    # Given room for 40 mails, a stranger with ten subscriptions, and somebody else with one
+    several, modest = [subscription(str(number)) for number in range(10)], subscription("modest")
+    for each in several:
+        each.caller = Caller("192.0.2.7:1")
+    modest.caller = Caller("192.0.2.8:1")
+    queue = queue_of(*several, modest, queue_bytes=400)
+    # When each of the stranger's has 9 offered
+    losses = [loss for each in several for _ in range(9) for loss in queue.offer(each, content(size=5), 0.0)]
+    # Expect three quarters of the room to be theirs, the rest lost, and room for others
+    assert [loss.cause for loss in losses] == [Cause.QUEUE_OVERFLOW] * 60
+    assert [queue.offer(modest, content(size=5), 0.0) for _ in range(10)] == [[]] * 10
+    # ... and theirs to be free again
+    for each in several:
+        queue.cancel(each)
+    assert (queue.waiting, queue.size) == (10, 50)
+    # When the bytes are what is scarce; Expect the same of these
+    for each in several:
+        queue.open(each, durable=False)
+    losses = [loss for each in several for loss in queue.offer(each, content(size=60), 0.0)]
+    assert (len(losses), queue.size) == (5, 350)
 
 
 def test_bytes_are_bounded_too() -> None:

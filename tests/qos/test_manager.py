@@ -22,9 +22,17 @@ from jbi_pubsub.cli import steering
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.cli.settings import Settings
 from jbi_pubsub.core.config import PolicySection, QosSection
-from jbi_pubsub.core.errors import AccessDeniedError, JbiError, PolicyError, ProtocolError, StorageError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    JbiError,
+    OversizeError,
+    PolicyError,
+    ProtocolError,
+    StorageError,
+)
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server import DisseminationServer
@@ -691,7 +699,7 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
     assert policy(pad)["following"].startswith(first.manager[:8])
     # Expect it not to be let in there
     with pytest.raises(PolicyError, match="is followed"):
-        second.join(Joining("x", "x", first.standing))
+        second.join(Joining("x", "x", first.standing), "192.0.2.7")
 
 
 def test_a_manager_that_was_killed_counts_for_nobody(
@@ -723,9 +731,9 @@ def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
     # Given a local manager that was cut off, and has joined again before its old connection was noticed to be over
     file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')
     server = serve()
-    server.join(Joining("x", "alpha@rome"))
+    server.join(Joining("x", "alpha@rome"), "192.0.2.7")
     before = server._channels["x"]
-    server.join(Joining("x", "alpha@rome"))
+    server.join(Joining("x", "alpha@rome"), "192.0.2.7")
     now = server._channels["x"]
     # When it is the old one's turn first
     assert before._take(1, 1 << 20) == []
@@ -823,6 +831,36 @@ def test_a_pipe_in_the_place_of_the_state_holds_nobody_up(fixtures: Any, tmp_pat
     following, _ = follower(msgspec.structs.replace(fixtures.test_config(), policy=policy_section))
     following._recover()
     assert "can't be used" in following.status()["fault"]
+
+
+def test_nobody_follows_or_leaves_under_the_id_of_anothers_that_is_here(
+    federation: Any, managed: Config, serve: Callable[..., PolicyServer], eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # Given a delegate that follows, and another party that may follow as well
+    server = serve()
+    pad = federation.pad(config=managed)
+    [told] = eventually(lambda: [each for each in server.status()["local"] if each["version"]])
+    calls, stranger = policy_server._Calls(server), Caller("192.0.2.7:1")
+    # When that one names the delegate's id, which every lookup service tells; Expect it to be refused
+    with pytest.raises(PolicyError, match="another party's"):
+        calls.join(stranger, Joining(told["id"], "evil@rome"))
+    with pytest.raises(PolicyError, match="another party's"):
+        calls.leave(stranger, told["id"])
+    calls.join(stranger, Joining("mine", "evil@rome", before=told["id"]))
+    assert {each["id"]: each["component"] for each in server.status()["local"]} == {
+        told["id"]: told["component"], "mine": "evil@rome",
+    }  # fmt: skip
+    # Expect the delegate to get what is new over the connection that it has
+    calls.set(stranger, "space.strategy", "strict", "")
+    eventually(lambda: policy(pad)["version"] == 2)
+    # When that one comes under more and more ids; Expect room for others
+    monkeypatch.setattr(policy_server, "MEMBERS_MOST", 8)
+    for number in range(5):
+        calls.join(stranger, Joining(f"fake-{number}", "evil@rome"))
+    with pytest.raises(OversizeError, match="6 local managers of one party"):
+        calls.join(stranger, Joining("fake-5", "evil@rome"))
+    calls.join(stranger, Joining("mine", "evil@rome"))
 
 
 def test_hostile_reports_and_calls_end_nobody_else(
