@@ -362,6 +362,8 @@ class DelegateSession:
         self._opened: Opened | None = None
         self._receiver: Receiver | None = None
         self._lost = False
+        self._doubted = False
+        """Its lease should have run out, and the delegate has not said so: it may not have listened."""
         self._parted = False
         """The delegate has said that nothing comes any more, and told what was lost."""
         self._dirty = False
@@ -601,8 +603,15 @@ class DelegateSession:
 
     def _open_if_needed(self) -> None:
         with self._changed:
-            if self._opened is not None and not self._lost:
-                return
+            opened = self._opened
+            stands, doubted = opened is not None and not self._lost, self._doubted
+        if opened is not None and stands:
+            if doubted:
+                duration = self._renew(opened.lease.lease_id)
+                self._doubted = False
+                self._manage(opened, duration)
+            return
+        with self._changed:
             needed = bool(self._parts) or any(s.request.direct for s in self._wanted.values())
             if not needed:
                 self._opened, self._lost = None, False  # one that was lost is not missed
@@ -615,24 +624,37 @@ class DelegateSession:
         with self._changed:
             is_late = self._stopping.is_set()  # whoever closes has seen no session to end
             if not is_late:
-                self._opened, self._lost, self._parted = opened, False, False
+                self._opened, self._lost, self._parted, self._doubted = opened, False, False, False
                 self._refused.clear()  # another session, another answer
                 self._changed.notify_all()
         if is_late:
             self._proxy.close_session(opened.uid)
             raise WireError("closed while the session was opened")
+        self._manage(opened, opened.lease.duration)
+        self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
+
+    def _manage(self, opened: Opened, duration: float) -> None:
         self._renewals.manage(
             (self, opened.uid),
-            opened.lease.duration,
+            duration,
             lambda: self._renew(opened.lease.lease_id),
-            lambda why: self._lose_session(why, opened.uid),
+            lambda why: self._lease_over(why, opened.uid),
             grantor=self,
         )
         with self._changed:
             stands = self._is_open(opened.uid) and not self._stopping.is_set()
         if not stands:
             self._renewals.remove((self, opened.uid))
-        self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
+
+    def _lease_over(self, why: JbiError, session_id: str) -> None:
+        """The delegate says so, or has not answered until then: in that case it is asked as soon as it does."""
+        if not isinstance(why, WireError):
+            self._lose_session(why, session_id)
+            return
+        with self._changed:
+            if self._is_open(session_id):
+                self._doubted = self._dirty = True
+                self._changed.notify_all()
 
     def _reconcile(self) -> None:
         with self._changed:

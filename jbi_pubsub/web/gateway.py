@@ -17,6 +17,7 @@ import asyncio
 import base64
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -49,7 +50,7 @@ from jbi_pubsub.core.wire.places import PeerShares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.moments import is_place
 from jbi_pubsub.subscriber.owner import user_secret
 
-from .feeds import Event, Feed
+from .feeds import IDLE_SECONDS, Event, Feed
 from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .listing import OPERATIONS, Counted, Found, LossSaid, Next, ObjectSaid, Published, Subscribed, TypeSaid, TypesSaid
@@ -87,6 +88,8 @@ STALL_SECONDS: Final = 30.0
 ALIVE_SECONDS: Final = 15.0
 """A stream that has nothing to say says so."""
 TIDY_SECONDS: Final = 1.0
+LATE_SECONDS: Final = 1.0
+"""Beyond that: whoever was kept so long from looking for what nobody uses gives everybody IDLE_SECONDS more."""
 """Between two looks for what nobody uses any more, and for users who are none any more."""
 SUBSCRIBE_SECONDS: Final = 5.0
 """For the lookup services to take a subscription."""
@@ -314,7 +317,10 @@ class Gateway(HttpServer):
 
     async def _tidy(self, end: Callable[[], Awaitable[None]]) -> None:
         while True:
+            due = time.monotonic() + TIDY_SECONDS
             await asyncio.sleep(TIDY_SECONDS)
+            if time.monotonic() - due > LATE_SECONDS:  # we did not listen: they may be about to use it
+                await asyncio.sleep(IDLE_SECONDS)
             try:
                 await end()
             except JbiError as exc:

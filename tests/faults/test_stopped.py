@@ -239,8 +239,11 @@ def hang(party: Any, seconds: float) -> None:
 def test_a_delegate_that_hangs_longer_than_leases_loses_nobody_who_lives(
     field: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
-    # Given a publisher and a subscriber at a delegate, under leases of two seconds, and a subscriber process
+    # Given a publisher, a subscriber and a subscriber process at a delegate, under leases of two seconds, whose calls
+    # wait for a second
     field.leases(subscriber=2.0, publisher=2.0, lookup=60.0)
+    section = msgspec.structs.replace(field.config.lookup, timeout=1.0)
+    field.config = msgspec.structs.replace(field.config, lookup=section)
     pad = field.pad()
     adapter = field.light()
     registration = figures.register(adapter)
@@ -254,7 +257,7 @@ def test_a_delegate_that_hangs_longer_than_leases_loses_nobody_who_lives(
     sessions = {each["session"] for each in field.status(pad)["sessions"]}
 
     # When the delegate hangs for longer than that, and an object is published
-    hang(pad, 3.0)
+    hang(pad, 4.0)
     adapter.publish(registration, figures.figure_1)
 
     # Expect it to arrive, everybody to stand as before, and nobody to be told of a loss
@@ -276,19 +279,19 @@ def test_a_delegate_that_hangs_longer_than_leases_loses_nobody_who_lives(
 def test_a_lookup_service_that_hangs_longer_than_leases_drops_no_item_of_who_lives(
     field: Any, eventually: Callable[..., Any]
 ) -> None:
-    # Given a delegate at a lookup service, under a lease of two seconds
+    # Given a delegate at a lookup service, under a short lease
     lookup = field.lookup()
     field.lookups(lookup.address)
-    field.leases(lookup=2.0)
+    field.leases(lookup=1.5)
     pad = field.pad()
     eventually(lambda: field.status(lookup)["renewals"])
 
     # When the lookup service hangs for longer than that
-    hang(lookup, 3.0)
+    hang(lookup, 2.0)
 
     # Expect what the delegate has there to stand still, and to be renewed
     renewals = field.status(lookup)["renewals"]
-    eventually(lambda: field.status(lookup)["renewals"] >= renewals + 2)
+    eventually(lambda: field.status(lookup)["renewals"] >= renewals + 1)
     assert field.status(lookup)["expired"] == 0
 
     # When the delegate hangs, expect that to be noticed by its lease

@@ -419,6 +419,29 @@ def test_what_nobody_reads_or_uses_ends(
     assert it.ask("POST", f"/v1/capi/connections/{made['connection']}/connect").json()["code"] == "capi_connection"
 
 
+def test_a_gateway_that_was_kept_from_listening_ends_nothing_for_that(
+    reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    from jbi_pubsub.web import common
+
+    # Given a subscription and a connection of the Common API that end when nobody uses them for a while
+    monkeypatch.setattr(gateway, "TIDY_SECONDS", 0.05)
+    for module in (feeds, common, gateway):
+        monkeypatch.setattr(module, "IDLE_SECONDS", 1.2)
+    it = reached(archive=False)
+    made = it.ask("POST", "/v1/capi/connections", b'{"name": "c"}', Content_Type="application/json").json()
+    at = it.ask("POST", f"{TYPE}/subscriptions").json()["next"]
+
+    # When the gateway is kept from its work for longer
+    feed = it.gateway.guests.own.feeds.find(at.split("/")[3])
+    feed._loop.call_soon_threadsafe(time.sleep, 1.6)
+
+    # Expect both to be there when they are used next, and to end when nobody uses them then
+    assert it.ask("GET", f"{at}?timeout=0").status == 200
+    assert made["connection"] in it.gateway.guests.own.common._held
+    eventually(lambda: not it.gateway.guests.own.feeds._feeds and not it.gateway.guests.own.common._held)
+
+
 def test_a_client_of_the_common_api_does_not_choose_what_the_gateway_reaches_or_who_it_is(
     reached: Callable[..., Any],
 ) -> None:
