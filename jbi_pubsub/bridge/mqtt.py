@@ -577,6 +577,7 @@ class MqttPlatform:
             log.warning("%s (%s): it keeps our session for %d s alone", self._name, self._side.broker, seconds)
         if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
             self._arrived.lost("session_lost", 0)
+            self._tell("the broker has lost our session: what it kept for us, an unknown number of messages, is lost")
 
     def _on_subscribe(self, _client: Client, _data: Any, _mid: int, reasons: Any, properties: Any) -> None:
         for reason in reasons:

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_TYPE
@@ -135,6 +135,8 @@ _USUAL: Final = frozenset({
 })  # fmt: skip
 """What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
 what is not zero of that is shown to everybody."""
+NO_ANSWER: Final = ("unreachable", "refused")
+"""Kinds of those of which there is no status: they are away, or do not tell us."""
 MORE_MOST: Final = 50
 """Of these, of one server."""
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
@@ -190,10 +192,17 @@ def status(
             _watch_json(servers, every or EVERY_SECONDS, count)
         elif watch:
             _watch(servers, every or EVERY_SECONDS, count, view, subscriptions=subscriptions)
-        elif as_json:
-            show_json(servers.ask())
         else:
-            show_tables(tables(servers.ask(), subscriptions=subscriptions, whole=view.wide), view)
+            found = servers.ask()
+            if as_json:
+                show_json(found)
+            else:
+                show_tables(tables(found, subscriptions=subscriptions, whole=view.wide), view)
+            refused = [facts for facts in found if facts["kind"] == "refused"]
+            for facts in refused:
+                click.echo(f"{facts['address']}: {facts['error']}", err=True)
+            if refused:
+                raise click.exceptions.Exit(1)
     finally:
         servers.close()
 
@@ -219,7 +228,8 @@ class Servers:
         self._before: dict[str, tuple[float, Facts]] = {}
 
     def ask(self) -> list[Facts]:
-        """The status of each, with `rates` from the second time on. One that does not answer is of kind `unreachable`.
+        """The status of each, with `rates` from the second time on. One that does not answer is of kind `unreachable`,
+        one that may not tell us of kind `refused`; both have an `error`.
 
         Raises LookupNotFoundError, and WireError for a given address where nobody answers.
         """
@@ -249,7 +259,8 @@ class Servers:
             if self._community is None:
                 raise
             self._before.pop(key, None)
-            return {"kind": "unreachable", "name": "", "address": ", ".join(ref.endpoints), "error": str(exc)}
+            kind = "refused" if isinstance(exc, AccessDeniedError) else "unreachable"
+            return {"kind": kind, "name": "", "address": ", ".join(ref.endpoints), "error": str(exc)}
         before, self._before[key] = self._before.get(key), (time.monotonic(), facts)
         return facts if before is None else {**facts, "rates": _rates(*before, *self._before[key])}
 
@@ -287,7 +298,7 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
 def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
     """What people are shown; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
-    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable", *_OF_FEDERATIONS)]
+    known = [facts for facts in found if facts["kind"] not in ("lookup", *NO_ANSWER, *_OF_FEDERATIONS)]
     others = [facts for facts in found if facts["kind"] in ("lookup", *_OF_FEDERATIONS)]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
     columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
@@ -375,8 +386,8 @@ def _lookup_row(facts: Facts) -> Sequence[object]:
 
 
 def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
-    if facts["kind"] == "unreachable":
-        return "unreachable", "", facts["address"], *[""] * (len(_SERVERS) - 5 + len(more))
+    if facts["kind"] in NO_ANSWER:
+        return facts["kind"], "", facts["address"], *[""] * (len(_SERVERS) - 5 + len(more))
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])

@@ -94,7 +94,7 @@ from .published import Matching, Published, type_asked
 from .query import QUERY_SECONDS, Query, QueryListener, QueryPart
 from .session import DelegateSession
 from .signed import SignatureCheck
-from .subscription import LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
+from .subscription import FirstLevel, LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
 from .waiting import Waiting
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -252,7 +252,7 @@ class SubscriberAdapter:
 
         History, at delegates with an archive: `start` says where it begins: "new" (default), "all", "last" (the newest
         object, or with the XPath `latest_by` the newest of each key), a time ("2026-11-01T00:00Z", "2h" for so long
-        ago, a datetime), or a position, behind which it goes on: of one archive, `platform.position` of an object. What
+        ago, a datetime), or the place of an object (`platform.place`), behind which it goes on. What
         is there comes, then what is published, without a gap, each object once; nothing is lost by a full queue before
         it has caught up. `durable`, a name, has delegates remember how far it has come while no process has it open
         (docs/archive.md): whoever opens it again, of the same user, goes on there, and `start` counts the first time
@@ -300,11 +300,11 @@ class SubscriberAdapter:
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
         if type_name:
             self._await_lookup_service(seconds)
-        entries_for = partial(
-            self._entries, template, schema=schema, marks=marks, name=type_name or "", version=version or "",
+        first_level = FirstLevel(
+            template=template, schema=schema, marks=marks, name=type_name or "", version=version or "",
             is_derived=language == "xpath" and view != "combined", locations=locations or {},
         )  # fmt: skip
-        entries, type_of_template = entries_for(predicate or "", namespaces)
+        entries, type_of_template = self._entries(first_level, predicate or "", namespaces)
         request = msgspec.structs.replace(request, entries=entries)
         check_request(request)
         fitness = self._fitness(
@@ -313,7 +313,7 @@ class SubscriberAdapter:
         told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
         kind = PlacedSubscription if durable or begin != NEW else LocalSubscription
         subscription = kind(request, told, self._listeners)
-        subscription.fitness, subscription.entries_for = fitness, entries_for
+        subscription.fitness, subscription.first_level = fitness, first_level
         watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
@@ -365,8 +365,8 @@ class SubscriberAdapter:
             )  # fmt: skip
             compile_subscription(request, owner="", number=0)
             opened = None
-            if local.entries_for is not None:
-                entries, opened = local.entries_for(predicate, prefixes)
+            if local.first_level is not None:
+                entries, opened = self._entries(local.first_level, predicate, prefixes)
                 request = msgspec.structs.replace(request, entries=entries)
             former = self._rewatch(local, request.entries, opened, deadline)
             try:
@@ -611,10 +611,11 @@ class SubscriberAdapter:
         client = self._config.client
         request_of(called, (), given, client=client, now=time.time(), timeout=timeout)  # bad input: nobody is asked
         if template is not None:
-            entries, opened = self._entries(
-                template, "", {}, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
-                is_derived=False, locations=given.get("locations") or {},
+            first_level = FirstLevel(
+                template=template, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
+                locations=given.get("locations") or {},
             )  # fmt: skip
+            entries, opened = self._entries(first_level, "", {})
             self._forget_if_idle(opened)
             typed, entries = split_type(entries)
             called = typed.name or called
@@ -764,36 +765,26 @@ class SubscriberAdapter:
     # -- first level --------------------------------------------------------------------------------------------
 
     def _entries(
-        self,
-        template: Document | None,
-        predicate: str,
-        namespaces: Mapping[str, str],
-        *,
-        schema: Source | None,
-        marks: Source | None,
-        name: str,
-        version: str,
-        is_derived: bool,
-        locations: Mapping[str, Path],
+        self, given: FirstLevel, predicate: str, namespaces: Mapping[str, str]
     ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
-        """The templates of the first level, and the type whose schema was opened for them. `is_derived`: also what
-        follows from the predicate."""
+        """The templates of the first level, and the type whose schema was opened for them."""
+        name, version, schema = given.name, given.version, given.schema
         check_version(version)
         root = None
-        predicate = predicate if is_derived else ""
-        if template is not None:
-            root = parse_metadata(content(template, what="template"), what="template")
-            schema = schema or _hinted_schema(root, template)
+        predicate = predicate if given.is_derived else ""
+        if given.template is not None:
+            root = parse_metadata(content(given.template, what="template"), what="template")
+            schema = schema or _hinted_schema(root, given.template)
         if schema is None:
             if root is not None:
                 return self._entries_by_name(root, name, version, predicate, namespaces), None
             return self._entries_of_type(name, version, predicate, namespaces), None
         bundle = read_bundle(
             source(schema),
-            marks=None if marks is None else source(marks),
+            marks=None if given.marks is None else source(given.marks),
             name=name,
             version=version or DEFAULT_VERSION,
-            locations=locations,
+            locations=given.locations,
         )
         opened = self._types.open_schema(bundle)
         typed = InformationType(name=opened.type.name, version=version or None).rep()

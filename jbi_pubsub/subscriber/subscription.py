@@ -8,18 +8,19 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
-from jbi_pubsub.core.arguments import called, may_have
+from jbi_pubsub.core.arguments import Document, Source, called, may_have
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import TOLD_WHOLE
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, TypeName
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.signing import filter_digest
-from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Granted, Start, SubscriptionRequest
 
 from .fitness import Fitness
@@ -99,8 +100,19 @@ class Told:
 FILTERS_MOST: Final = 4
 """Payload filters of a subscription, the last ones, by which what comes may be cut."""
 
-EntriesFor = Callable[[str, Mapping[str, str]], "tuple[tuple[EntryRep, ...], TypeName | None]"]
-"""Of a predicate and its prefixes: the template with what follows from them, and the type whose schema says that."""
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLevel:
+    """What an application has given of the first level: the template is made of it, and made anew for another
+    predicate. `is_derived`: with what follows from the predicate."""
+
+    template: Document | None
+    schema: Source | None = None
+    marks: Source | None = None
+    name: str = ""
+    version: str = ""
+    is_derived: bool = False
+    locations: Mapping[str, Path] = field(default_factory=dict)
 
 
 def _digests(request: SubscriptionRequest) -> tuple[bytes, ...]:
@@ -158,8 +170,8 @@ class LocalSubscription:
         self.request = request
         self.filter_digests = _digests(request)
         """Of the payload filters that it has, and had before it was amended: what comes may be cut by one of these."""
-        self.entries_for: EntriesFor | None = None
-        """Makes its template anew; None for who has no predicate to amend."""
+        self.first_level: FirstLevel | None = None
+        """What its template is made of; None for who has no predicate to amend."""
         self.revision = 0
         """How often it was amended."""
         self._refused: tuple[int, JbiError] | None = None
@@ -501,7 +513,7 @@ class LocalSubscription:
         return None
 
 
-class Source(Protocol):
+class PlaceSource(Protocol):
     """A delegate from which objects come with their positions."""
 
     server: str
@@ -537,7 +549,7 @@ class PlacedSubscription(LocalSubscription):
         self._unplaced: set[Consumer] = set()
         """Delegates from which objects came that no archive has."""
         self._is_explicit = request.ack == "explicit" and bool(request.durable)
-        self._unacknowledged: dict[str, tuple[Source, int]] = {}
+        self._unacknowledged: dict[str, tuple[PlaceSource, int]] = {}
         """Objects that the application has, or will have, and has not acknowledged: where they stand."""
 
     def request_at(self, server: str) -> SubscriptionRequest:
@@ -584,7 +596,7 @@ class PlacedSubscription(LocalSubscription):
         if late:
             self.lose(Cause.LATE, late)
 
-    def add_placed(self, objects: Sequence[InfoObject], source: Source) -> None:
+    def add_placed(self, objects: Sequence[InfoObject], source: PlaceSource) -> None:
         """Objects have come with their positions. One thread for each source."""
         with self._changed:
             fresh, late = self._fresh(objects)
@@ -650,7 +662,9 @@ class PlacedSubscription(LocalSubscription):
         self._held.move_to_end(registration)
         return held
 
-    def _await_acknowledgement(self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: Source) -> list[int]:
+    def _await_acknowledgement(
+        self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: PlaceSource
+    ) -> list[int]:
         """Under the lock: the positions of those that come again although the application has acknowledged them: that
         was not heard. Of those that it has not, the place that they have now counts."""
         settled = []
