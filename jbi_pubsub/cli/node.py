@@ -232,18 +232,15 @@ def status(settings: Settings, folder: Path | None, at: str | None, as_json: boo
         show_json({**known, **({"folder": str(path)} if path is not None else {}), "status": found})
         return
     counts = found["counts"]
-    here = [
-        ("epoch", str(there.epoch)),
-        ("process", str(there.pid)),
-        ("lookup service", there.lookup or "none of its own"),
-        *([("gateway", there.gateway)] if there.gateway else []),
-        ("folder", str(path)),
-        ("memory", f"{_resident(there.pid) >> 20} MiB"),
-    ] if there is not None else []  # fmt: skip
-    facts = [
-        ("node", f"{known['name']} {known['id']}"),
-        ("address", str(known["address"])),
-        *here,
+    facts = [("node", f"{known['name']} {known['id']}")]
+    if there is not None:
+        facts += [("epoch", str(there.epoch)), ("process", str(there.pid))]
+    facts.append(("address", str(known["address"])))
+    if there is not None:
+        facts.append(("lookup service", there.lookup or "none of its own"))
+        facts += [("gateway", there.gateway)] if there.gateway else []
+        facts.append(("folder", str(path)))
+    facts += [
         ("up", f"{found['uptime']:.0f} s"),
         ("clients", f"{counted(counts['publishers'], 'publisher')}, {counted(counts['sessions'], 'subscriber')}"),
         (
@@ -253,6 +250,8 @@ def status(settings: Settings, folder: Path | None, at: str | None, as_json: boo
         ("published", str(found["published"])),
         ("delivered", str(found["delivered"])),
     ]
+    if there is not None:
+        facts.append(("memory", f"{_resident(there.pid) >> 20} MiB"))
     show_facts(facts, title=f"node {known['name']}")
 
 
