@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +60,7 @@ from jbi_pubsub.core.history import (
 from jbi_pubsub.core.info_object import Cause, Parcel, TypeName
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import share_of
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, joined
 from jbi_pubsub.lookup.entry import EntryRep, matches
@@ -267,7 +268,7 @@ class History:
         self._changed = threading.Condition()
         """Covers all state."""
         self._feeds: dict[tuple[str, int], QueryFeed] = {}
-        self._calls = 0
+        self._calls = Counter[str]()
         """Under way of those that count or explain: their callers need no session, so they have a share alone."""
         self._replays: dict[tuple[str, int], ReplayFeed] = {}
         self._ready: deque[AnyFeed] = deque()
@@ -321,7 +322,7 @@ class History:
         asked = self._asked(request, caller)
         if not asked.query.scopes:
             return Counted(0, asked.left_out, "", self._incarnations)
-        with self._call():
+        with self._call(caller):
             progress = self._counted(asked.query, seconds)
         if progress.state != "finished":
             raise StorageError(f"the archive could not count: {progress.error or progress.state}")
@@ -348,21 +349,19 @@ class History:
             results.cancel()
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self, caller: Caller | None) -> Iterator[None]:
         """One of the calls without a session. Raises BackPressureError when these have their share."""
-        most = max(1, self._max_queries // CALLS_PART)
+        most, peer = max(1, self._max_queries // CALLS_PART), caller.peer if caller is not None else ""
         with self._changed:
-            if self._calls >= most:
-                raise BackPressureError(
-                    f"{most} calls count or explain here, the limit: a quarter of [archive] max_queries",
-                    hint="Try again",
-                )
-            self._calls += 1
+            if self._calls.total() >= most or self._calls[peer] >= share_of(most):
+                what = f"{most} calls count or explain here, the limit: a quarter of [archive] max_queries"
+                raise BackPressureError(what, hint="Try again")
+            self._calls[peer] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._calls -= 1
+                self._calls -= Counter([peer])
 
     def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
         """See HistoryProxy.explain_query."""
@@ -370,7 +369,7 @@ class History:
         if not asked.query.scopes:
             nothing = Explanation(steps=(), objects=0, not_indexed=0, is_exact=True, seconds=0.0)
             return Explained(nothing, asked.left_out)
-        with self._call():
+        with self._call(caller):
             return Explained(self._archive.keeping.explain(asked.query), asked.left_out)
 
     def delete(self, request: QueryRequest, seconds: float) -> Deleted:
@@ -692,11 +691,11 @@ class History:
         with self._changed:
             if self._is_stopping:
                 raise BackPressureError("the archive is closing", hint="Ask another delegate")
-            if len(self._feeds) >= self._max_queries:
-                raise BackPressureError(
-                    f"{len(self._feeds)} queries are open here, the limit is [archive] max_queries",
-                    hint="Try again, or cancel some",
-                )
+            by = feed.caller.peer if feed.caller is not None else None
+            theirs = sum(each.caller is not None and each.caller.peer == by for each in self._feeds.values())
+            if len(self._feeds) >= self._max_queries or theirs >= share_of(self._max_queries):
+                what = f"{len(self._feeds)} queries are open here, {theirs} of them yours: see [archive] max_queries"
+                raise BackPressureError(what, hint="Try again, or cancel some")
             if sum(each.session is feed.session for each in self._feeds.values()) >= SESSION_MOST:
                 raise BackPressureError(
                     f"{SESSION_MOST} queries of this subscriber are open here, the limit",

@@ -292,8 +292,8 @@ class ArchiveSection(_Section, frozen=True):
     memory: Annotated[int, msgspec.Meta(ge=32 << 20)] = 256 << 20
     """Bytes that the index may take in memory."""
     max_queries: Limit = 1_000
-    """Open queries of a delegate, 20 of one session; more are refused. A quarter of them may be calls that count or
-    explain, which need no session."""
+    """Open queries of a delegate, 20 of one session, three quarters of one party; more are refused. A quarter of
+    them may be calls that count or explain, which need no session."""
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Of all metadata on disk; 0: no limit but the disk."""
     max_payload_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -517,6 +518,32 @@ def test_objects_are_counted_without_being_fetched(place: Asking, keeping: Memor
         place.history.count(QueryRequest(), 0.05, None)
     keeping.may_answer.set()
     assert all(each.cancelled for each in keeping.open_now)
+
+
+def test_one_party_leaves_queries_and_calls_for_others(
+    place: Asking, keeping: MemoryKeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that has 16 queries at once, and 4 calls for those without a session; nothing is answered yet
+    monkeypatch.setattr(place.history, "_max_queries", 16)
+    keeping.may_answer.clear()
+    stranger, other = Caller("192.0.2.7:1"), Caller("192.0.2.8:1")
+    # When a stranger opens queries; Expect three quarters to be theirs, and the rest others'
+    opened = [place.history.open(place.session, QueryRequest(), stranger) for _ in range(12)]
+    with pytest.raises(BackPressureError, match="12 of them yours"):
+        place.history.open(place.session, QueryRequest(), stranger)
+    opened += [place.history.open(place.session, QueryRequest(), other) for _ in range(4)]
+    # ... and the same of calls
+    counting = ExitStack()
+    for _ in range(3):
+        counting.enter_context(place.history._call(stranger))
+    with pytest.raises(BackPressureError, match="a quarter of"):
+        place.history.count(QueryRequest(), 20.0, stranger)
+    counting.enter_context(place.history._call(other))
+    counting.close()
+    assert not place.history._calls
+    for each in opened:
+        place.history.cancel(place.session.session_id, each.number)
+    keeping.may_answer.set()
 
 
 def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
