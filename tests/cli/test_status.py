@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub.cli.show import drawn
 from jbi_pubsub.cli.status import Servers, checked, tables
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
@@ -305,3 +305,22 @@ def test_watching_says_so_again_and_again(federation: Any, figures: Any, said: C
     plain = said("--no-multicast", "status", pad.address, "--watch", "--count", "2", "--every", "0.1").out
     lines = [line.split("\t") for line in plain.splitlines() if line.startswith("alpha, rome\t3")]
     assert [(line[1], line[9:]) for line in lines] == [("3", []), ("3", ["0.0", "0.0"])]
+
+
+def test_a_server_that_does_not_tell_us_has_refused_and_is_not_away(
+    federation: Any, flags: list[str], said: Callable[..., Any], eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that tells its status to nobody
+    pad = federation.pad("alpha", "rome")
+
+    def refuse(*_arguments: Any) -> None:
+        raise AccessDeniedError("alice may not status")
+
+    monkeypatch.setattr(pad, "allow", refuse)
+    # When somebody looks; Expect the reason, and an exit code that says that not all was told
+    eventually(lambda: "alpha" in said(*flags, "services").out)
+    shown = said(*flags, "status")
+    assert shown.code == 1
+    assert "refused" in shown.out
+    assert "unreachable" not in shown.out
+    assert f"{pad.address}: alice may not status" in shown.err
