@@ -697,12 +697,12 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     if max(len(request.uid), *(len(k) + len(v) for k, v in (*request.attributes, ("", "")))) > MAX_TEXT:
         raise OversizeError(f"a subscription's id or attribute has more than {MAX_TEXT} characters")
     _check_attributes(request.attributes)
+    checked_wish(request.qos)  # first: what is of no type of ours has no size
     check_request(request)
     _check_start(request)
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
     check_recipients(request.recipients)
-    checked_wish(request.qos)
     check_namespaces(request.namespaces)
     spaces = dict(request.namespaces)
     predicate = payload_filter = None

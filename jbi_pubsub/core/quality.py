@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .near import near_name
@@ -201,7 +202,7 @@ def checked_wish(wish: Wish) -> tuple[Shape, ...]:
     """Its shapes, read. Raises ConfigurationError for a wish that makes no sense, PredicateError
     for such an XPath: wishes come from strangers."""
     try:
-        msgspec.convert(msgspec.to_builtins(wish), Wish)  # an application's own, which Python does not look at
+        converted(msgspec.to_builtins(wish), Wish)  # an application's own, which Python does not look at
     except (msgspec.ValidationError, TypeError) as exc:
         raise ConfigurationError(
             f"wish: {exc}",
