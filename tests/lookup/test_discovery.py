@@ -304,7 +304,7 @@ def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_
     eventually(lambda: looking._browser)
     zeroconf: Any = looking._zeroconf
     for number in range(1000):
-        packet = DNSIncoming(_pointer(b"\x09fake-%04d" % number))
+        packet = DNSIncoming(_pointer(b"\x09fake-%04d" % number, discovery_module.SERVICE_TYPE))
         zeroconf.loop.call_soon_threadsafe(zeroconf.record_manager.async_updates_from_response, packet)
     # When a lookup service announces itself; Expect it to be found long before they could have been asked after in turn
     one = federation.lookups[0]
@@ -318,13 +318,13 @@ def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_
     announced.stop()
 
 
-def _pointer(instance: bytes) -> bytes:
+def _pointer(instance: bytes, of: str = SERVICE_TYPE) -> bytes:
     """A response that says that there is a lookup service of that name: labels with their lengths."""
 
     def name(*labels: bytes) -> bytes:
         return b"".join(bytes([len(label)]) + label for label in labels)
 
-    kind = name(b"_jbi-lookup", b"_tcp", b"local") + b"\0"
+    kind = name(*of.rstrip(".").encode().split(b".")) + b"\0"
     return (
         struct.pack("!6H", 0, 0x8400, 0, 1, 0, 0)
         + kind
