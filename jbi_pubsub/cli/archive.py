@@ -35,6 +35,7 @@ from jbi_pubsub.subscriber.moments import seconds_at
 from . import backup
 from .clients import existing_file, facts_of, line_of, namespaces_of
 from .near import NearNames
+from .query import tell_left_out
 from .settings import Settings, json_option, looking, pass_settings
 from .show import Column, Table, console, counted, printable, show_facts, show_json, show_tables, sized
 from .show import as_json as json_text
@@ -525,8 +526,7 @@ def export(settings: Settings, /, file: Path, folder: Path | None, payloads: boo
             with query, backup.writing(file, payloads=payloads) as sink, _describing(config) as described:
                 count, large = _written(query, sink, _total(query), described)
             partial = query.partial
-            for named in query.left_out:
-                click.echo(f"jbi: of {printable(named)} something is left out: you may not read all of it", err=True)
+            tell_left_out(query.left_out)
     for each in partial:
         click.echo(f"jbi: not complete: the archive at {printable(each)}", err=True)
     large = large if payloads else 0

@@ -185,9 +185,15 @@ def _show(opened: Query, save: Path | None, limit: int | None, *, as_json: bool)
         click.echo(f"jbi: these are the first {SHOWN}; --limit says how many", err=True)
     if save is not None:
         click.echo(f"jbi: {counted(seen, 'object')} written to {printable(save)}", err=True)
-    for named in opened.left_out:
-        click.echo(f"jbi: of {printable(named)} something is left out: you may not read all of it", err=True)
+    tell_left_out(opened.left_out)
     _tell_missing(opened.partial)
+
+
+def tell_left_out(left_out: Sequence[str]) -> None:
+    """What access rules keep back: type and version as they were asked for."""
+    for named in left_out:
+        what = "what there is" if named == "* *" else named
+        click.echo(f"jbi: of {printable(what)} something is left out: you may not read all of it", err=True)
 
 
 def _tell_missing(archives: Sequence[str]) -> None:
