@@ -904,7 +904,10 @@ class Delegate:
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
                 given = self._quality_of(known)
                 at = self._archive_of(known)
-                granted = Granted(known.number, self._mail_lease(known), given, prefetch, known.is_replayed, *at)
+                granted = Granted(
+                    known.number, self._mail_lease(known), given, prefetch, known.is_replayed, *at,
+                    narrowed=rights is not None,
+                )  # fmt: skip
             else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
@@ -935,7 +938,10 @@ class Delegate:
         given = msgspec.structs.replace(given, unmet=subscription.unmet)
         prefetch = PREFETCH_LEAST if self._quality is not None else 0
         at = self._archive_of(subscription)
-        return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed, *at)
+        is_narrowed = subscription.rights is not None
+        return Granted(
+            granted.number, granted.lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed
+        )
 
     def _archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool, bool]:
         """What `Granted` says of the archive that fills it, if one does."""

@@ -514,6 +514,8 @@ class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it was to begin behind a position that this archive has not given: all that is here comes."""
     is_new: bool = False
     """Whether no durable subscription of that name was known here: it begins by its `start`."""
+    narrowed: bool = False
+    """Whether access rules may keep objects from it that it matches: a number that does not come need not be a loss."""
 
 
 FAR: Final = sys.maxsize

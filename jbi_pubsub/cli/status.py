@@ -129,7 +129,7 @@ _USUAL: Final = frozenset({
     "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
     "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
     "renewals", "expired", "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations",
-    "sessions", "node", "unfiltered", "replayed", "draining", "diagnostics",
+    "sessions", "node", "state", "unfiltered", "replayed", "draining", "diagnostics",
     "access.file", "access.version", "access.rules", "access.since", "access.audit",
     "limits.metadata", "limits.payload", "limits.compressed", "limits.types",
 })  # fmt: skip

@@ -864,6 +864,7 @@ class DelegateSession:
         with self._changed:
             self._dirty = self._dirty or revision != subscription.revision  # amended meanwhile
             subscription.stood_at.add(self.ref.service_id)
+            subscription.is_narrowed = subscription.is_narrowed or granted.narrowed
             if subscription.request.direct and not self._is_open(session_id):
                 self._untold.append(standing)  # it stood in one that was lost meanwhile: the next one has it again
                 return

@@ -188,6 +188,8 @@ class LocalSubscription:
         self._moved: set[Consumer] = set()
         """From where registrations have moved, whose session has not ended."""
         self._closed = False
+        self.is_narrowed = False
+        """Access rules may keep objects from it that it matches."""
         self.has_begun = False
         """Whether its application has been told that it stands."""
         self._since: float | None = None
@@ -291,7 +293,7 @@ class LocalSubscription:
             return []
         request = self.request
         chooses = request.predicate or request.suppress_empty or request.qos != Wish() or self.fitness is not None
-        seen.is_counted = not (chooses or self.lost)
+        seen.is_counted = not (chooses or self.is_narrowed or self.lost)
         span = f"numbers {last + 1} to {obj.platform.sequence - 1} of registration {obj.platform.registration}"
         loss = (
             Cause.DELEGATE_DEAD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.policy
+import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -271,7 +272,8 @@ def lasting(federation: Any) -> Any:
 
 
 def pass_time(pad: DisseminationServer, seconds: float) -> None:
-    """For the delegate's leases."""
+    """For the delegate's leases, and not as if it had stalled."""
+    pad.delegate._landlord._stall = math.inf
     clock = pad.delegate._clock
     pad.delegate._clock = lambda: clock() + seconds
 
