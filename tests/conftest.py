@@ -30,6 +30,7 @@ from hypothesis import HealthCheck, settings
 import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
@@ -80,7 +81,10 @@ sys.addaudithook(_note_strangers)
 
 @pytest.fixture(autouse=True)
 def _keeps_to_itself() -> Iterator[None]:
-    """Fails a test whose parties look for lookup services where it has started none."""
+    """Fails a test whose parties look for lookup services where it has started none. Faults that other tests have
+    caused in this process are none of this one."""
+    with guard._lock:
+        guard._faults.clear()
     yield
     asked, STRANGERS[:] = list(STRANGERS), []
     assert asked == [], f"port {LookupSection().port} was asked: give the configuration of the test its own locators"
