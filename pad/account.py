@@ -50,6 +50,12 @@ class RequestQuota:
             self._add(peer, size)
         return peer, size
 
+    def put_back(self, share: Share, before: Share) -> None:
+        """That one share was taken in the place of another is undone."""
+        with self._lock:
+            self._add(share[0], -share[1])
+            self._add(before[0], before[1])
+
     def give_back(self, share: Share) -> None:
         """It stands no more."""
         with self._lock:

@@ -18,7 +18,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
@@ -234,7 +235,7 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
-        self._shares = RequestQuota()
+        self._quota = RequestQuota()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
         turns = self._quality.links if self._quality is not None else None
@@ -317,7 +318,7 @@ class Delegate:
             access=self.access,
             max_queries=self._config.archive.max_queries,
             numbers=self._number,
-            shares=self._shares,
+            quota=self._quota,
             contract=lambda caller, type_, wish: self._contract(caller, "query", type_, wish),
             end_contract=self._end_contract,
             name=f"history-{self.delegate_id[:8]}",
@@ -518,11 +519,11 @@ class Delegate:
             had = self._relayed_up_to(uid, request.origin)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            share = self._shares.take(connection.caller, size)
+            share = self._quota.take(connection.caller, size)
             try:
                 contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
             except JbiError:
-                self._shares.give_back(share)
+                self._quota.give_back(share)
                 raise
             topic = self._topic_for(entries, gate.type)
             judgement = Judgement(
@@ -884,38 +885,21 @@ class Delegate:
         subscription.caller, subscription.rights = caller, rights
         with self._lock:
             known = self._subscriptions.get(key)
+            former = None
             if known is None:
                 granted = self._open_contract(key, subscription, duration, age, elapsed)
-            elif (changed := amended(known.request, request)) is not None:
-                is_amended = changed != known.request
-                if is_amended:
-                    subscription.request = changed
-                    size = check_request(changed)
-                    if known.durable is not None:
-                        known.durable.share = self._shares.take(known.caller, size, known.durable.share)
-                    more = self._shares.take(known.caller, max(0, size - known.share[1]))
-                    try:
-                        self._amend(key, known, subscription)
-                    except JbiError:
-                        self._shares.give_back(more)
-                        raise
-                    known.share = more[0], known.share[1] + more[1]
-                self._mail.resume(known)
-                prefetch = PREFETCH_LEAST if self._quality is not None else 0
-                given = self._quality_of(known)
-                at = self._archive_of(known)
-                granted = Granted(
-                    known.number, self._mail_lease(known), given, prefetch, known.is_replayed, *at,
-                    narrowed=rights is not None,
-                )  # fmt: skip
             else:
-                raise ConfigurationError(
-                    f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
-                )
+                former = self._amend(key, known, subscription)
+                if former is not None and known.durable is not None and self._archive is not None:
+                    with self._or_back(key, known, former):
+                        self._begin_to_keep(self._unkept())
+                self._mail.resume(known)
+                granted = self._granted(known, self._mail_lease(known), self._quality_of(known))
         if known is not None:
+            if former is not None and known.lease_id and self._store is not None:
+                with self._or_back(key, known, former):
+                    self._store.amend(known.request)
             self._hand_over(known, caller, rights)
-            if is_amended and known.lease_id and self._store is not None:
-                self._store.amend(known.request)
         elif granted.lease is not None and self._store is not None:
             wall, term = self._wall(), granted.lease.duration
             told = _told_at(wall, self._schedule.moment(0.0, term))
@@ -926,76 +910,98 @@ class Delegate:
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
     ) -> Granted:
         """Under the lock: a subscription that is new here, with its contract. Raises as `subscribe`."""
-        subscription.share = self._shares.take(subscription.caller, check_request(subscription.request))
+        subscription.share = self._quota.take(subscription.caller, check_request(subscription.request))
         try:
             subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
-            granted = self._open(key, subscription, duration, age, elapsed)
+            lease = self._open(key, subscription, duration, age, elapsed)
         except JbiError:
-            self._shares.give_back(subscription.share)
+            self._quota.give_back(subscription.share)
             self._end_contract(subscription.contract)
             raise
         self._offers.required_by(subscription)
         given = msgspec.structs.replace(given, unmet=subscription.unmet)
+        return self._granted(subscription, lease, given)
+
+    def _granted(self, subscription: Subscription, lease: Lease | None, given: GrantedQos) -> Granted:
+        """Also of the archive that fills it, if one does."""
+        at: tuple[tuple[str, ...], bool, bool] = (), False, False
+        if self.history is not None and subscription.is_replayed:
+            at = self.history.archive_of(subscription)
         prefetch = PREFETCH_LEAST if self._quality is not None else 0
-        at = self._archive_of(subscription)
         is_narrowed = subscription.rights is not None
-        return Granted(
-            granted.number, granted.lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed
-        )
+        return Granted(subscription.number, lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed)
 
-    def _archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool, bool]:
-        """What `Granted` says of the archive that fills it, if one does."""
-        if self.history is None or not subscription.is_replayed:
-            return (), False, False
-        return self.history.archive_of(subscription)
-
-    def _amend(self, key: tuple[str, str], known: Subscription, other: Subscription) -> None:
-        """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. Raises
-        as `subscribe`; it has the old ones then."""
-        before, request = known.request, other.request
-        let_in = self._let_in(other, self._topics.find(request.entries))
-        other.contract = known.contract
-        if request.qos != before.qos:
-            other.contract, _ = self._contract_of(known, request.qos, request)
-        standing = [topic for topic in self._topics.find(before.entries) if known in topic.table]
-        tables = dict.fromkeys(topic.table for topic in (*standing, *let_in))
-        catching_up = self._newcomers.table_of(known)
-        if catching_up is not None:
-            tables[catching_up] = None
-        try:
-            with amending(tables):
-                former = {topic: topic.table.predicate_of(known) for topic in standing}
-                levels = {table: table.lift(known) for table in tables}
-                self._refund(known)
-                try:
-                    self._check_cost(other, let_in)
-                    ended, now = known.contract, let_in
-                    known.amend(other)
-                except JbiError:
-                    now = former
-                    raise
-                finally:
-                    if request.direct:
-                        self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(known.charges)
-                    for topic, predicate in now.items():
-                        topic.table.add(known, predicate, levels[topic.table])
-                    if catching_up is not None:
-                        catching_up.add(known)
-        except JbiError:
-            if other.contract is not known.contract:
-                self._end_contract(other.contract)
-            raise
-        if ended is not known.contract:
-            self._end_contract(ended)
-        self._waiting.add(key, request.entries)
+    def _amend(self, key: tuple[str, str], known: Subscription, other: Subscription) -> Subscription | None:
+        """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. What it
+        was before, None if these are the same. Raises as `subscribe`; it has the old terms then."""
+        changed = amended(known.request, other.request)
+        if changed is None:
+            raise ConfigurationError(f"subscription {known.uid} stands here with other terms", hint="Cancel it first")
+        if changed == known.request:
+            return None
+        former, other.request, other.contract = copy(known), changed, known.contract
+        let_in = self._let_in(other, self._topics.find(changed.entries))
+        with contextlib.ExitStack() as undo:
+            self._take_share(known, check_request(changed), undo)
+            if changed.qos != known.request.qos:
+                other.contract, _ = self._contract_of(known, changed.qos, changed)
+                undo.callback(self._end_contract, other.contract)
+            self._exchange(known, other, let_in)
+            undo.pop_all()
+        if other.contract is not former.contract:
+            self._end_contract(former.contract)
+        self._waiting.add(key, changed.entries)
         self._newcomers.narrow(known, let_in)
         self._offers.forget(known)
         self._offers.required_by(known)
         if self.history is not None and known.is_replayed:
             self.history.amend(key[0], known)
-        if known.durable is not None and self._archive is not None:
-            self._begin_to_keep(self._unkept())
         self._tell_subscription("updated", known)
+        return former
+
+    def _take_share(self, known: Subscription, size: int, undo: contextlib.ExitStack) -> None:
+        """Its request has another size, and so what is kept of it if it is durable. Raises OversizeError."""
+        for each in (known, known.durable):
+            if each is not None:
+                before, each.share = each.share, self._quota.take(known.caller, size, each.share)
+                undo.callback(setattr, each, "share", before)
+                undo.callback(self._quota.put_back, each.share, before)
+
+    def _exchange(self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
+        """It has the terms of `other`, and is in the tables of other topics. Raises OversizeError; nothing has changed
+        then."""
+        now = {topic: topic.table.predicate_of(known) for topic in self._standing(known)}
+        tables = dict.fromkeys(topic.table for topic in (*now, *let_in))
+        catching_up = self._newcomers.table_of(known)
+        if catching_up is not None:
+            tables[catching_up] = None
+        with amending(tables):
+            for table in tables:
+                table.remove(known, to_amend=True)
+            self._refund(known)
+            try:
+                self._check_cost(other, let_in)
+                known.amend(other)
+                now = dict(let_in)
+            finally:
+                if known.request.direct:
+                    self._costs.setdefault(known.owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(known.charges)
+                for topic, predicate in now.items():
+                    topic.table.add(known, predicate)
+                if catching_up is not None:
+                    catching_up.add(known)
+
+    @contextlib.contextmanager
+    def _or_back(self, key: tuple[str, str], known: Subscription, former: Subscription) -> Iterator[None]:
+        """What is kept of the new terms of a subscription: if that fails it has the former ones again."""
+        request = known.request
+        try:
+            yield
+        except StorageError:
+            with self._lock, contextlib.suppress(JbiError):  # others may have taken what the former ones need
+                if self._subscriptions.get(key) is known and known.request is request:
+                    self._amend(key, known, former)
+            raise
 
     def _contract_of(
         self, subscription: Subscription, wish: Wish, request: SubscriptionRequest | None = None
@@ -1024,8 +1030,9 @@ class Delegate:
 
     def _open(
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
-    ) -> Granted:
-        """Under the lock: a subscription that is new here. Raises as `subscribe`; no state is left then."""
+    ) -> Lease | None:
+        """Under the lock: a subscription that is new here; the lease of one by e-mail. Raises as `subscribe`; no state
+        is left then."""
         request = subscription.request
         session = self.session(key[0]) if request.direct else None  # its lease may have run out meanwhile
         if len(self._subscriptions) >= self._config.pad.max_subscriptions:
@@ -1064,7 +1071,7 @@ class Delegate:
         if subscription.is_replayed and self.history is not None:
             self.history.begin_replay(key[0], subscription)
         self._stood.notify_all()  # whoever stops now sees that it is catching up
-        return Granted(subscription.number, lease)
+        return lease
 
     def _add_outlet(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """Under the lock: that of a subscription that begins in the past is filled by the archive, too. `first`: the
@@ -1220,7 +1227,7 @@ class Delegate:
             return
         subscription.caller = _caller_of(kept.whose)
         with contextlib.suppress(OversizeError):  # it was promised
-            subscription.share = self._shares.take(subscription.caller, check_request(kept.request))
+            subscription.share = self._quota.take(subscription.caller, check_request(kept.request))
         subscription.rights = self._rights(subscription.caller)
         self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
@@ -1757,7 +1764,7 @@ class Delegate:
                 registration.has_ended = True
                 self._tell_registration("removed", registration, of)
                 self._end_contract(registration.contract)
-                self._shares.give_back(registration.share)
+                self._quota.give_back(registration.share)
                 self._keep_key(registration)
                 self._keep_number(registration, of or self._connections.get(registration.connection))
                 self._account.close_registration(registration)
@@ -1823,7 +1830,7 @@ class Delegate:
             self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
-            self._shares.give_back(subscription.share)
+            self._quota.give_back(subscription.share)
             if subscription.durable is not None and self.history is not None:
                 self.history.detach(key[0], subscription)
             session = self._sessions.get(key[0])
@@ -1906,13 +1913,16 @@ class Delegate:
                 del self._costs[subscription.owner]
 
     def _take_from_tables(self, subscription: Subscription) -> None:
-        """Out of the tables that it was put in: of a thousand registrations it matches a few."""
+        for topic in self._standing(subscription):
+            topic.table.remove(subscription)
+
+    def _standing(self, subscription: Subscription) -> list[Topic]:
+        """The topics whose tables it is in: of a thousand registrations it matches a few."""
         try:
             topics = self._topics.find(subscription.request.entries)
         except IncompatibleEntryError:  # of the class that it means none is registered any more
-            return
-        for topic in topics:
-            topic.table.remove(subscription)
+            return []
+        return [topic for topic in topics if subscription in topic.table]
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:

@@ -141,19 +141,14 @@ class MatchTable:
         """What it is matched by."""
         return self._narrowed.get(subscription, subscription.predicate)
 
-    def add(
-        self, subscription: Subscription, predicate: Predicate | None = None, levels: Sequence[int] | None = None
-    ) -> None:
+    def add(self, subscription: Subscription, predicate: Predicate | None = None) -> None:
         """Add a subscription that matched at the first level; twice counts once. `predicate`: what it is matched by
-        instead of its own. `levels`: where it was `lifted` from, if that is a partition."""
-        if subscription in self._index and levels is None:
+        instead of its own."""
+        if subscription in self._index:
             return
         if predicate is not None and predicate is not subscription.predicate:
             self._narrowed[subscription] = predicate
-        if levels is not None and self.parts is not None:
-            self.parts.lay(subscription, self.predicate_of(subscription), levels)
-        else:
-            self._index.add(subscription, self.predicate_of(subscription))
+        self._index.add(subscription, self.predicate_of(subscription))
         self.predicates += self.predicate_of(subscription) is not None
         self.filters += subscription.payload_filter is not None
         if subscription.is_selective:
@@ -161,16 +156,13 @@ class MatchTable:
         self.budget.add(subscription.charges_by(self.predicate_of(subscription)))
         self.version += 1
 
-    def lift(self, subscription: Subscription) -> Sequence[int] | None:
-        """Take it out for as long as it is amended; the `levels` to `add` it with again."""
-        levels = self.parts.lift(subscription) if self.parts is not None else None
-        self.remove(subscription, is_lifted=levels is not None)
-        return levels
-
-    def remove(self, subscription: Subscription, *, is_lifted: bool = False) -> None:
-        """Take it out; unknown ones are ignored. `is_lifted`: its place in the partition stays."""
+    def remove(self, subscription: Subscription, *, to_amend: bool = False) -> None:
+        """Take it out; unknown ones are ignored. `to_amend`: `add` puts it back where it stood among levels, until what
+        is within `amending` ends."""
         if subscription in self._index:
-            if not is_lifted:
+            if to_amend and self.parts is not None:
+                self.parts.lift(subscription)
+            else:
                 self._index.remove(subscription)
             self.predicates -= self.predicate_of(subscription) is not None
             self.filters -= subscription.payload_filter is not None
@@ -311,6 +303,8 @@ def amending(tables: Iterable[MatchTable]) -> Iterator[None]:
             yield
         finally:
             for table in tables:
+                if table.parts is not None:
+                    table.parts.drop_lifted()
                 table.version += 1
                 table.revision += 1
 

@@ -204,14 +204,14 @@ class Durables:
         keeping: Keeping,
         lease: float,
         under_way: UnderWay,
-        shares: RequestQuota,
+        quota: RequestQuota,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`lease`: seconds that one is kept while nobody has it; `under_way`: see Archiving; `shares`: of whoever makes
+        """`lease`: seconds that one is kept while nobody has it; `under_way`: see Archiving; `quota`: of whoever makes
         one, as long as it is known and we run. Raises StorageError."""
         self._keeping = keeping
-        self._shares = shares
+        self._quota = quota
         self._under_way = under_way
         self._lease = lease
         self._wall = wall
@@ -243,13 +243,13 @@ class Durables:
                     hint="Close it there first, or take another name",
                 )
             kept = _kept(request)
-            share = self._shares.take(caller, len(kept), found.share if found is not None else NO_SHARE)
+            share = self._quota.take(caller, len(kept), found.share if found is not None else NO_SHARE)
             if found is None:
                 try:
                     consumer = Consumer(name, owner, kept, begin(), (), self._wall() + self._lease)
                     self._keeping.note([consumer])
                 except JbiError:
-                    self._shares.give_back(share)
+                    self._quota.give_back(share)
                     raise
                 found = self._known[name, owner] = Durable(consumer, request.entries, self._under_way)
             else:
@@ -268,7 +268,7 @@ class Durables:
         """Its subscriber does not want it any more. Raises StorageError."""
         with self._lock:
             if self._known.pop((durable.name, durable.owner), None) is durable:
-                self._shares.give_back(durable.share)
+                self._quota.give_back(durable.share)
         self._keeping.cancel(durable.name, durable.owner)
 
     def find(self, name: str, owner: str) -> Durable | None:

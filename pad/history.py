@@ -242,7 +242,7 @@ class History:
         access: AccessPolicy,
         max_queries: int,
         numbers: Callable[[], int],
-        shares: RequestQuota,
+        quota: RequestQuota,
         contract: Contracting,
         end_contract: Callable[[Contract | None], None],
         name: str,
@@ -258,7 +258,7 @@ class History:
         self._access = access
         self._max_queries = max_queries
         self._numbers = numbers
-        self._shares = shares
+        self._quota = quota
         self._contract = contract
         self._end_contract = end_contract
         self._name = name
@@ -277,7 +277,7 @@ class History:
         self._tick = itertools.count()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, shares, wall=wall)
+        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, quota, wall=wall)
         archive.is_wanted = self.durables.wants
         self._incarnations = tuple(itertools.islice(archive.keeping.incarnations, INCARNATIONS_TOLD))
         self._noted = clock()
@@ -701,7 +701,7 @@ class History:
                     f"{SESSION_MOST} queries of this subscriber are open here, the limit",
                     hint="Take their results, or cancel some",
                 )
-            feed.share = self._shares.take(feed.caller, size_of("a query", feed.request))
+            feed.share = self._quota.take(feed.caller, size_of("a query", feed.request))
             self._feeds[feed.key] = feed
             self._begin()
         feed.session.add_query(feed.subscription, feed)
@@ -725,7 +725,7 @@ class History:
         feed.results.cancel()
         feed.session.remove(feed.subscription)
         if is_known or not state:
-            self._shares.give_back(feed.share)
+            self._quota.give_back(feed.share)
             feed.share = NO_SHARE
             self._end_contract(feed.contract)
 

@@ -13,7 +13,7 @@ order that loses nobody; who finds that `moves` were changed meanwhile asks agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.documents import Traced
@@ -52,6 +52,8 @@ class Partition:
 
     def __init__(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
         self._level: dict[Subscription, int] = {}
+        self._lifted: dict[Subscription, int] = {}
+        """The levels of those that were taken out to be amended."""
         self.moves = NO_MOVES
         self.barriers: tuple[int, ...] = ()
         """Objects beyond one of these positions wait until those of their registration up to it are through."""
@@ -74,31 +76,30 @@ class Partition:
         return list(self._level)
 
     def add(self, subscription: Subscription, predicate: Predicate | None) -> None:
-        """At the level of its importance. Objects that are between levels are not for it: it gets them from the
-        shelf."""
-        level = self._level[subscription] = level_of(subscription)
+        """At the level of its importance; one that was lifted where it stood. Objects that are between levels are not
+        for one that is new: it gets them from the shelf."""
+        level = self._level[subscription] = self._lifted.pop(subscription, level_of(subscription))
         self._indexes[level].add(subscription, predicate)
+        if subscription in self.moves:
+            self._indexes[self.moves[subscription].target].add(subscription, predicate)
 
     def remove(self, subscription: Subscription) -> None:
         """Also for objects that are between levels."""
-        del self._level[subscription]
+        self.lift(subscription)
+        self.drop_lifted()
+
+    def lift(self, subscription: Subscription) -> None:
+        """Take it out to be amended: `add` puts it back where it stood."""
+        self._lifted[subscription] = self._level.pop(subscription)
         for index in self._indexes:
             if subscription in index:
                 index.remove(subscription)
-        if subscription in self.moves:
-            self._move({each: move for each, move in self.moves.items() if each is not subscription})
 
-    def lift(self, subscription: Subscription) -> list[int]:
-        """Take it out of the levels at which it is, and say which; its importance and its moves stay."""
-        levels = [level for level, index in enumerate(self._indexes) if subscription in index]
-        for level in levels:
-            self._indexes[level].remove(subscription)
-        return levels
-
-    def lay(self, subscription: Subscription, predicate: Predicate | None, levels: Sequence[int]) -> None:
-        """Undo `lift`, with another predicate."""
-        for level in levels:
-            self._indexes[level].add(subscription, predicate)
+    def drop_lifted(self) -> None:
+        """Those that were not put back are gone."""
+        if not self._lifted.keys().isdisjoint(self.moves):
+            self._move({each: move for each, move in self.moves.items() if each not in self._lifted})
+        self._lifted.clear()
 
     def rebuild(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
         """They are matched by these from now on, each at the level that it has."""

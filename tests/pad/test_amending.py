@@ -10,7 +10,7 @@ import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import NOT_BEFORE
 from jbi_pubsub.pad.delivery import ITEM
 from jbi_pubsub.pad.subscription import SubscriptionRequest
@@ -158,3 +158,35 @@ def test_at_a_partitioned_table_it_keeps_its_level(world: Amended) -> None:
     assert world.taken() == [b"b"]
     world.delegate.unsubscribe(world.session, "s")
     assert len(registration.judgement.table) == 0
+
+
+@pytest.mark.parametrize("partitioned", ["first", "second"])
+def test_among_partitioned_tables_it_leaves_some_and_comes_into_others(world: Amended, partitioned: str) -> None:
+    # Given two registrations, one with predicates that are partitioned by importance, and a subscription to the first
+    def named(name: str) -> EntryRep:
+        return EntryRep(UNIT, (name,))
+
+    registrations = {"first": world.register(named("first")), "second": world.register(named("second"))}
+    world.amend(entries=(named("first"),), predicate="", payload_filter="")
+    registrations[partitioned].judgement.table.partition()
+    # When it asks for the second one, and for the first one again
+    for wanted in ("second", "first"):
+        world.amend(entries=(named(wanted),))
+        for each in registrations.values():
+            world.publish(each, payload=PAYLOAD)
+        # Expect that one's objects alone
+        assert world.taken() == [b"ab"]
+        assert {name: len(each.judgement.table) for name, each in registrations.items()} == {
+            name: int(name == wanted) for name in registrations
+        }
+
+
+def test_it_is_amended_also_where_its_old_template_fits_nothing_any_more(world: Amended) -> None:
+    # Given a subscription to what nobody registers any more but with another class of that name
+    world.amend(entries=(EntryRep(UNIT, ("a",)),), predicate="", payload_filter="")
+    other = define("test.Unit", {"name": str, "side": str})
+    registration = world.register(EntryRep(other, ("a", "blue")))
+    # When it asks for that; Expect its objects
+    world.amend(entries=(EntryRep(other, (None, "blue")),))
+    world.publish(registration, payload=PAYLOAD)
+    assert world.taken() == [b"ab"]

@@ -189,6 +189,37 @@ def test_an_amended_email_subscription_is_kept_as_it_is_by_then(world: World, tm
     world.delegate._store = None
 
 
+def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an e-mail subscription
+    store = SubscriptionStore(tmp_path / "subscriptions")
+    monkeypatch.setattr(world.delegate, "_store", store)
+    world.delegate.subscribe("", MAIL, 10.0)
+    (standing,) = world.delegate._subscriptions.values()
+    taken = dict(world.delegate._quota._taken)
+    amended = msgspec.structs.replace(MAIL, predicate="/m/@n = 2")
+    # When it is amended, and the disk takes nothing any more
+
+    def full(_request: SubscriptionRequest) -> None:
+        raise StorageError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "amend", full)
+        with pytest.raises(StorageError, match="no room"):
+            world.delegate.subscribe("", amended, 10.0)
+    # Expect the old terms in force, and nothing taken for the new ones
+    assert (standing.request, standing.predicate) == (MAIL, None)
+    assert dict(world.delegate._quota._taken) == taken
+    # and, asked for again, the new ones in force and on the disk
+    world.delegate.subscribe("", amended, 10.0)
+    assert standing.request == amended
+    (kept,) = store.load(0.0)
+    assert kept.request == amended
+    store.close()
+    monkeypatch.undo()
+
+
 def test_nobody_turns_an_email_subscription_to_other_recipients(world: World) -> None:
     # Given an e-mail subscription
     world.delegate.subscribe("", MAIL, 10.0)

@@ -40,7 +40,7 @@ class Stranger:
         self.subscribing = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
         self.asking = HistoryProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
         self.session = self.subscribing.open("stranger", 60.0).uid
-        self.taken = pad.delegate._shares._taken
+        self.taken = pad.delegate._quota._taken
 
     def subscribe(self, request: SubscriptionRequest) -> None:
         """Raises what the delegate says."""

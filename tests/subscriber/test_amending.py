@@ -183,7 +183,7 @@ def test_what_a_delegate_refuses_reaches_the_caller_and_the_old_terms_stay(
     def refuse(*_arguments: Any) -> None:
         raise AccessDeniedError("not south of there")
 
-    monkeypatch.setattr(pads[1].delegate, "_amend", refuse)
+    monkeypatch.setattr(pads[1].delegate, "_exchange", refuse)
     # When it is amended
     with pytest.raises(AccessDeniedError, match="not south of there"):
         app.amend_subscription(uid, predicate="//lat < 40")
