@@ -26,7 +26,8 @@ from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.dissemination import Judgement, MatchTable
-from jbi_pubsub.pad.subscription import SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SCHEMA = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
 <xs:element name="metadata"><xs:complexType><xs:sequence>

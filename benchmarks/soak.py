@@ -36,7 +36,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 
 DATA = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
 LEASE = 2.0

@@ -21,9 +21,10 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.outlet import Budget
-from jbi_pubsub.pad.proxy import PUBLICATION, WHOLE
 from jbi_pubsub.pad.server import _whole
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.publications import PUBLICATION, WHOLE
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 OBJECTS = 20_000
 HUB = SenderHub(name="never started")

@@ -28,7 +28,7 @@ from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.spark.plots import Plot, Series
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"

@@ -34,7 +34,7 @@ from jbi_pubsub.pad.beside import Beside
 from jbi_pubsub.pad.keeping import Keeping
 from jbi_pubsub.pad.registration import Entries, Registration
 from jbi_pubsub.pad.shelf import Kept, Shelves
-from jbi_pubsub.pad.subscription import ArchiveEntry, InformationType, ProvenanceEntry, local_name
+from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
 
 Synced = Callable[[StorageError | None], None]
 """Told that what was waited for is on disk, or why it never will be."""

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from jbi_pubsub.core.access import (
-    NONE_IN_PARTICULAR,
-    AccessAdmin,
-    AccessPolicy,
-    Question,
-    Subject,
-    denied,
-)
+from jbi_pubsub.core.access import NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Question, Subject, denied
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -40,14 +33,9 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import BOUNDS
 from jbi_pubsub.pad.explanation import recall
-from jbi_pubsub.pad.mail.links import LinkAction
-from jbi_pubsub.pad.overview import Terms
-from jbi_pubsub.pad.proxy import (
-    NO_CLAIMS,
-    STANDING_SECONDS,
-    SUBSCRIBE_AT_ONCE,
+from jbi_pubsub.protocol.mail_links import LinkAction
+from jbi_pubsub.protocol.replies import (
     Answers,
-    Claims,
     Counted,
     Deleted,
     Described,
@@ -57,12 +45,9 @@ from jbi_pubsub.pad.proxy import (
     Registered,
     Subscribed,
 )
-from jbi_pubsub.pad.subscription import (
-    PublisherRequest,
-    QueryRequest,
-    Start,
-    SubscriptionRequest,
-)
+from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_AT_ONCE, Claims
+from jbi_pubsub.protocol.status import Terms
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.history import History

@@ -59,17 +59,15 @@ from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
 from jbi_pubsub.pad.account import Account, RequestQuota
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement, amending
+from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, Judgement, amending
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
-from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers, narrowing
 from jbi_pubsub.pad.offers import Offers
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import (
-    Terms,
     leases_ending,
     page_of_subscriptions,
     page_of_terms,
@@ -83,34 +81,28 @@ from jbi_pubsub.pad.rights import Rights, effective, type_wanted
 from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
-from jbi_pubsub.pad.subscription import (
-    FAR,
-    NOT_BEFORE,
+from jbi_pubsub.pad.subscription import FAR, Subscription, compile_subscription, shown
+from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
+from jbi_pubsub.pad.types import TypeRepository
+from jbi_pubsub.pad.witness import Happening, What, Witness, proved
+from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.entries import (
     PEER_TYPE,
-    PREFETCH_LEAST,
     PUBLISHER_TYPE,
     ExpirationEntry,
-    Granted,
     InformationType,
     LocalEntry,
     NumberedEntry,
     Origin,
-    PublisherRequest,
     RelayedEntry,
     SigningKeyEntry,
-    Subscription,
-    SubscriptionRequest,
-    amended,
-    check_owner,
-    check_publisher,
-    check_request,
-    compile_subscription,
     local_name,
-    shown,
 )
-from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
-from jbi_pubsub.pad.types import TypeRepository
-from jbi_pubsub.pad.witness import Happening, What, Witness, proved
+from jbi_pubsub.protocol.mail_links import LinkAction, recipient_of, uid_of
+from jbi_pubsub.protocol.ownership import check_owner, check_publisher
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST, Granted
+from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest, SubscriptionRequest, amended, check_request
+from jbi_pubsub.protocol.status import Terms
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.history import History

@@ -25,65 +25,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
-from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
-from jbi_pubsub.core.errors import MetadataError, OversizeError
-from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.documents import Traced
+from jbi_pubsub.core.errors import OversizeError
+from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.quality import LEVELS, Settings, Shape
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
-from jbi_pubsub.core.xml import (
-    LOOK_BYTES,
-    MAX_METADATA_BYTES,
-    Element,
-    give_back,
-    looks_like_xml,
-    parse_metadata,
-    parse_payload,
-    read_metadata,
-)
-from jbi_pubsub.core.xpath import (
-    MAX_COST_OF_REGISTRATION,
-    CostBudget,
-    PayloadFilter,
-    Predicate,
-    PredicateIndex,
-    select,
-)
+from jbi_pubsub.core.xml import LOOK_BYTES, Element, give_back, looks_like_xml, parse_payload
+from jbi_pubsub.core.xpath import MAX_COST_OF_REGISTRATION, CostBudget, PayloadFilter, Predicate, PredicateIndex, select
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.partition import Partition, Stamp, level_of
 from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.subscription import Subscription
-
-
-class InformationTypeGate(Grammar, Protocol):
-    """The type of a registration, as the type repository opens it: all that a delegate knows of schemas."""
-
-    @property
-    def type(self) -> TypeName:
-        """Name and version."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Digest of the schema and its marks."""
-        ...
-
-    @property
-    def bundle(self) -> SchemaBundle:
-        """The schema as its publisher gave it."""
-        ...
-
-    def entries(self, root: Element) -> tuple[EntryRep, ...]:
-        """The entries of invariant metadata. Raises MetadataError."""
-        ...
-
-    def validate(self, root: Element) -> None:
-        """Raises MetadataError with the path of the element."""
-        ...
-
-    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
-        """Raises InvariantError naming path, registered and found value."""
-        ...
-
+from jbi_pubsub.protocol.conformity import REMEMBERED_BYTES, Conformity, InformationTypeGate
 
 NOWHERE: Final = Provenance()
 COUNTERS: Final = ("documents", "evaluations", "xpath_evaluations", "errors")
@@ -352,107 +305,6 @@ class Seal(Protocol):
     def __call__(self, parcel: Parcel, wanted: PayloadFilter | None, cut: bytes, *, is_shaped: bool = False) -> bytes:
         """Of which object, by which filter, to what."""
         ...
-
-
-REMEMBERED_BYTES: Final = 16 << 10
-"""Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
-
-MAX_PASSED: Final = 8
-"""Ways to write the invariants of a registration that are remembered."""
-
-
-UNLIKE: Final = 64
-UNLIKE_EVERY: Final = 16
-"""With a source that had so many documents in turn that were like no known ones, one in so many is looked at."""
-
-
-class _Unvalidated:
-    """What is certain of documents that are not validated: anything goes, but for what is invariant."""
-
-    def __init__(self, gate: Grammar) -> None:
-        self.is_invariant = gate.is_invariant
-
-    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any leaf
-        """Any."""
-        return ANY_TEXT
-
-    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any element
-        """Any."""
-        return ANY_TEXT
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - of any element
-        """Any."""
-        return ANY
-
-
-class Conformity:
-    """Whether the metadata of one registration's objects are what was registered: valid, with its invariants.
-
-    Metadata that are like known ones of the type are told without a parser, once its invariants as they are written
-    have passed. Several threads may use it.
-    """
-
-    __slots__ = ("_entries", "_gate", "_known", "_passed", "_reads", "_unlike", "is_exacting", "validates")
-
-    def __init__(
-        self,
-        gate: InformationTypeGate,
-        entries: tuple[EntryRep, ...],
-        *,
-        validate: bool,
-        well_formed: bool = True,
-    ) -> None:
-        """`well_formed` False: what is neither validated nor has invariants is not looked at."""
-        self._gate = gate
-        self._entries = entries
-        self.validates = validate
-        self.is_exacting = validate or bool(entries)
-        """Whether there have to be metadata."""
-        self._reads = self.is_exacting or well_formed
-        self._known = known_documents((gate.digest, validate), gate if validate else _Unvalidated(gate))
-        self._passed: frozenset[Invariants] = frozenset()
-        self._unlike = 0
-
-    def check(self, metadata: bytes) -> Element | Traced | None:
-        """The document, parsed if need be; None: there are no metadata, or they are not looked at. Raises
-        MetadataError, InvariantError or OversizeError."""
-        unlike = self._unlike
-        traced = self._known.trace(metadata) if unlike < UNLIKE or not unlike % UNLIKE_EVERY else None
-        self._unlike = unlike + 1 if traced is None else 0
-        if traced is not None and traced.invariants in self._passed:
-            return traced
-        if not (metadata and self._reads):
-            self._unread(metadata)
-            return None
-        root = parse_metadata(metadata)
-        if self.validates:
-            self._gate.validate(root)
-        self._gate.check_invariants(root, self._entries)
-        if traced is None:
-            self._known.parsed(metadata)
-        else:
-            self._pass(traced.invariants)
-        return root
-
-    def read(self, metadata: bytes) -> Element | Traced | None:
-        """The document of metadata that passed before; None: they are none."""
-        return self._known.trace(metadata) or (
-            parse_metadata(metadata) if self.is_exacting else read_metadata(metadata)
-        )
-
-    def _unread(self, metadata: bytes) -> None:
-        if self.is_exacting:
-            what = "validated" if self.validates else "compared with the registered invariants"
-            raise MetadataError(f"there are no metadata, which are {what}", hint="Give a document")
-        if len(metadata) > MAX_METADATA_BYTES:
-            size, limit = len(metadata), MAX_METADATA_BYTES
-            raise OversizeError(f"metadata has {size} bytes, the limit is {limit}", size=size, limit=limit)
-
-    def _pass(self, invariants: Invariants) -> None:
-        """Remember invariants that are the registered ones."""
-        if sum(len(text or b"") for text in invariants[1]) <= REMEMBERED_BYTES:
-            before = self._passed if len(self._passed) < MAX_PASSED else frozenset()
-            self._passed = before | {invariants}
 
 
 class Judgement:

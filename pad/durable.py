@@ -31,7 +31,8 @@ from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.account import NO_SHARE, RequestQuota, Share
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.keeping import Keeping
-from jbi_pubsub.pad.subscription import MIN_SECRET, NEW, SubscriptionRequest
+from jbi_pubsub.protocol.ownership import MIN_SECRET
+from jbi_pubsub.protocol.requests import NEW, SubscriptionRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
 

@@ -21,8 +21,9 @@ from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import Predicate, examine
 from jbi_pubsub.lookup.entry import EntryRep, matches
-from jbi_pubsub.pad.dissemination import NOWHERE, InformationTypeGate, takes
+from jbi_pubsub.pad.dissemination import NOWHERE, takes
 from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.conformity import InformationTypeGate
 
 MAX_CANDIDATES: Final = 10
 """Ids listed when the beginning of one fits several."""

@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -36,8 +36,9 @@ from jbi_pubsub.core.xpath import Predicate, compile_predicate
 from jbi_pubsub.pad.archiving import Archiving
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.history import COUNT_SECONDS, Asked, History, QueryFeed, check_query
-from jbi_pubsub.pad.proxy import Counted, Explained, QueryOpened
-from jbi_pubsub.pad.subscription import QueryRequest
+from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
+from jbi_pubsub.protocol.replies import Counted, Explained, QueryOpened
+from jbi_pubsub.protocol.requests import QueryRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -52,45 +53,13 @@ WAIT_SECONDS: Final = 0.5
 Allowed = Callable[[InfoObject], bool]
 
 
-class Answers(Protocol):
-    """What another platform has for a query."""
-
-    def __iter__(self) -> Iterator[InfoObject]:
-        """All of it, in order. Raises JbiError."""
-        ...
-
-    @property
-    def lacks(self) -> str:
-        """What is missing because somebody there has not answered; "" for nothing. When all has come."""
-        ...
-
-    def cancel(self) -> None:
-        """It is not wanted any more: whoever iterates comes to the end soon. From any thread."""
-        ...
-
-
-class Foreign(Protocol):
-    """Who answers from elsewhere. Any thread."""
-
-    service_type: str
-    """That of its item in the lookup services."""
-
-    def answers(self, request: QueryRequest) -> Answers:
-        """Ask. Raises JbiError, now or by the answers."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """Plain data for status pages: its `kind` and `name`, and what it does, for whoever may look here."""
-        ...
-
-
 class ForeignResults:
     """A query that is open (see keeping.Results)."""
 
-    def __init__(self, ask: Callable[[], Answers], wake: Callable[[], None], allowed: Allowed, name: str) -> None:
+    def __init__(self, ask: Callable[[], RemoteAnswers], wake: Callable[[], None], allowed: Allowed, name: str) -> None:
         """`ask` may wait for others: it is called on our thread."""
         self._ask = ask
-        self._answers: Answers | None = None
+        self._answers: RemoteAnswers | None = None
         self._wake = wake
         self._allowed = allowed
         self._changed = threading.Condition()
@@ -210,7 +179,7 @@ class ForeignHistory(History):
     """What subscribers ask of another platform. Rules of access hold as for an archive: of each type what they let
     through, which is looked at for each answer."""
 
-    def __init__(self, foreign: Foreign, *, access: AccessPolicy, name: str, **others: Any) -> None:
+    def __init__(self, foreign: RemoteArchive, *, access: AccessPolicy, name: str, **others: Any) -> None:
         super().__init__(cast("Archiving", _NoArchive()), access=access, name=name, **others)
         self._foreign = foreign
         self._open: list[ForeignResults] = []

@@ -71,17 +71,10 @@ from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.dissemination import Seal, disseminate, takes
 from jbi_pubsub.pad.durable import Durable, Durables, owner_of
 from jbi_pubsub.pad.keeping import Results
-from jbi_pubsub.pad.proxy import Counted, Deleted, Described, Explained, Finished, QueryOpened
 from jbi_pubsub.pad.quality import Pulled, Shaping
-from jbi_pubsub.pad.subscription import (
-    QueryRequest,
-    Start,
-    Subscription,
-    SubscriptionRequest,
-    View,
-    check_namespaces,
-    compile_subscription,
-)
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.replies import Counted, Deleted, Described, Explained, Finished, QueryOpened
+from jbi_pubsub.protocol.requests import QueryRequest, Start, SubscriptionRequest, View, check_namespaces
 
 log = logging.getLogger("jbi_pubsub.pad")
 

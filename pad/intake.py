@@ -43,10 +43,10 @@ from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
-from jbi_pubsub.pad.proxy import Refusals, Registered, Taken
 from jbi_pubsub.pad.quality import Turns
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.rest import AGAIN_FIRST, Batch, Entry, Handing, Rests, Run
+from jbi_pubsub.protocol.replies import Refusals, Registered, Taken
 
 log = logging.getLogger("jbi_pubsub.pad")
 

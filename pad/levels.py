@@ -23,18 +23,12 @@ from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, Turns
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.delivery import (
-    SHARED_MOST,
-    Delivery,
-    Parts,
-    SubscriberSession,
-    chunk_head,
-    item_head,
-    placed_head,
-)
+from jbi_pubsub.pad.delivery import Delivery, Parts, SubscriberSession, chunk_head, item_head, placed_head
 from jbi_pubsub.pad.outlet import Outlet, Waiting
 from jbi_pubsub.pad.quality import CatchingUp, Quality
-from jbi_pubsub.pad.subscription import PREFETCH_LEAST, Subscription
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.deliveries import SHARED_MOST
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 
 ALL: Final = (1 << LEVELS) - 1
 TOP: Final = 1 << (LEVELS - 1)

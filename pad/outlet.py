@@ -21,7 +21,8 @@ import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 
 class Waiting(msgspec.Struct, eq=False, gc=False):

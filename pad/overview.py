@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from typing import Any, Final
 
-import msgspec
-
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
-from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.subscription import Subscription, shown
+from jbi_pubsub.protocol.status import TERMS_MOST, Terms
 
 NAMES_MOST: Final = 100
 """Names of publishers, and of subscribers, told one by one; the others are told together, under the name ""."""
@@ -26,8 +24,6 @@ LEASES_MOST: Final = 20
 """Leases told, those that end first."""
 PAGE_MOST: Final = 200
 """Rows of a page."""
-TERMS_MOST: Final = 500
-"""Subscriptions of a page of terms."""
 TERMS_BYTES: Final = 4 << 20
 """Characters in the texts of such a page, but for those of the last: an answer may have eight times that."""
 SEARCH_MOST: Final = 200
@@ -43,25 +39,6 @@ ORDERS: Final[Mapping[str, Callable[[Subscription, int], int]]] = {
 """What subscriptions are told by, the largest first; those of the same as they came."""
 
 Groups = list[dict[str, Any]]
-
-
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a subscription asks for, for who studies it. Nothing of it is a right: no secret, no lease, no address of a
-    recipient; `session` is what a status shows of one, "" of an e-mail-only one. `subscriber` is the name of its
-    process. `number` grows with each that comes."""
-
-    number: int
-    uid: str
-    subscriber: str
-    session: str
-    entries: tuple[EntryRep, ...]
-    predicate: str
-    payload_filter: str
-    namespaces: tuple[tuple[str, str], ...]
-    language: str
-    suppress_empty: bool
-    recipients: int
-    direct: bool
 
 
 def page_of_terms(

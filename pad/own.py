@@ -18,7 +18,8 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import PublisherRequest, owned_uid
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
 

@@ -34,15 +34,7 @@ from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import (
-    Disseminated,
-    Judgement,
-    Selected,
-    ShapedLater,
-    disseminate,
-    is_shaped,
-    shaped,
-)
+from jbi_pubsub.pad.dissemination import Disseminated, Judgement, Selected, ShapedLater, disseminate, is_shaped, shaped
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.partition import Partition

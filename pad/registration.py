@@ -12,9 +12,11 @@ from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, 
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.dissemination import Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
-from jbi_pubsub.pad.subscription import Origin, Subscription
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.entries import Origin
 
 Entries = tuple[EntryRep, ...]
 

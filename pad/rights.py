@@ -14,7 +14,9 @@ from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, narrowed
-from jbi_pubsub.pad.subscription import InformationType, Subscription, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 
 class Rights:

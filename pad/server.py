@@ -80,45 +80,40 @@ from jbi_pubsub.pad.intake import Intake, Reports, reported
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.measurements import Measurements
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Refused
-from jbi_pubsub.pad.proxy import (
-    ABANDONED,
-    CHUNK,
-    DELEGATE,
-    DELEGATE_METHODS,
-    HISTORY,
-    JOIN_ADMIN,
-    LAST_CHUNK,
-    MAIL_LINKS,
-    MAX_COMING,
-    PUBLICATION,
-    STATUS,
-    SUBSCRIPTIONS,
-    SUBSCRIPTIONS_METHODS,
-    TYPES,
-    Registered,
-    Taken,
-    fetch_status,
-)
 from jbi_pubsub.pad.quality import Quality
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.samples import samples_of
 from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
-from jbi_pubsub.pad.subscription import (
+from jbi_pubsub.pad.types import Repositories, ServedTypes, TypeCalls, users_of
+from jbi_pubsub.protocol.entries import (
     PAD_TYPE,
     PUBLISHER_TYPE,
     ArchiveEntry,
     InformationType,
     Origin,
     PublisherAdapterDelegate,
-    PublisherRequest,
     TypesEntry,
     origin_of,
 )
-from jbi_pubsub.pad.types import Repositories, ServedTypes, TypeCalls, users_of
+from jbi_pubsub.protocol.publications import ABANDONED, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION
+from jbi_pubsub.protocol.replies import Registered, Taken
+from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.services import (
+    DELEGATE,
+    DELEGATE_METHODS,
+    HISTORY,
+    JOIN_ADMIN,
+    MAIL_LINKS,
+    STATUS,
+    SUBSCRIPTIONS,
+    SUBSCRIPTIONS_METHODS,
+    TYPES,
+    fetch_status,
+)
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.foreign import Foreign
+    from jbi_pubsub.protocol.remote import RemoteArchive
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -146,7 +141,7 @@ class DisseminationServer:
         *,
         characteristics: tuple[str, str] | None,
         access: AccessPolicy | None = None,
-        foreign: Foreign | None = None,
+        foreign: RemoteArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
         entries: tuple[EntryRep, ...] = (),
         also: Mapping[str, object] = {},

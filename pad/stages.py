@@ -12,25 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.core import plugins
-from jbi_pubsub.core.access import AccessPolicy, AllowAll, Reserved
+from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.signing import Signer, Verifier
-from jbi_pubsub.core.wire.endpoint import Login
-from jbi_pubsub.core.wire.tls import TlsIdentity
+from jbi_pubsub.core.signing import Signer
 from jbi_pubsub.pad.quality import Quality
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import Shelves
 from jbi_pubsub.pad.signed import SignatureCheck
+from jbi_pubsub.policy.settings import managed_access_of
+from jbi_pubsub.trust.settings import signer_of, verifier_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from jbi_pubsub.pad.archiving import Archiving
-    from jbi_pubsub.pad.foreign import Foreign
     from jbi_pubsub.pad.keeping import Keeping
-    from jbi_pubsub.policy.manager import AccessManager
+    from jbi_pubsub.protocol.remote import RemoteArchive
 
 NO_LIMITS: Final = ClientSection()
 PEER: Final = "peer"
@@ -56,7 +53,7 @@ class Stages:
     signer: Signer | None = None
     quality: Quality | None = None
     archive: Archiving | None = None
-    foreign: Foreign | None = None
+    foreign: RemoteArchive | None = None
 
 
 def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None = None) -> Stages:
@@ -68,7 +65,7 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
     source = None
     if access is None:
         wanted = {"auto": None, "on": True, "off": False}[config.qos.mode]
-        access, source = _access_of(config, component, policies=wanted)
+        access, source = managed_access_of(config, component, policies=wanted)
     quality: Quality | None = None
     if config.qos.mode == "on" or (config.qos.mode == "auto" and source is not None and source.reads_policies):
         from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason
@@ -105,35 +102,6 @@ def _limits_of(client: ClientSection) -> tuple[Callable[[Registration, Parcel], 
     return (limit,)
 
 
-def access_of(config: Config, component: str, own: Login | None = None) -> AccessPolicy | None:
-    """What [policy] says of who may do what at a component; None: nothing. `own`: how other parts of this process log
-    in there. Whoever is given one closes it. Raises ConfigurationError, PolicyError."""
-    return _access_of(config, component, own)[0]
-
-
-def _access_of(
-    config: Config, component: str, own: Login | None = None, *, policies: bool | None = False
-) -> tuple[AccessPolicy | None, AccessManager | None]:
-    """The same, and the manager of the file whose other rules may be followed."""
-    section = config.policy
-    access: AccessPolicy | None = None
-    source = None
-    found = plugins.named("access", section.file, key="policy.file", does="says who may do what")
-    if found is not None:
-        made, address = found
-        access = made(address, component)
-    elif section.file:
-        from jbi_pubsub.policy import manager  # here: what is off is not imported
-
-        source = manager.access_of(config, component, policies=policies)
-        access = Reserved(source)
-    if section.users or (own is not None and access is not None):
-        from jbi_pubsub.policy.users import with_users  # here, for the same reason
-
-        access = with_users(access or AllowAll(), config, own)
-    return access, source
-
-
 def _archive_of(config: Config, shelves: Shelves) -> Archiving:
     """Raises ConfigurationError without the libraries, StorageError for a folder that is another's, or damaged."""
     keeping = _keeping_of(config)
@@ -166,41 +134,3 @@ def _keeping_of(config: Config) -> Keeping:
 
     keeping: Keeping = Archive(config)
     return keeping
-
-
-def signer_of(config: Config) -> Signer | None:
-    """Who signs for this process; None without [tls] sign. Raises ConfigurationError."""
-    if not config.tls.sign:
-        return None
-    identity, trust = _trust(config, "sign")
-    signer: Signer = trust.CertificateSigner(identity.certificate, identity.key)
-    return signer
-
-
-def verifier_of(config: Config) -> Verifier | None:
-    """Who verifies for this process; None with [tls] verify off. Raises ConfigurationError."""
-    if config.tls.verify == "off":
-        return None
-    identity, trust = _trust(config, "verify")
-    verifier: Verifier = trust.CertificateVerifier(identity.ca, identity.revoked)
-    return verifier
-
-
-def _trust(config: Config, what: str) -> tuple[TlsIdentity, ModuleType]:
-    """Our files, and the room that signs and verifies, imported when it is wanted."""
-    identity = config.security().tls
-    if identity is None:
-        raise ConfigurationError(
-            f"[tls] {what} needs certificate, key and ca: without certificates a signature is nobody's",
-            hint="Set all three, for example with `jbi certs`",
-            key=f"tls.{what}",
-        )
-    try:
-        from jbi_pubsub.trust import signature  # cryptography is an extra, and takes 30 ms
-    except ImportError as exc:
-        raise ConfigurationError(
-            f"[tls] {what} needs the library cryptography: {exc}",
-            hint="Install it: pip install 'jbi-pubsub[trust]'",
-            key=f"tls.{what}",
-        ) from exc
-    return identity, signature

@@ -19,7 +19,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.values import decoder_of
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 UNSUBSCRIBED_MOST: Final = 100_000
 """Recipients who have unsubscribed and are remembered; of more the first are forgotten."""

@@ -17,40 +17,22 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from jbi_pubsub.core.access import AccessPolicy, Subject, denied
-from jbi_pubsub.core.descriptors import (
-    Change,
-    Descriptor,
-    Held,
-    Key,
-    Kind,
-    Property,
-    TypeRegistry,
-    conflict,
-    unknown,
-)
-from jbi_pubsub.core.errors import (
-    ConfigurationError,
-    JbiError,
-    SchemaError,
-    UnknownUidError,
-)
+from jbi_pubsub.core.descriptors import Change, Descriptor, Held, Key, Kind, Property, TypeRegistry, conflict, unknown
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, SchemaError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller, Security
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.dissemination import InformationTypeGate
-from jbi_pubsub.pad.proxy import TypesProxy
-from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE, InformationType, TypesEntry
+from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, InformationType
+from jbi_pubsub.protocol.repositories import ASK_SECONDS, held_elsewhere
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.server import DisseminationServer
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-ASKED: Final = 3
-"""Delegates that are asked about a type, each of which may take ASK_SECONDS."""
-ASK_SECONDS: Final = 2.0
 NOBODY_SECONDS: Final = 10.0
 """How long it counts that no lookup service was there to ask."""
 ASKING: Final = 8
@@ -59,9 +41,6 @@ USERS_MOST: Final = 1_000
 """Registrations elsewhere that are counted."""
 PAGE: Final = 500
 """Descriptors, or changes, in one answer: 4 MB with the longest descriptions."""
-
-REPOSITORIES: Final = ServiceTemplate(types=(PAD_TYPE,), entries=(TypesEntry().rep(),))
-"""Delegates that have one."""
 
 
 class TypeRepository(Protocol):
@@ -108,32 +87,6 @@ class ServedTypes(TypeRepository, Protocol):
         """Add a type or an attribute to the registry, if `agreed(type, digest)` does not raise. Raises SchemaError,
         TypeConflictError, UnknownUidError for an unknown parent, OversizeError, ConfigurationError, StorageError."""
         ...
-
-
-def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but: str = "") -> Held | None:
-    """What the delegates that have a type repository hold of a type; None when none does, or none answers. Raises
-    TypeConflictError when they hold different schemas. `but` is the one that is not asked: us."""
-    try:
-        items = community.lookup(REPOSITORIES, limit=ASKED + 1, timeout=ASK_SECONDS)
-    except JbiError as exc:
-        log.warning("other type repositories are not asked about %s: %s", key[1], exc)
-        return None
-    found: Held | None = None
-    for item in [item for item in items if item.service_id != but][:ASKED]:
-        proxy = TypesProxy(item.proxy, security, timeout=ASK_SECONDS)
-        try:
-            held = proxy.held(key)
-        except JbiError as exc:
-            log.warning("%s does not say what it knows of %s: %s", ", ".join(item.proxy.endpoints), key[1], exc)
-            continue
-        finally:
-            proxy.close()
-        if held is None or held.descriptor.key != key:
-            continue
-        if found is not None and found.descriptor.digest != held.descriptor.digest:
-            raise conflict(key[1], found.descriptor.digest, held.descriptor.digest)
-        found = found or held
-    return found
 
 
 class Repositories:

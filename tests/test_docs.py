@@ -26,8 +26,8 @@ from jbi_pubsub.core.info_object import Head
 from jbi_pubsub.core.wire import ServiceRef, stream
 from jbi_pubsub.core.wire.ref import PROTOCOL
 from jbi_pubsub.core.xpath import compile_predicate
-from jbi_pubsub.pad import delivery, proxy
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol import deliveries, publications
+from jbi_pubsub.protocol.services import fetch_status
 
 TOP = Path(__file__).parent.parent
 README = (TOP / "README.md").read_text()
@@ -172,8 +172,8 @@ def test_the_wire_page_names_all_kinds() -> None:
     page = (TOP / "docs" / "wire.md").read_text()
     kinds = {
         stream: "HELLO WELCOME REFUSED ITEMS ACK BYE DEFLATED",
-        proxy: "WHOLE CHUNK LAST_CHUNK",
-        delivery: "OBJECT LOSS CHUNK LAST_CHUNK SHARED END",
+        publications: "WHOLE CHUNK LAST_CHUNK",
+        deliveries: "OBJECT LOSS CHUNK LAST_CHUNK SHARED END",
     }
     rows = [f"| {getattr(module, kind)} | {kind} |" for module, names in kinds.items() for kind in names.split()]
     assert [row for row in rows if row not in page] == []

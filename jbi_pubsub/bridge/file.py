@@ -23,8 +23,8 @@ from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire.endpoint import check_endpoint
-from jbi_pubsub.pad.subscription import PLATFORM_NAME
 from jbi_pubsub.policy.file import MAX_BYTES, check_shape
+from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from .mirror import Direction, Mirror, Terms
 from .platform import JbiPlatform, Platform

@@ -48,8 +48,9 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.pad.foreign import Answers
-from jbi_pubsub.pad.subscription import BRIDGE_TYPE, HOPS_MOST, QueryRequest
+from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST
+from jbi_pubsub.protocol.remote import RemoteAnswers
+from jbi_pubsub.protocol.requests import QueryRequest
 
 from .platform import Answered, Platform, Published, shared_lookups
 from .transformation import Transforming
@@ -500,9 +501,9 @@ class Direction:
 
     # -- the past -------------------------------------------------------------------------------------------------
 
-    def answers(self, request: QueryRequest) -> Answers:
-        """What the source has of that which the target asks, as it would have come (see pad.foreign). Nothing where it
-        was brought from the source before, by whatever bridge: all of the source is asked by whoever brought it, and
+    def answers(self, request: QueryRequest) -> RemoteAnswers:
+        """What the source has of that which the target asks, as it would have come (see protocol.remote). Nothing where
+        it was brought from the source before, by whatever bridge: all of the source is asked by whoever brought it, and
         what passes the source twice is an echo. So rings end. Raises ConfigurationError beyond HOPS_MOST platforms."""
         passed = (*request.passed, self.target.name)
         if self.source.name in passed:
@@ -541,9 +542,9 @@ def _size(obj: InfoObject) -> int:
 
 
 class _Seen:
-    """Answers of a source, as its direction lets them through."""
+    """RemoteAnswers of a source, as its direction lets them through."""
 
-    def __init__(self, answers: Answers, seen: Callable[[InfoObject], InfoObject | None], limit: int) -> None:
+    def __init__(self, answers: RemoteAnswers, seen: Callable[[InfoObject], InfoObject | None], limit: int) -> None:
         """`limit` 0 for none."""
         self._answers = answers
         self._seen = seen
@@ -632,7 +633,7 @@ class Mirror:
 
 
 class _Door:
-    """A bridge as the target of one of its directions knows it (see pad.foreign.Foreign)."""
+    """A bridge as the target of one of its directions knows it (see protocol.remote.RemoteArchive)."""
 
     service_type = BRIDGE_TYPE
 

@@ -64,8 +64,9 @@ from jbi_pubsub.core.info_object import (
 )
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.core.xml import NO_XML, parse_metadata
-from jbi_pubsub.pad.foreign import Answers, Foreign
-from jbi_pubsub.pad.subscription import HOPS_MOST, PLATFORM_NAME, QueryRequest
+from jbi_pubsub.protocol.entries import HOPS_MOST, PLATFORM_NAME
+from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
+from jbi_pubsub.protocol.requests import QueryRequest
 
 from .platform import HANDED_SECONDS, Answered, Arrived, Handed, Published
 
@@ -539,11 +540,11 @@ class MqttPlatform:
 
     # -- the past -------------------------------------------------------------------------------------------------
 
-    def query(self, request: QueryRequest) -> Answers:  # noqa: ARG002  # the protocol's
+    def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
         """A broker has none."""
         return Answered(None)
 
-    def provide(self, foreign: Foreign) -> None:
+    def provide(self, foreign: RemoteArchive) -> None:
         """Nobody asks."""
 
     # -- paho's thread --------------------------------------------------------------------------------------------

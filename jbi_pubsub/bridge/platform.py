@@ -19,7 +19,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError, JbiError, LookupNotFoundError, UnknownUidError
@@ -30,21 +29,21 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.foreign import Answers, Foreign
-from jbi_pubsub.pad.proxy import fetch_schema
-from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import (
+from jbi_pubsub.protocol.entries import (
     PUBLISHER_TYPE,
     ExpirationEntry,
     InformationType,
     LocalEntry,
     NumberedEntry,
-    QueryRequest,
     RelayedEntry,
     SigningKeyEntry,
     origin_of,
 )
+from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.services import fetch_schema
 from jbi_pubsub.publisher.light import DelegateUid
+from jbi_pubsub.publisher.peer import PeerArchive
 from jbi_pubsub.publisher.relay import RelayPublisher
 from jbi_pubsub.subscriber import SubscriberAdapter
 from jbi_pubsub.subscriber.asking import Asking, archives_with, key_of
@@ -204,11 +203,11 @@ class Platform(Protocol):
         """So many objects of a registration, with numbers up to `up_to`, were left out. Raises as `publish`."""
         ...
 
-    def query(self, request: QueryRequest) -> Answers:
+    def query(self, request: QueryRequest) -> RemoteAnswers:
         """What archives there have. Raises JbiError."""
         ...
 
-    def provide(self, foreign: Foreign) -> None:
+    def provide(self, foreign: RemoteArchive) -> None:
         """Have the queries of those who are there answered by the other side as well."""
         ...
 
@@ -242,7 +241,7 @@ class SideSubscriber(SubscriberAdapter):
         """The ids of the lookup services that answer."""
         return frozenset(each.registrar_id for each in self._community.sessions() if each.connected)
 
-    def ask(self, request: QueryRequest, bridge: str) -> Answers:
+    def ask(self, request: QueryRequest, bridge: str) -> RemoteAnswers:
         """What the archives of this platform have, its query providers, and other platforms behind other bridges than
         the one that asks, whose server here has that id. Raises as `open_query`."""
         if not self.connected():
@@ -258,7 +257,7 @@ class SideSubscriber(SubscriberAdapter):
 
 
 class Answered:
-    """A query of a platform's archives (see pad.foreign.Answers)."""
+    """A query of a platform's archives (see protocol.remote.RemoteAnswers)."""
 
     def __init__(self, query: Query | None) -> None:
         """None: there is nobody who could be asked."""
@@ -302,7 +301,7 @@ class JbiPlatform:
         self._publisher = RelayPublisher(config, name=f"bridge-{bridge}", bridge=bridge)
         self._left: dict[str, tuple[float, ServiceItem]] = {}
         """Registrations that have left, and when (monotonic seconds)."""
-        self._server: DisseminationServer | None = None
+        self._server: PeerArchive | None = None
         """By which queries come to the other side."""
         self._cache = self._subscriber.registrations(self)
         self._is_listening = True
@@ -432,17 +431,14 @@ class JbiPlatform:
 
     # -- the past -------------------------------------------------------------------------------------------------
 
-    def query(self, request: QueryRequest) -> Answers:
+    def query(self, request: QueryRequest) -> RemoteAnswers:
         """What archives there have."""
         return self._subscriber.ask(request, self._server.server_id if self._server is not None else "")
 
-    def provide(self, foreign: Foreign) -> None:
+    def provide(self, foreign: RemoteArchive) -> None:
         """Have the queries of those who are there answered by the other side as well: a server here is an archive to
         them. Raises PortInUseError."""
-        self._server = DisseminationServer(
-            _serving(self._config), TypeRepository(), characteristics=None, foreign=foreign
-        )
-        self._server.start()
+        self._server = PeerArchive(self._config, foreign)
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
@@ -565,11 +561,3 @@ def _expiration(item: ServiceItem) -> float:
     if not 0.0 <= seconds <= LONGEST:
         raise EntryError("a registration whose expiration is no time", entry_class=ExpirationEntry.entry_name)
     return seconds
-
-
-def _serving(config: Config) -> Config:
-    """What a server of ours for queries needs of a configuration: neither archive nor quality of service nor ports that
-    others may have."""
-    pad = msgspec.structs.replace(config.pad, port=0, state="", sockets="")
-    plain = Config()
-    return msgspec.structs.replace(config, pad=pad, archive=plain.archive, qos=plain.qos, metrics=plain.metrics)

@@ -26,7 +26,7 @@ from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, WireError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter
 from jbi_pubsub.subscriber.listeners import ListenerPool
@@ -39,7 +39,7 @@ from .objects import InfoObject, type_of
 from .sequences import InfoObjectSequence, Left, PublisherSequence, QuerySequence, SubscriberSequence
 
 if TYPE_CHECKING:
-    from .provider import Served
+    from jbi_pubsub.publisher.peer import PeerArchive
 
 log = logging.getLogger("jbi_pubsub.capi")
 
@@ -168,7 +168,7 @@ class Connection:
         self._sequences: set[InfoObjectSequence] = set()
         self._callback: ConnectionCallback | None = None
         self._teller: _Teller | None = None
-        self._provider: Served | None = None
+        self._provider: PeerArchive | None = None
 
     # -- connecting ---------------------------------------------------------------------------------------------
 

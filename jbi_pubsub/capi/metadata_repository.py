@@ -19,7 +19,7 @@ from jbi_pubsub.core.errors import SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import XSD
-from jbi_pubsub.pad.proxy import TypesProxy
+from jbi_pubsub.protocol.services import TypesProxy
 
 from .errors import (
     InvalidMetadataException,

@@ -1,6 +1,6 @@
 """An application as a query provider: it answers queries that ask everybody, beside the archives.
 
-It is an archive to whoever asks (pad/foreign.py): a server of this process, on any free port, for as long as the
+It is an archive to whoever asks (publisher/peer.py): a server of this process, on any free port, for as long as the
 connection lasts. What a provider gives is looked at here, so that answers are those that an archive would have given:
 its type, its predicate, times, sizes. Conditions that only an archive can know (positions, registrations, templates,
 ids, newest of a key) it does not answer.
@@ -12,11 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from secrets import token_hex
-from typing import Final, Protocol
 
-import msgspec
-
-from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core import info_object
 from jbi_pubsub.core.combined import Provenance, combined
 from jbi_pubsub.core.config import Config
@@ -25,26 +21,17 @@ from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Platform, object_id_of, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
-from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import PROVIDER_TYPE, QueryRequest, owned_uid
+from jbi_pubsub.protocol.entries import PROVIDER_TYPE
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.publisher.peer import PeerArchive
 
 from .callbacks import QueryProvider
 from .objects import InfoObject
 
-STOP_SECONDS: Final = 1.0
-"""For answers under way when a provider ends."""
-
-
-class Served(Protocol):
-    """What stands for a provider while it is registered."""
-
-    def stop(self) -> None:
-        """It answers no more."""
-        ...
-
 
 class _Answers:
-    """Of one query (see pad.foreign.Answers)."""
+    """Of one query (see protocol.remote.RemoteAnswers)."""
 
     lacks = ""
 
@@ -61,7 +48,7 @@ class _Answers:
 
 
 class _Provided:
-    """A provider as whoever answers from elsewhere (see pad.foreign.Foreign)."""
+    """A provider as whoever answers from elsewhere (see protocol.remote.RemoteArchive)."""
 
     service_type = PROVIDER_TYPE
 
@@ -109,26 +96,9 @@ class _Provided:
         return {"kind": "provider", "name": self._name}
 
 
-def provide(provider: QueryProvider, config: Config, name: str) -> Served:
+def provide(provider: QueryProvider, config: Config, name: str) -> PeerArchive:
     """Have the queries of others answered by a provider, until `stop`. Raises PortInUseError, ConfigurationError."""
-    plain = Config()
-    own = msgspec.structs.replace(
-        config,
-        pad=msgspec.structs.replace(config.pad, port=0, state="", sockets=""),
-        archive=plain.archive, qos=plain.qos, metrics=plain.metrics,
-    )  # fmt: skip
-    server = DisseminationServer(own, TypeRepository(), characteristics=None, foreign=_Provided(provider, name))
-    server.start()
-    return _Running(server)
-
-
-class _Running:
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    def stop(self) -> None:
-        """See Served."""
-        self._server.stop(STOP_SECONDS)
+    return PeerArchive(config, _Provided(provider, name))
 
 
 def _check(request: QueryRequest) -> None:

@@ -24,9 +24,11 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.archiving import Archiving, entries_of
 from jbi_pubsub.pad.keeping import Keeping
-from jbi_pubsub.pad.proxy import Described, HistoryProxy, fetch_status
 from jbi_pubsub.pad.shelf import Shelves
-from jbi_pubsub.pad.subscription import ANSWERING_TYPES, ArchiveEntry, QueryRequest
+from jbi_pubsub.protocol.entries import ANSWERING_TYPES, ArchiveEntry
+from jbi_pubsub.protocol.replies import Described
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.services import HistoryProxy, fetch_status
 from jbi_pubsub.subscriber import Query as OpenQuery
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.asking import archives_with

@@ -33,8 +33,8 @@ from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
 from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown_groups
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
-from jbi_pubsub.pad.proxy import STATUS, fetch_status
 from jbi_pubsub.policy.file import check_shape
+from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 
 from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together

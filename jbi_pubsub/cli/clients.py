@@ -29,8 +29,9 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType, SigningKeyEntry
+from jbi_pubsub.protocol.entries import PAD_TYPE, InformationType, SigningKeyEntry
+from jbi_pubsub.protocol.requests import DIGEST_ATTRIBUTE
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log

@@ -26,9 +26,12 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.delivery import ITEM, LAST_CHUNK, OBJECT, Deliveries
+from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import InformationType, PublisherRequest, SubscriptionRequest, owned_uid
+from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, OBJECT
+from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, fault
 from jbi_pubsub.spark.studies.capacity import Costs

@@ -13,7 +13,7 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.proxy import SubscriptionsProxy
+from jbi_pubsub.protocol.services import SubscriptionsProxy
 
 from .clients import asked, existing_file, subscription_servers
 from .settings import Settings, json_option, pass_settings

@@ -274,7 +274,7 @@ def _running(settings: Settings, folder: Path | None) -> Any:
 def _status(config: Config, at: str) -> dict[str, Any]:
     from jbi_pubsub.core.wire import ServiceRef
     from jbi_pubsub.core.wire.control import ControlClient
-    from jbi_pubsub.pad.proxy import STATUS
+    from jbi_pubsub.protocol.services import STATUS
 
     client = ControlClient(ServiceRef("", STATUS, (at,)), config.security())
     try:

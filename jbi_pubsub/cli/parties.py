@@ -17,7 +17,7 @@ from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
 from jbi_pubsub.lookup.client.discovery import LookupDiscovery, interfaces_of
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS, fetch_status
+from jbi_pubsub.protocol.services import STATUS, fetch_status
 
 from .status import DISSEMINATORS
 

@@ -15,7 +15,6 @@ from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
-from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
@@ -23,6 +22,7 @@ from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
 from jbi_pubsub.policy.policyfile import DELIVERIES, policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
+from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies, simulation, steering
 from .near import NearNames

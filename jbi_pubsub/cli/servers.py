@@ -95,9 +95,9 @@ def access_of(config: Config, component: str) -> AccessPolicy | None:
     """Who may do what at a server that is no delegate; None: everybody everything. Raises PolicyError."""
     if not config.policy.file and not config.policy.users:
         return None
-    from jbi_pubsub.pad import stages  # here: what is off is not imported
+    from jbi_pubsub.policy import settings  # here: what is off is not imported
 
-    return stages.access_of(config, component)
+    return settings.access_of(config, component)
 
 
 @lookup.group(cls=NearNames)

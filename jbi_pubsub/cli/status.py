@@ -20,25 +20,13 @@ from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS
-from jbi_pubsub.pad.subscription import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE
+from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE
+from jbi_pubsub.protocol.services import STATUS
 
 from .screen import Screen, is_screen
 from .series import SERIES, show_series
 from .settings import Settings, json_option, looking, pass_settings
-from .show import (
-    Column,
-    Table,
-    View,
-    drawn,
-    lasted,
-    rated,
-    show_json,
-    show_tables,
-    sized,
-    view_of,
-    view_options,
-)
+from .show import Column, Table, View, drawn, lasted, rated, show_json, show_tables, sized, view_of, view_options
 from .show import as_json as json_text
 
 Facts = dict[str, Any]

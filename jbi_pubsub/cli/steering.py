@@ -18,13 +18,13 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import check_endpoint, is_gone
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.file import read
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.policyfile import policies_of, review
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import read_set
 from jbi_pubsub.policy.writing import set_value as set_value_in
+from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies
 from .settings import Settings, json_option, looking, pass_settings

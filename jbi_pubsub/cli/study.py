@@ -349,7 +349,7 @@ def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Descr
     """By the product's own schema binding. Raises SchemaError."""
     from jbi_pubsub.codegen.bundle import read_bundle
     from jbi_pubsub.codegen.repository import TypeRepository
-    from jbi_pubsub.pad.subscription import InformationType, local_name
+    from jbi_pubsub.protocol.entries import InformationType, local_name
 
     bundle = read_bundle(schema, marks=marks, name=type_name, within=schema.absolute().parent.parent)
     opened = TypeRepository().open_schema(bundle)

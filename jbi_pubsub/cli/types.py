@@ -29,9 +29,9 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.core.xml import XSD
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.pad.proxy import TypesProxy
-from jbi_pubsub.pad.subscription import PublisherAdapterDelegate, local_name
-from jbi_pubsub.pad.types import REPOSITORIES
+from jbi_pubsub.protocol.entries import PublisherAdapterDelegate, local_name
+from jbi_pubsub.protocol.repositories import REPOSITORIES
+from jbi_pubsub.protocol.services import TypesProxy
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .codegen import cache_of, existing_file, existing_folder, split_option

@@ -43,8 +43,9 @@ from jbi_pubsub.core.info_object import Platform as Stamp
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter, compile_filter
-from jbi_pubsub.pad.foreign import Answers, Foreign
-from jbi_pubsub.pad.subscription import PLATFORM_NAME, QueryRequest
+from jbi_pubsub.protocol.entries import PLATFORM_NAME
+from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
+from jbi_pubsub.protocol.requests import QueryRequest
 
 from . import datatypes
 from .bridge.state import Call
@@ -446,11 +447,11 @@ class FederationPlatform:
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
-    def query(self, request: QueryRequest) -> Answers:  # noqa: ARG002  # the protocol's
+    def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
         """A federation has no past that could be asked for."""
         return Answered(None)
 
-    def provide(self, foreign: Foreign) -> None:
+    def provide(self, foreign: RemoteArchive) -> None:
         """Nobody asks."""
 
     def status(self) -> dict[str, Any]:

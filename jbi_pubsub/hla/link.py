@@ -32,7 +32,7 @@ from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refu
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS
+from jbi_pubsub.protocol.services import STATUS
 
 from .calls import Calls, StatusCalls, of_process
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError

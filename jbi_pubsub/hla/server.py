@@ -32,7 +32,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS
+from jbi_pubsub.protocol.services import STATUS
 
 from . import rti
 from .calls import Calls, StatusCalls, of_process

@@ -32,9 +32,9 @@ from jbi_pubsub.core.wire.endpoint import Caller, Security
 from jbi_pubsub.pad.calls import STATUS_ROWS, shortened
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.own import OwnRegistration
-from jbi_pubsub.pad.proxy import fetch_terms
-from jbi_pubsub.pad.subscription import InformationType
 from jbi_pubsub.pad.witness import Happening
+from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.services import fetch_terms
 from jbi_pubsub.qos import measurement
 
 from .log import NodeLog

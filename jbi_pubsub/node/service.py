@@ -35,8 +35,9 @@ from jbi_pubsub.lookup.entry import Entry, EntryRep
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.stages import access_of, signer_of
 from jbi_pubsub.pad.types import ServedTypes
+from jbi_pubsub.policy.settings import access_of
+from jbi_pubsub.trust.settings import signer_of
 
 from .admin import NODE, NodeCalls, NodeDetails, Reports, details_of
 from .identity import Identity, NodeFolder, default_folder

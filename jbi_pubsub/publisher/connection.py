@@ -39,14 +39,10 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import (
-    Hello,
-    Line,
-    Sender,
-    greet,
-)
+from jbi_pubsub.core.wire.stream import Hello, Line, Sender, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken, fetch_schema
+from jbi_pubsub.protocol.replies import Opened, Refusals, Registered, Taken
+from jbi_pubsub.protocol.services import Claims, DelegateProxy, fetch_schema
 
 from .lanes import Lanes, aged
 from .publication import Publication

@@ -22,7 +22,8 @@ from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import LEVELS, WEIGHTS
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS, chunks
-from jbi_pubsub.pad.proxy import ABANDONED, AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
+from jbi_pubsub.protocol.publications import ABANDONED, AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE
+from jbi_pubsub.protocol.replies import Registered
 
 log = logging.getLogger("jbi_pubsub.publisher")
 

@@ -25,8 +25,8 @@ from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.stages import signer_of
-from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
+from jbi_pubsub.protocol.entries import PAD_TYPE, PublisherAdapterDelegate
+from jbi_pubsub.trust.settings import signer_of
 
 from .connection import DelegateConnection
 from .payloads import Body, Payload, Payloads

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
@@ -22,19 +24,11 @@ from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.stages import signer_of
+from jbi_pubsub.protocol.remote import RemoteArchive
+from jbi_pubsub.trust.settings import signer_of
 
 from .payloads import Body, Payload, Payloads
-from .publication import (
-    Publication,
-    RegistrationUid,
-    counting,
-    metadata_bytes,
-    open_type,
-    opened,
-    runs_of,
-    terms_of,
-)
+from .publication import Publication, RegistrationUid, counting, metadata_bytes, open_type, opened, runs_of, terms_of
 
 
 class PublisherAdapter:
@@ -226,3 +220,28 @@ class PublisherAdapter:
             raise AdapterStateError(
                 "this PublisherAdapter is closed, or belongs to the parent process", hint="Open a new one after a fork"
             )
+
+
+class PeerArchive:
+    """A server of this process that answers queries from somewhere else, as an archive does: for a bridge, or for an
+    application that is a query provider. It takes any free port, and keeps nothing."""
+
+    def __init__(self, config: Config, archive: RemoteArchive) -> None:
+        """Starts it. Raises PortInUseError, ConfigurationError."""
+        plain = Config()
+        own = msgspec.structs.replace(
+            config,
+            pad=msgspec.structs.replace(config.pad, port=0, state="", sockets=""),
+            archive=plain.archive, qos=plain.qos, metrics=plain.metrics,
+        )  # fmt: skip
+        self._server = DisseminationServer(own, TypeRepository(), characteristics=None, foreign=archive)
+        self._server.start()
+
+    @property
+    def server_id(self) -> str:
+        """The id of its items in the lookup services."""
+        return self._server.server_id
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """It answers no more; answers under way have `timeout` seconds."""
+        self._server.stop(timeout)

@@ -25,8 +25,9 @@ from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.dissemination import Conformity
-from jbi_pubsub.pad.subscription import MAX_OWNER, PublisherRequest, owned_uid
+from jbi_pubsub.protocol.conformity import Conformity
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import MAX_OWNER, PublisherRequest
 
 from .payloads import Body, Payload
 

@@ -20,7 +20,8 @@ from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, left_out, packed
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.subscription import Origin, PublisherRequest
+from jbi_pubsub.protocol.entries import Origin
+from jbi_pubsub.protocol.requests import PublisherRequest
 
 from .light import DelegateUid, PublisherAdapterLight
 from .publication import Publication, RegistrationUid, Terms

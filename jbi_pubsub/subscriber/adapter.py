@@ -52,23 +52,20 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
-from jbi_pubsub.pad.stages import verifier_of
-from jbi_pubsub.pad.subscription import (
+from jbi_pubsub.protocol.conditions import compile_conditions
+from jbi_pubsub.protocol.entries import PAD_TYPE, PUBLISHER_TYPE, ArchiveEntry, InformationType
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import (
     NEW,
-    PAD_TYPE,
-    PUBLISHER_TYPE,
     Acknowledging,
-    ArchiveEntry,
-    InformationType,
     Policy,
     SubscriptionRequest,
     Unfiltered,
     View,
     check_request,
-    compile_subscription,
-    owned_uid,
 )
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
+from jbi_pubsub.trust.settings import verifier_of
 
 from .asking import (
     Archives,
@@ -297,7 +294,7 @@ class SubscriberAdapter:
             unfiltered or "withhold",
         )
         _check_durable(request)
-        compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
+        compile_conditions(request)  # bad input is refused here, before anybody is asked or told
         if type_name:
             self._await_lookup_service(seconds)
         first_level = FirstLevel(
@@ -363,7 +360,7 @@ class SubscriberAdapter:
                 before, predicate=predicate, payload_filter=wanted, namespaces=tuple(prefixes.items()),
                 qos=before.qos if qos is None else qos,
             )  # fmt: skip
-            compile_subscription(request, owner="", number=0)
+            compile_conditions(request)
             opened = None
             if local.first_level is not None:
                 entries, opened = self._entries(local.first_level, predicate, prefixes)

@@ -22,8 +22,9 @@ from jbi_pubsub.core.xpath import compile_filter, compile_predicate
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, compiled_xpath
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import Claims, HistoryProxy
-from jbi_pubsub.pad.subscription import InformationType, QueryRequest, Start, Unfiltered, View, check_unfiltered
+from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.requests import QueryRequest, Start, Unfiltered, View, check_unfiltered
+from jbi_pubsub.protocol.services import Claims, HistoryProxy
 
 from .coverage import Answer, Place, entry_of, named, places_of
 from .fitness import Fitness

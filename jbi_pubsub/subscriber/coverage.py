@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from jbi_pubsub.core.errors import EntryError
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.subscription import ArchiveEntry
+from jbi_pubsub.protocol.entries import ArchiveEntry
 
 ANOTHER: Final = (
     "another archive answers there than the one that is listed, or that one as a copy had it: what is in the listed one"

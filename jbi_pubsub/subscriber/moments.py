@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.history import MAX_POSITION
-from jbi_pubsub.pad.subscription import NEW, Start
+from jbi_pubsub.protocol.requests import NEW, Start
 
 Moment = str | datetime
 """A time: a text as ISO 8601 has it, with its zone; a text like "2h" or "1d12h" for so long ago; a datetime with its

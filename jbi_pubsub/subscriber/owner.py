@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
-from jbi_pubsub.pad.subscription import MIN_SECRET
+from jbi_pubsub.protocol.ownership import MIN_SECRET
 
 MAX_NAME: Final = 64
 """Characters of a durable subscription's name."""

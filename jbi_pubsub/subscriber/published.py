@@ -29,10 +29,10 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import fetch_schema
-from jbi_pubsub.pad.subscription import PUBLISHER_TYPE, local_name
-from jbi_pubsub.pad.subscription import InformationType as Described
-from jbi_pubsub.pad.types import held_elsewhere
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, local_name
+from jbi_pubsub.protocol.entries import InformationType as Described
+from jbi_pubsub.protocol.repositories import held_elsewhere
+from jbi_pubsub.protocol.services import fetch_schema
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 

@@ -20,8 +20,8 @@ from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiErr
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.history import Progress, State
 from jbi_pubsub.core.info_object import Cause, InfoObject
-from jbi_pubsub.pad.proxy import Finished, QueryOpened
-from jbi_pubsub.pad.subscription import QueryRequest, SubscriptionRequest
+from jbi_pubsub.protocol.replies import Finished, QueryOpened
+from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
 from .asking import Count
 from .coverage import Answer, Place, missing, named

@@ -49,7 +49,7 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import (
+from jbi_pubsub.protocol.deliveries import (
     ASK_AGAIN,
     CHUNK,
     END,
@@ -65,17 +65,10 @@ from jbi_pubsub.pad.delivery import (
     SHARED_MOST,
     Heard,
 )
-from jbi_pubsub.pad.proxy import (
-    SUBSCRIBE_AT_ONCE,
-    Claims,
-    Finished,
-    HistoryProxy,
-    Opened,
-    QueryOpened,
-    Subscribed,
-    SubscriptionsProxy,
-)
-from jbi_pubsub.pad.subscription import NOT_BEFORE, ArchiveEntry, Granted
+from jbi_pubsub.protocol.entries import ArchiveEntry
+from jbi_pubsub.protocol.replies import Finished, Granted, Opened, QueryOpened, Subscribed
+from jbi_pubsub.protocol.requests import NOT_BEFORE
+from jbi_pubsub.protocol.services import SUBSCRIBE_AT_ONCE, Claims, HistoryProxy, SubscriptionsProxy
 
 from .query import QueryPart
 from .signed import SessionSignatures, SignatureCheck

@@ -21,8 +21,8 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, object_bytes, payload_digest_of, shaped_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import SubscriptionsProxy
-from jbi_pubsub.pad.subscription import SigningKeyEntry
+from jbi_pubsub.protocol.entries import SigningKeyEntry
+from jbi_pubsub.protocol.services import SubscriptionsProxy
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 

@@ -21,7 +21,8 @@ from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.signing import filter_digest
-from jbi_pubsub.pad.subscription import Granted, Start, SubscriptionRequest
+from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 
 from .fitness import Fitness
 from .intervals import LEAST, Intervals

@@ -12,7 +12,7 @@ from nicegui import ui
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
-from jbi_pubsub.pad.proxy import AdminProxy
+from jbi_pubsub.protocol.services import AdminProxy
 
 from .console import LOOK_SECONDS, Console, action, region, said, words
 from .federation import ANSWER_SECONDS, Server

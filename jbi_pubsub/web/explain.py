@@ -10,7 +10,7 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 
 from .console import Console, action, region, said, show_rows, table, words
 from .federation import ANSWER_SECONDS, harmless

@@ -32,8 +32,8 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS, fetch_page
-from jbi_pubsub.pad.subscription import PAD_TYPE, PEER_TYPE
+from jbi_pubsub.protocol.entries import PAD_TYPE, PEER_TYPE
+from jbi_pubsub.protocol.services import STATUS, fetch_page
 
 log = logging.getLogger("jbi_pubsub.web")
 

@@ -31,7 +31,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import PeerShares, Place, peer_of
-from jbi_pubsub.pad.stages import access_of
+from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .common import Common

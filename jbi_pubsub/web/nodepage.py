@@ -19,9 +19,9 @@ from nicegui.events import GenericEventArguments
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.proxy import HistoryProxy, TypesProxy
-from jbi_pubsub.pad.subscription import QueryRequest
 from jbi_pubsub.policy.users import Account, check_name, read_accounts, write_accounts
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.services import HistoryProxy, TypesProxy
 
 from .administration import Doing
 from .console import Console, NodeCalls, action, add_action, region, said, show_rows, table, words

@@ -30,8 +30,8 @@ from starlette.concurrency import run_in_threadpool
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.mail.links import LINK_ACTIONS, LinkAction, uid_of
-from jbi_pubsub.pad.proxy import follow_link
+from jbi_pubsub.protocol.mail_links import LINK_ACTIONS, LinkAction, uid_of
+from jbi_pubsub.protocol.services import follow_link
 
 from .federation import Observer
 

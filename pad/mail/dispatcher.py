@@ -31,12 +31,13 @@ from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject
-from jbi_pubsub.pad.mail.links import check_base, link
 from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, reminder, single
 from jbi_pubsub.pad.mail.outbox import FINAL, Attempt, Changes, Ledger, Loss, MailQueue, Outbox
 from jbi_pubsub.pad.mail.reminder import Reminder, Reminders
 from jbi_pubsub.pad.mail.store import KeptMail, MailStore
-from jbi_pubsub.pad.subscription import Subscription, check_recipients
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.mail_links import check_base, link
+from jbi_pubsub.protocol.requests import check_recipients
 
 log = logging.getLogger("jbi_pubsub.mail")
 T = TypeVar("T")

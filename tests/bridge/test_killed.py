@@ -21,7 +21,7 @@ from jbi_pubsub.bridge.platform import SideSubscriber
 from jbi_pubsub.core.config import LeaseSection
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.subscription import origin_of
+from jbi_pubsub.protocol.entries import origin_of
 from tests.conftest import test_config
 
 pytestmark = pytest.mark.processes

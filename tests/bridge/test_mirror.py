@@ -23,7 +23,7 @@ from jbi_pubsub.core.info_object import Head, TypeName, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import PUBLISHER_TYPE, ExpirationEntry, InformationType
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, ExpirationEntry, InformationType
 from tests.bridge.conftest import ALPHA, BRAVO, Place, taken
 
 SCHEMA = """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">

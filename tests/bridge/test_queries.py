@@ -19,8 +19,9 @@ from jbi_pubsub.cli.archive import _archives
 from jbi_pubsub.core.config import ArchiveSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.proxy import HistoryProxy
-from jbi_pubsub.pad.subscription import BRIDGE_TYPE, QueryRequest
+from jbi_pubsub.protocol.entries import BRIDGE_TYPE
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.services import HistoryProxy
 from tests.bridge.conftest import ALPHA, BRAVO, Place
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

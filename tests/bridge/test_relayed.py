@@ -17,8 +17,10 @@ from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, Type
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, fetch_schema
-from jbi_pubsub.pad.subscription import HOPS_MOST, Origin, PublisherRequest, origin_of, owned_uid
+from jbi_pubsub.protocol.entries import HOPS_MOST, Origin, origin_of
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, fetch_schema
 from jbi_pubsub.publisher.publication import RegistrationUid
 from jbi_pubsub.publisher.relay import RelayPublisher
 from tests.bridge.conftest import ALPHA, Place, taken

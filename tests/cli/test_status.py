@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.subscription import PAD_TYPE
+from jbi_pubsub.protocol.entries import PAD_TYPE
 
 
 def _published(federation: Any, figures: Any) -> Any:

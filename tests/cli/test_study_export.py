@@ -25,8 +25,11 @@ from jbi_pubsub.core.errors import OversizeError, StudyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.overview import Terms, page_of_terms
-from jbi_pubsub.pad.subscription import PAD_TYPE, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.overview import page_of_terms
+from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.protocol.entries import PAD_TYPE
+from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.status import Terms
 from jbi_pubsub.spark import dataset
 from jbi_pubsub.spark.dataset import Contracts
 from jbi_pubsub.spark.studies.study import data_in

@@ -21,7 +21,7 @@ from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, 
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
+from jbi_pubsub.protocol.entries import PAD_TYPE, PublisherAdapterDelegate
 
 OBJECT = InfoObject("object-1", TypeName("t"), b"<m/>", b"payload", Platform(1.0, "registration-1", 1, 4, 7))
 

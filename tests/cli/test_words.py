@@ -25,7 +25,7 @@ from jbi_pubsub.cli.servers import _ended
 from jbi_pubsub.cli.show import Table, drawn
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.subscription import InformationType
+from jbi_pubsub.protocol.entries import InformationType
 
 FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))

@@ -16,7 +16,7 @@ from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.errors import JbiError, SchemaError
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, EMPTY, NUMBER, PRESENT, TEXT, Layout, Paths
-from jbi_pubsub.pad.dissemination import Conformity
+from jbi_pubsub.protocol.conformity import Conformity
 
 SPACES = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
 INSTANCE = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xs="http://www.w3.org/2001/XMLSchema"'

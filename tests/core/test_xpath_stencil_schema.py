@@ -10,7 +10,7 @@ from jbi_pubsub.codegen.repository import open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import JbiError, SchemaError
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.pad.dissemination import Conformity
+from jbi_pubsub.protocol.conformity import Conformity
 
 YEAR = "123456789012345678"
 """Of 18 digits: libxml2 has no room for it, and fails."""

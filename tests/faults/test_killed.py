@@ -13,7 +13,7 @@ import pytest
 
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.subscription import PUBLISHER_TYPE
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE
 
 pytestmark = pytest.mark.processes
 

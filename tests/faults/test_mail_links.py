@@ -20,8 +20,8 @@ from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.mailbox import AnyPort
-from jbi_pubsub.pad.proxy import follow_link
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.protocol.services import follow_link
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 BASE = "https://jbi.example.org:8160"

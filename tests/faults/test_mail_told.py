@@ -15,7 +15,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail import dispatcher
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.subscription import PAD_TYPE
+from jbi_pubsub.protocol.entries import PAD_TYPE
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 
 pytestmark = pytest.mark.processes
 

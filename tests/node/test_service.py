@@ -25,7 +25,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
 from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, Running, is_held, running
 from jbi_pubsub.node.service import NodeService, Parts
-from jbi_pubsub.pad.proxy import STATUS, fetch_status
+from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.web.federation import Observer
 from tests.conftest import eventually
 

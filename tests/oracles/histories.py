@@ -25,21 +25,11 @@ from jbi_pubsub.core.wire.stream import Line, Sender, listen, welcome
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import CHUNK, FINISHED, ITEM, LAST_CHUNK, PLACED, POSITION, Heard
-from jbi_pubsub.pad.proxy import (
-    HISTORY,
-    SUBSCRIPTIONS,
-    SUBSCRIPTIONS_METHODS,
-    Answers,
-    Claims,
-    Counted,
-    Explained,
-    Finished,
-    Opened,
-    QueryOpened,
-    Subscribed,
-)
-from jbi_pubsub.pad.subscription import PAD_TYPE, ArchiveEntry, Granted, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, PLACED, POSITION, Heard
+from jbi_pubsub.protocol.entries import PAD_TYPE, ArchiveEntry
+from jbi_pubsub.protocol.replies import Answers, Counted, Explained, Finished, Granted, Opened, QueryOpened, Subscribed
+from jbi_pubsub.protocol.requests import QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.services import HISTORY, SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, Claims
 
 CHUNK_BYTES = 1_000
 """Larger objects go in pieces."""

@@ -12,8 +12,8 @@ from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.delivery import ITEM
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.deliveries import ITEM
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from tests.pad.test_first_object import UNIT, World
 
 PAYLOAD = b"<p><a>1</a><b>2</b></p>"

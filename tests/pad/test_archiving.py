@@ -23,7 +23,8 @@ from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import Shelves
 from jbi_pubsub.pad.stages import Stages
-from jbi_pubsub.pad.subscription import PublisherRequest, owned_uid
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.qos.enforcement import Enforcement
 from tests.conftest import Federation, Figures
 from tests.pad.test_first_object import World, secret

@@ -17,7 +17,7 @@ from jbi_pubsub.core.documents.known import MAX_STENCILS, PATIENCE_FIRST
 from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
-from jbi_pubsub.pad.dissemination import MAX_PASSED, UNLIKE, UNLIKE_EVERY, Conformity
+from jbi_pubsub.protocol.conformity import MAX_PASSED, UNLIKE, UNLIKE_EVERY, Conformity
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "data"
 

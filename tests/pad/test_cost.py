@@ -8,7 +8,7 @@ import pytest
 
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.pad import dissemination
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 COSTLY = "//a[//b[//c{}]]"
 USUAL = "//lat>{}"

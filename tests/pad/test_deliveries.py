@@ -12,9 +12,9 @@ import pytest
 
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, Hello, Line, greet
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS
 
 
 class Subscriber:

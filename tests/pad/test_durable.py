@@ -15,8 +15,10 @@ from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, Oversi
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.pad.delivery import ASK_AGAIN, END, ITEM, Heard, SubscriberSession
-from jbi_pubsub.pad.subscription import NEW, Granted, Start
+from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.protocol.deliveries import ASK_AGAIN, END, ITEM, Heard
+from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.requests import NEW, Start
 from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.pad.test_replay import ALL, Replaying

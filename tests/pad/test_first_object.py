@@ -26,12 +26,14 @@ from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Delegate
-from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT, SHARED, Deliveries, Heard
+from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import GAP_MOST
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import OLD_SECONDS, Shelves
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, owned_uid
 from jbi_pubsub.pad.topics import GHOST_SECONDS
+from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
 UNIT = define("test.Unit", {"name": str})
 

@@ -32,21 +32,14 @@ from jbi_pubsub.core.quality import Contract, Rate, Settings
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.delivery import (
-    CHUNK,
-    FINISHED,
-    ITEM,
-    LAST_CHUNK,
-    LOSS,
-    PLACED,
-    POSITION,
-    Heard,
-    SubscriberSession,
-)
+from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.history import AGAIN_SECONDS, SESSION_MOST, History
-from jbi_pubsub.pad.proxy import Finished, HistoryProxy, QueryOpened, SubscriptionsProxy
 from jbi_pubsub.pad.quality import Pulled
-from jbi_pubsub.pad.subscription import ArchiveEntry, QueryRequest
+from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, LOSS, PLACED, POSITION, Heard
+from jbi_pubsub.protocol.entries import ArchiveEntry
+from jbi_pubsub.protocol.replies import Finished, QueryOpened
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.services import HistoryProxy, SubscriptionsProxy
 from tests.conftest import Federation, Figures, eventually
 from tests.pad.test_archiving import Archived
 

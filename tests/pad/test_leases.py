@@ -22,7 +22,9 @@ from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.dissemination import MatchTable
 from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
-from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
 SECRET = "0123456789abcdef" * 2
 UID = owned_uid("registration", SECRET)

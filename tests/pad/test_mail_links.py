@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.pad.mail.links import LINK_ACTIONS, MAX_BASE, check_base, link, recipient_of, uid_of
-from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
+from jbi_pubsub.protocol.mail_links import LINK_ACTIONS, MAX_BASE, check_base, link, recipient_of, uid_of
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SECRET = "0123456789abcdef" * 2
 REQUEST = SubscriptionRequest(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail.message import SHOWN, compose, digest, estimate, reminder, single
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SENDER = "jbi@example.org"
 NASTY = [

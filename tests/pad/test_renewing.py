@@ -10,7 +10,7 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.ref import ServiceRef
-from jbi_pubsub.pad.proxy import SubscriptionsProxy
+from jbi_pubsub.protocol.services import SubscriptionsProxy
 
 
 @pytest.mark.parametrize(

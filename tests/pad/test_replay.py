@@ -18,10 +18,12 @@ from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
 from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.delivery import Heard
 from jbi_pubsub.pad.outlet import arrears_of
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import NEW, Granted, Start, Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.deliveries import Heard
+from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest
 from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.pad.test_history import EVERYBODY, Asking, Rules

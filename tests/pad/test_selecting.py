@@ -12,7 +12,8 @@ from jbi_pubsub.core.info_object import Head, TypeName
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.pad import dissemination
 from jbi_pubsub.pad.dissemination import Judgement, MatchTable
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SPACES = (("og", NAMESPACE),)
 

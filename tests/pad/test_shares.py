@@ -19,9 +19,10 @@ from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.pad import account
 from jbi_pubsub.pad.account import RequestQuota
 from jbi_pubsub.pad.history import check_query
-from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, HistoryProxy, SubscriptionsProxy
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import PublisherRequest, QueryRequest, SubscriptionRequest, owned_uid
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, SubscriptionRequest
+from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, HistoryProxy, SubscriptionsProxy
 
 NOTE = define("test.Note", {"text": str})
 SECRET = "0123456789abcdef" * 2

@@ -13,7 +13,7 @@ import jbi_pubsub.pad.store as store_module
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]
 both = pytest.mark.parametrize("opened", [SubscriptionStore, MailStore])

@@ -10,7 +10,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.calls import STATUS_ROWS, shortened
-from jbi_pubsub.pad.proxy import STATUS, fetch_status
+from jbi_pubsub.protocol.services import STATUS, fetch_status
 
 
 def _status(sessions: int, subscriptions: int) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
+from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
 
 def secret(name: object) -> str:

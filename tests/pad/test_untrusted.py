@@ -54,15 +54,11 @@ from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delegate import UNATTACHED_SECONDS
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.outlet import SHARE, Budget
-from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import (
-    PublisherRequest,
-    SubscriptionRequest,
-    check_recipients,
-    compile_subscription,
-    owned_uid,
-)
+from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest, check_recipients
+from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 SECRET = "0123456789abcdef" * 2

@@ -31,10 +31,12 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.newcomers import Newcomers
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import InformationType, PublisherRequest, SubscriptionRequest, owned_uid
 from jbi_pubsub.policy.manager import AccessManager, access_of
+from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.subscriber import session
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

@@ -23,10 +23,10 @@ from jbi_pubsub.lookup import server as lookup_server
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.pad import server as pad_server
-from jbi_pubsub.pad.proxy import NO_CLAIMS
-from jbi_pubsub.pad.subscription import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.policy.proxy import Joining
 from jbi_pubsub.policy.server import PolicyServer
+from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.services import NO_CLAIMS
 
 
 class DenyAll(AllowAll):

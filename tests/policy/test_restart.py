@@ -15,8 +15,8 @@ from jbi_pubsub.core.access import Subject
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Security
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy, fetch_status
 from jbi_pubsub.policy.manager import AccessManager
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy, fetch_status
 
 ALICE = Caller("192.0.2.7:1", identity="alice")
 ONLY_BOB = "[[access]]\nuser = 'bob'\n"

@@ -24,8 +24,9 @@ from jbi_pubsub.core.history import KeepRule, Query, Scope
 from jbi_pubsub.core.info_object import Head, InfoObject, LargeObject, TypeName, pack
 from jbi_pubsub.core.spool import SpooledPayload
 from jbi_pubsub.pad import beside
-from jbi_pubsub.pad.proxy import LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.protocol.publications import LAST_CHUNK, PUBLICATION
+from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.publisher.lanes import Lanes
 from jbi_pubsub.publisher.payloads import Payloads
 from tests.conftest import Federation, eventually

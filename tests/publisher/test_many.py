@@ -15,7 +15,7 @@ from jbi_pubsub.core.config import LinkSection
 from jbi_pubsub.core.errors import ArgumentError, BackPressureError, MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
-from jbi_pubsub.pad.proxy import PUBLICATION, WHOLE
+from jbi_pubsub.protocol.publications import PUBLICATION, WHOLE
 from jbi_pubsub.publisher.lanes import RUN_ITEMS, Lanes
 from jbi_pubsub.publisher.payloads import Body, Payload, Payloads
 from jbi_pubsub.publisher.publication import RUN_BYTES, RUN_SECONDS, runs_of

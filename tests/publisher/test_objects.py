@@ -15,7 +15,7 @@ from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, load
 from jbi_pubsub.core.errors import ConfigurationError, InvariantError, MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES
-from jbi_pubsub.pad.subscription import PublisherRequest
+from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.publisher.lanes import Lanes
 from jbi_pubsub.publisher.payloads import MAX_PAYLOAD_BYTES
 from tests.conftest import Federation, Figures, eventually

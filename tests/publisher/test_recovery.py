@@ -27,16 +27,9 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import (
-    CHUNK,
-    LAST_CHUNK,
-    MAX_COMING,
-    PUBLICATION,
-    WHOLE,
-    DelegateProxy,
-    Registered,
-    fetch_status,
-)
+from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE
+from jbi_pubsub.protocol.replies import Registered
+from jbi_pubsub.protocol.services import DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module
 from jbi_pubsub.publisher import light
 from jbi_pubsub.publisher.connection import DelegateConnection

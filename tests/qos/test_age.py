@@ -17,8 +17,9 @@ from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Line, Receiver, Sender
 from jbi_pubsub.pad.mail.outbox import Loss
 from jbi_pubsub.pad.outlet import Waiting
-from jbi_pubsub.pad.proxy import AGE_MOST, CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.server import _runs
+from jbi_pubsub.protocol.publications import AGE_MOST, CHUNK, PUBLICATION
+from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.publisher import lanes as lanes_module
 from jbi_pubsub.publisher.lanes import Lanes, aged
 from jbi_pubsub.qos.meter import Meters

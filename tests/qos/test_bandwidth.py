@@ -24,10 +24,12 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.levels import ALL, LevelledSession
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
-from jbi_pubsub.pad.subscription import PREFETCH_LEAST, Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.queue import LevelQueue
 

@@ -23,8 +23,10 @@ from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
 from jbi_pubsub.pad.intake import REPORT_AGAIN, Intake, Reports
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Pipeline
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
-from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, PUBLICATION
+from jbi_pubsub.protocol.replies import Registered
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
 from tests.conftest import eventually
 from tests.qos.conftest import Judging

@@ -16,8 +16,10 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PredicateError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.pad.proxy import DELEGATE, NO_CLAIMS, SUBSCRIPTIONS, Answers, DelegateProxy, Opened, Registered
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, owned_uid
+from jbi_pubsub.protocol.ownership import owned_uid
+from jbi_pubsub.protocol.replies import Answers, Opened, Registered
+from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.protocol.services import DELEGATE, NO_CLAIMS, SUBSCRIPTIONS, DelegateProxy
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: list[dict[str, Any]] = [

@@ -25,9 +25,10 @@ from jbi_pubsub.pad import intake
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, UNITED_SECONDS, MatchTable
 from jbi_pubsub.pad.intake import PUBLISHED_LEAST, Intake, Lane
 from jbi_pubsub.pad.pipeline import Pipeline
-from jbi_pubsub.pad.proxy import Registered
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.protocol.replies import Registered
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.tasks import TaskManager
 from tests.conftest import eventually
 from tests.pad.test_first_object import World

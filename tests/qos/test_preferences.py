@@ -24,9 +24,10 @@ from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.outbox import MailQueue
 from jbi_pubsub.pad.outlet import Waiting
-from jbi_pubsub.pad.subscription import SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import compile_subscription
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.queue import LevelQueue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

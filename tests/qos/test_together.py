@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.narrow import servers
 from jbi_pubsub.examples.targeting import SCHEMA
 from jbi_pubsub.network.emulation import Link
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 
 TYPES = ("one", "two", "three", "four")
 SECONDS = 8.0

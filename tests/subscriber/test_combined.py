@@ -16,7 +16,7 @@ from jbi_pubsub.core.access import Decision
 from jbi_pubsub.core.config import ArchiveSection, ClientSection
 from jbi_pubsub.core.errors import ConfigurationError, PredicateError
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.subscription import PUBLISHER_TYPE, LocalEntry
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, LocalEntry
 from tests.conftest import Federation, Figures, eventually
 
 OG = "http://gdc4s.com/oim/gemini"

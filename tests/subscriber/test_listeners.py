@@ -10,7 +10,7 @@ import pytest
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber import listeners
 from jbi_pubsub.subscriber.listeners import MAX_WORKERS, TRIES, ListenerPool, Tries
 from jbi_pubsub.subscriber.subscription import LocalSubscription, Told

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.pad.subscription import Start
+from jbi_pubsub.protocol.requests import Start
 from jbi_pubsub.subscriber.moments import Moment, seconds_at, start_at
 
 NOW = 1_800_000_000.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.subscription import LocalSubscription, SubscriptionUid, Told
 

@@ -28,7 +28,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     WireTimeoutError,
 )
-from jbi_pubsub.pad.delivery import END, FINISHED, ITEM
+from jbi_pubsub.protocol.deliveries import END, FINISHED, ITEM
 from jbi_pubsub.subscriber import Query, listeners
 
 

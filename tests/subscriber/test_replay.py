@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub import InfoObject, SubscriberAdapter
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
-from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
+from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
 from jbi_pubsub.subscriber.session import _Placed

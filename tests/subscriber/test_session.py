@@ -32,9 +32,11 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
-from jbi_pubsub.pad.proxy import Opened, QueryOpened, Subscribed, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import PAD_TYPE, Granted, QueryRequest, SubscriptionRequest
+from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT
+from jbi_pubsub.protocol.entries import PAD_TYPE
+from jbi_pubsub.protocol.replies import Granted, Opened, QueryOpened, Subscribed
+from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
+from jbi_pubsub.protocol.services import SubscriptionsProxy
 from jbi_pubsub.subscriber.coverage import Place
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.query import QueryPart

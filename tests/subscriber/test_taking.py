@@ -23,8 +23,8 @@ from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LossNotice, dec
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.signing import digest
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.deliveries import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.session import DelegateSession, _Standing
 from jbi_pubsub.subscriber.subscription import LocalSubscription

@@ -39,9 +39,11 @@ from jbi_pubsub.core.signing import (
 )
 from jbi_pubsub.core.wire.tls import TlsIdentity, _names
 from jbi_pubsub.pad.signed import Seals
-from jbi_pubsub.pad.stages import signer_of, verifier_of
-from jbi_pubsub.pad.subscription import PublisherRequest, SigningKeyEntry, check_publisher
+from jbi_pubsub.protocol.entries import SigningKeyEntry
+from jbi_pubsub.protocol.ownership import check_publisher
+from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.trust import signature
+from jbi_pubsub.trust.settings import signer_of, verifier_of
 from jbi_pubsub.trust.signature import CertificateSigner, CertificateVerifier
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "signatures.md"

@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad import delegate
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import SigningKeyEntry
+from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
 from jbi_pubsub.trust.signature import CertificateSigner
 

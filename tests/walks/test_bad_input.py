@@ -26,8 +26,8 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 

@@ -25,7 +25,7 @@ from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.config import LeaseSection, PolicySection, TlsSection
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.web.federation import Observer
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

@@ -13,7 +13,7 @@ from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.proxy import fetch_schema
+from jbi_pubsub.protocol.services import fetch_schema
 from jbi_pubsub.subscriber import waiting
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"

@@ -25,8 +25,8 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.pad.proxy import TYPES, TypesProxy
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.protocol.services import TYPES, TypesProxy
 
 IMAGERY = TypeName("mil.af.rl.jbi.Intel_Imagery")
 KEY: Key = ("type", IMAGERY)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.config import MailSection, load
-from jbi_pubsub.pad.mail.links import check_base
+from jbi_pubsub.protocol.mail_links import check_base
 from jbi_pubsub.web.unsubscribe import ADDRESS_BURST, ADDRESS_RATE, BURST, RATE
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "mail.md").read_text()

@@ -15,7 +15,7 @@ from jbi_pubsub.core.config import WebSection
 from jbi_pubsub.core.errors import StorageError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.mail.links import link
+from jbi_pubsub.protocol.mail_links import link
 from jbi_pubsub.web import unsubscribe as module
 from jbi_pubsub.web.federation import Observer
 from jbi_pubsub.web.server import WebServer

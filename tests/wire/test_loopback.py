@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.subscription import PAD_TYPE
+from jbi_pubsub.protocol.entries import PAD_TYPE
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from jbi_pubsub.core.values import converted
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.fom import PRIVILEGE, Class, Member, parsed
 from jbi_pubsub.hla.proxy import modules_of
-from jbi_pubsub.pad.subscription import PLATFORM_NAME
+from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from . import policy
 from .policy import Policy

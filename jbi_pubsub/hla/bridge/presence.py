@@ -21,8 +21,8 @@ from jbi_pubsub.hla.exceptions import RingOfBridges
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.proxy import STATUS
-from jbi_pubsub.pad.stages import access_of
+from jbi_pubsub.policy.settings import access_of
+from jbi_pubsub.protocol.services import STATUS
 
 from . import rings
 from .rings import Span

@@ -16,9 +16,11 @@ from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.pad.subscription import MIN_SECRET, SubscriptionRequest
+from jbi_pubsub.protocol.ownership import MIN_SECRET
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 LinkAction = Literal["unsubscribe", "renew"]
+
 LINK_ACTIONS: Final[tuple[LinkAction, ...]] = get_args(LinkAction)
 
 MAX_BASE: Final = 200
@@ -28,8 +30,11 @@ _LABEL: Final = "jbi-pubsub mail link 1"
 _KIND: Final = "subscription-"
 _HALF: Final = 16
 """Bytes of the id, and of the proof: 2^128 tries."""
+
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+
 _UID: Final = re.compile(_KIND + r"[0-9a-f]{32}")
+
 _PLAIN: Final = re.compile(r"[!#-;=?-Z\\_a-z~^`\[\]]+")
 """What may stand in a URL between angle brackets, in a header and in HTML: no space, quotation mark, <, >, nothing
 beyond ASCII."""

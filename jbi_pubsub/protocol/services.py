@@ -1,11 +1,10 @@
-"""The delegate's proxies: what publishers and subscribers may call, each its own exported object (paper 2.3.1).
+"""Clients of what a delegate exports: publishers, subscribers and administrators call an object each (paper 2.3.1).
 
 A subscriber gets `SubscriptionsProxy` through the lookup service; publisher calls can't be reached through it.
 """
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -14,20 +13,30 @@ import msgspec
 
 from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Change, Descriptor, Held, Key, Kind, Property
-from jbi_pubsub.core.errors import ErrorReport, ProtocolError
-from jbi_pubsub.core.history import Explanation, GivenUp, Position, Progress, State, TakenIn
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.history import GivenUp, Progress, TakenIn
 from jbi_pubsub.core.info_object import Cause, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, GrantedQos, Importance, PolicyChanged
+from jbi_pubsub.core.quality import PolicyChanged
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.mail.links import LinkAction
-from jbi_pubsub.pad.overview import TERMS_MOST, Terms
-from jbi_pubsub.pad.subscription import Granted, PublisherRequest, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.mail_links import LinkAction
+from jbi_pubsub.protocol.replies import (
+    Answers,
+    Counted,
+    Deleted,
+    Described,
+    Explained,
+    Opened,
+    QueryOpened,
+    Registered,
+    Subscribed,
+)
+from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.status import TERMS_MOST, Terms
 
 T = TypeVar("T")
 
@@ -44,27 +53,16 @@ DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "filtered", "open_publications",
     "wait_for_subscriptions",
 )  # fmt: skip
+
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
     "explain", "explain_object", "signing_key", "mail_losses",
 )  # fmt: skip
+
 HISTORY_METHODS: Final = (
     "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "delete", "retain", "rebuild",
     "take_in", "describe",
 )  # fmt: skip
-
-PUBLICATION: Final = struct.Struct("!BII")
-WHOLE, CHUNK, LAST_CHUNK, ABANDONED = 1, 2, 3, 4
-"""A publication starts with its kind, the number of its registration on the connection, and its age: milliseconds since
-it was published when it left, so that clocks need not agree. A large object comes as CHUNK ... LAST_CHUNK, the last of
-which tells its age; between them come items of other registrations, none of its own. ABANDONED: nothing more
-comes of the one whose chunks were coming."""
-AGE_MOST: Final = 2**32 - 1
-"""Milliseconds: what is older is told to be that old."""
-
-MAX_COMING: Final = 4
-"""Large objects of one publisher that may be coming in chunks at once: a delegate holds them in memory, or in a file,
-before it can see what they are."""
 
 RENEW_SECONDS: Final = 5.0
 """For renewing a lease: it is tried again until it runs out, so one try need not last. Where the term leaves more than
@@ -81,34 +79,6 @@ STANDING_SECONDS: Final = 0.2
 """The longest that one call waits for subscriptions, as other calls of the connection wait behind it: who wants to wait
 longer asks again."""
 
-Refusals = tuple[tuple[str, ErrorReport], ...]
-"""(object id, why it was refused), or of a registration, why a lookup service does not list it."""
-
-
-class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a registration.
-
-    `credit`: how many of its objects, and `credit_bytes` of them, the delegate may have that are not done; 0: any
-    number, and what is acknowledged is done. A larger object goes when none is under way. `importance` and the
-    `version` of the policies that it comes from; `strict`: the most important goes first, else levels have shares.
-    """
-
-    credit: int = 0
-    importance: Importance = DEFAULT_IMPORTANCE
-    version: int = 0
-    credit_bytes: int = 0
-    strict: bool = False
-
-
-class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Note of a delegate's acknowledgements: what it refused, and for registrations with credit up to which number of
-    theirs all objects are done; how important they are by now, and `strict` (see Registered), where it has changed."""
-
-    refusals: Refusals = ()
-    done: dict[int, int] = msgspec.field(default_factory=dict)
-    importance: dict[int, Importance] = msgspec.field(default_factory=dict)
-    strict: bool | None = None
-
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an application says of whoever uses it ([client] user, role): where there is a certificate that counts."""
@@ -118,88 +88,6 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_CLAIMS: Final = Claims()
-
-
-class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A connection or session with its lease. `server` is who has opened it: another one may stand at an address
-    where ours was."""
-
-    uid: str
-    lease: Lease
-    server: str = ""
-
-
-class Subscribed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to one subscription of a call: granted, or why not."""
-
-    granted: Granted | None = None
-    error: ErrorReport | None = None
-
-
-class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To all subscriptions of a call, in their order. `open_for`: seconds that the session is open by now, which ties
-    the two clocks anew; 0 without a session."""
-
-    answers: tuple[Subscribed, ...]
-    open_for: float = 0.0
-
-
-class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A query's results come over the session's delivery connection as items PLACED (or chunks) of that `number`, last
-    of all FINISHED; nothing beyond position `end` is seen."""
-
-    number: int
-    end: Position
-    left_out: tuple[str, ...] = ()
-    """Of what the caller may not read all, in his own words: `* *` if he has named no type."""
-    qos: GrantedQos = GrantedQos()
-    incarnations: tuple[str, ...] = ()
-    """Which archive answers: the id of this time that it is open, then of those before. So whoever knows of one that
-    was open here can tell whether this is the same, and not another one, or a copy of before; (): not known."""
-
-
-class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last that comes of a query: how it ended. See `core.history.Progress`."""
-
-    state: State
-    matched: int = 0
-    candidates: int = 0
-    verified: int = 0
-    seconds: float = 0.0
-    error: str = ""
-    left_out: tuple[str, ...] = ()
-
-
-class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many objects a query has."""
-
-    count: int
-    left_out: tuple[str, ...] = ()
-    lacks: str = ""
-    """What is damaged where it looked, and so perhaps not counted, or not there to be had."""
-    incarnations: tuple[str, ...] = ()
-    """Which archive answers: see `QueryOpened`."""
-
-
-class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A registration of which objects are archived, with its entries, which templates match."""
-
-    uid: str
-    entries: tuple[EntryRep, ...]
-
-
-class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many objects were deleted, of those up to a position."""
-
-    count: int
-    up_to: Position
-
-
-class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a query would be answered."""
-
-    explanation: Explanation
-    left_out: tuple[str, ...] = ()
 
 
 class _LeasedProxy:

@@ -1,0 +1,41 @@
+"""Queries that are answered in the place of an archive: from another platform, or by an application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.protocol.requests import QueryRequest
+
+
+class RemoteAnswers(Protocol):
+    """What another platform has for a query."""
+
+    def __iter__(self) -> Iterator[InfoObject]:
+        """All of it, in order. Raises JbiError."""
+        ...
+
+    @property
+    def lacks(self) -> str:
+        """What is missing because somebody there has not answered; "" for nothing. When all has come."""
+        ...
+
+    def cancel(self) -> None:
+        """It is not wanted any more: whoever iterates comes to the end soon. From any thread."""
+        ...
+
+
+class RemoteArchive(Protocol):
+    """Who answers from elsewhere. Any thread."""
+
+    service_type: str
+    """That of its item in the lookup services."""
+
+    def answers(self, request: QueryRequest) -> RemoteAnswers:
+        """Ask. Raises JbiError, now or by the answers."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for status pages: its `kind` and `name`, and what it does, for whoever may look here."""
+        ...

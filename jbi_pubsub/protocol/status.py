@@ -1,0 +1,31 @@
+"""Statuses of servers, as plain data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.lookup.entry import EntryRep
+
+TERMS_MOST: Final = 500
+"""Subscriptions of a page of terms."""
+
+
+class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a subscription asks for, for who studies it. Nothing of it is a right: no secret, no lease, no address of a
+    recipient; `session` is what a status shows of one, "" of an e-mail-only one. `subscriber` is the name of its
+    process. `number` grows with each that comes."""
+
+    number: int
+    uid: str
+    subscriber: str
+    session: str
+    entries: tuple[EntryRep, ...]
+    predicate: str
+    payload_filter: str
+    namespaces: tuple[tuple[str, str], ...]
+    language: str
+    suppress_empty: bool
+    recipients: int
+    direct: bool
