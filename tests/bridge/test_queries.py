@@ -125,7 +125,7 @@ def test_a_query_that_nobody_takes_and_one_that_is_cancelled_end(past: Any, even
     assert ids_of(query.get_next(1)) == past.ids[:1]
     query.cancel()
     # Expect nothing of it left at the bridge
-    history = made.sides[0]._server.delegate.history
+    history = made.sides[0]._server._server.delegate.history
     eventually(lambda: history.status()["open"] == 0)
     eventually(lambda: not any(each.is_alive for each in history._open))
 
