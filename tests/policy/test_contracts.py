@@ -319,7 +319,8 @@ config = Config(lookup=LookupSection(locators=(), multicast=False))
 pad = DisseminationServer(config, TypeRepository(), characteristics=("a", "b"))
 pad.start()
 assert not [t.name for t in threading.enumerate() if "policy" in t.name]
-assert not [name for name in sys.modules if name.startswith("jbi_pubsub.policy")]
+loaded = {name for name in sys.modules if name.startswith("jbi_pubsub.policy")}
+assert loaded == {"jbi_pubsub.policy", "jbi_pubsub.policy.settings"}
 pad.stop(0.0)
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=60)
