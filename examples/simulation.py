@@ -17,8 +17,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples.federation import PATIENCE, application, say
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.execution import Values
 from jbi_pubsub.hla.federate import FederateAmbassador
-from jbi_pubsub.hla.objects import Values
 
 LEADER: Final = "flights"
 """Who registers points, and asks for the save and the restore."""

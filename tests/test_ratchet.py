@@ -60,3 +60,22 @@ def test_exceptions_only_fall(ratchet: Any, there: Any) -> None:
     told = ratchet.faults(LIMITS, allowed, there)
     assert "classes: room/one.py:A has only 4 now, 9 is written down: lower it" in told
     assert "classes: room/gone.py:B is no more: take it out" in told
+
+
+@pytest.mark.parametrize(
+    "text", ["from .two import B", "import jbi_pubsub.room.two", "def f():\n    from jbi_pubsub.room import two"]
+)
+def test_circles_of_imports_are_told_also_of_types_alone(ratchet: Any, tmp_path: Path, text: str) -> None:
+    # Given a file that imports another one, which needs it for types, and a third that nobody imports
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text(f"{text}\n")
+    (tmp_path / "room" / "two.py").write_text("if TYPE_CHECKING:\n    from . import one\nclass B: ...\n")
+    (tmp_path / "room" / "three.py").write_text("from . import one, two\n")
+    there = ratchet.measured(tmp_path, {"room": 0})
+    # Expect both to be told, and an exception that is none any more
+    allowed = {"rooms": {"room": 9}, "circles": {"room/three.py": 2}}
+    assert [line for line in ratchet.faults({}, allowed, there) if line.startswith("circles")] == [
+        "circles: room/one.py has 2, 0 at most",
+        "circles: room/two.py has 2, 0 at most",
+        "circles: room/three.py is no more: take it out",
+    ]

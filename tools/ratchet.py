@@ -14,14 +14,15 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-KINDS: Final = ("rooms", "files", "classes", "attributes", "functions", "parameters", "names", "comments")
+KINDS: Final = ("rooms", "files", "classes", "attributes", "functions", "parameters", "names", "circles", "comments")
 """Sections of ratchet.toml: lines of a room, a file, a class and a function, attributes of a class, parameters of a
-function, definitions of a class name in the product, and lint exceptions of a kind."""
+function, definitions of a class name in the product, files of the circle of imports that a file is in, and lint
+exceptions of a kind."""
 SLACK: Final = 20
 """A number that is smaller by less than this part of it need not be written down."""
 COMMENTS: Final = {"type: ignore": re.compile(r"# type: ignore"), "broad except": re.compile(r"# noqa: .*BLE001")}
@@ -31,6 +32,7 @@ def measured(root: Path, rooms: dict[str, int]) -> dict[str, dict[str, int]]:
     """What there is, by kind and name."""
     found: dict[str, dict[str, int]] = {kind: {} for kind in KINDS}
     names: dict[str, int] = defaultdict(int)
+    trees: dict[str, ast.Module] = {}
     for room in rooms:
         inner = [each for each in rooms if each.startswith(f"{room}/")]
         for path in sorted((root / room).rglob("*.py")):
@@ -43,13 +45,52 @@ def measured(root: Path, rooms: dict[str, int]) -> dict[str, dict[str, int]]:
             found["files"][name] = lines
             for what, pattern in COMMENTS.items():
                 found["comments"][what] = found["comments"].get(what, 0) + len(pattern.findall(text))
-            for kind, of, number in _of_tree(name, ast.parse(text)):
+            trees[name] = ast.parse(text)
+            for kind, of, number in _of_tree(name, trees[name]):
                 if kind == "names":
                     names[of] += number
                 else:
                     found[kind][of] = max(number, found[kind].get(of, 0))
     found["names"] = dict(names)
+    found["circles"] = {name: len(circle) for circle in circles(trees) for name in circle}
     return found
+
+
+def circles(trees: dict[str, ast.Module]) -> list[list[str]]:
+    """Files that import each other in a loop: at import, within functions, or for their types alone."""
+    modules = {_module_of(name): name for name in trees}
+    imported = {
+        name: {modules[each] for each in _imports(name, tree, modules) if each in modules} - {name}
+        for name, tree in trees.items()
+    }
+    reached: dict[str, set[str]] = {}
+    for name in imported:
+        seen, front = set[str](), imported[name]
+        while front:
+            seen |= front
+            front = set[str]().union(*(imported[each] for each in front)) - seen
+        reached[name] = seen
+    loops = {
+        frozenset(each for each in seen if name in reached[each]) for name, seen in reached.items() if name in seen
+    }
+    return sorted(map(sorted, loops))
+
+
+def _module_of(file: str) -> str:
+    parts = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return parts if parts.split(".")[0] == "jbi_pubsub" else f"jbi_pubsub.{parts}"
+
+
+def _imports(file: str, tree: ast.Module, modules: Container[str]) -> Iterator[str]:
+    package = _module_of(file if file.endswith("/__init__.py") else file.rpartition("/")[0])
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Import):
+            yield from (alias.name for alias in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - each.level] if each.level else []
+            base = ".".join([*above, *([each.module] if each.module else [])])
+            parts = (f"{base}.{alias.name}" for alias in each.names)
+            yield from (part if part in modules else base for part in parts)
 
 
 def _of_tree(file: str, tree: ast.Module) -> Iterator[tuple[str, str, int]]:

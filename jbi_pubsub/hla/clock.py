@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, TypeVar
 
 from immutables import Map
 
-from . import backlog, federation
+from . import backlog
 from .exceptions import InvalidLogicalTime, RtiInternalError
-from .execution import Callback, Told, tell
-
-if TYPE_CHECKING:
-    from .backlog import Backlog
-    from .execution import Execution
+from .execution import AT_ZERO, Callback, Clock, Execution, Message, Pace, Sent, Told, begin_save, tell
 
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 Bound = tuple[float, int]
@@ -39,64 +35,6 @@ WAITING_MOST: Final = 1_000_000
 """Messages in time-stamp order that wait for a federate; at more they are refused to who sends them."""
 SENT_MOST: Final = 200_000
 """Messages of a federate that may still be retracted; at more the earliest may not any more."""
-
-
-class Pace(NamedTuple):
-    """The time of a federate."""
-
-    time: float = 0.0
-    is_exclusive: bool = False
-    """It was granted its time by TAR or NMR."""
-    lookahead: float | None = None
-    """None: it does not regulate."""
-    floor: float = 0.0
-    """What it has promised with a larger lookahead that it had."""
-    is_constrained: bool = False
-    asked: tuple[Asked, float] | None = None
-    """It waits for this to be granted; "constrained": for its time to be safe, from when on it is constrained."""
-    is_asynchronous: bool = False
-    watched: float | None = None
-    """The GALT that it was told last, when it watches."""
-
-
-class Message(NamedTuple):
-    """What waits for a constrained federate."""
-
-    time: float
-    retraction: int
-    callback: Callback
-
-
-class Sent(NamedTuple):
-    """What may still be retracted."""
-
-    time: float
-    retraction: int
-    receivers: tuple[int, ...]
-
-
-class Clock(NamedTuple):
-    """The time of a federation. Who is not here is at 0.0, and neither regulates nor is constrained."""
-
-    paces: Map[int, Pace] = Map()
-    waiting: Map[int, Backlog[Message]] = Map()
-    """For constrained federates."""
-    held: Map[int, tuple[Callback, ...]] = Map()
-    """In receive order, for constrained federates that ask for no time."""
-    sent: Map[int, Backlog[Sent]] = Map()
-    """By sender."""
-
-    def pace(self, federate: int) -> Pace:
-        """Of a federate."""
-        return self.paces.get(federate, _AT_ZERO)
-
-    def least(self, federate: int) -> float:
-        """The least time stamp that waits for a federate; infinity: none does."""
-        waits = self.waiting.get(federate)
-        return waits[0][0].time if waits else math.inf
-
-
-_AT_ZERO: Final = Pace()
 
 
 # -- bounds ---------------------------------------------------------------------------------------------------------
@@ -171,7 +109,7 @@ def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) ->
     """Whether a constrained federate that asks for a time is granted nothing, and nobody else anything by that: another
     federate's bound is neither beyond what the asker wants nor beyond the asker's own bound until now. Of many
     federates in lockstep all but the last one find another soon."""
-    pace = clock.paces.get(federate, _AT_ZERO)
+    pace = clock.paces.get(federate, AT_ZERO)
     if not pace.is_constrained or kind == "FQR":
         return False
     wanted = min(time, clock.least(federate)) if kind in ("NMR", "NMRA") else time
@@ -232,7 +170,7 @@ def received(execution: Execution, receivers: Receivers) -> tuple[Execution, tup
     told = []
     clock = execution.clock
     for federate, callback in receivers:
-        pace = paces.get(federate, _AT_ZERO)
+        pace = paces.get(federate, AT_ZERO)
         if not pace.is_constrained or pace.is_asynchronous or pace.asked is not None:
             told.append(Told(federate, callback))
             continue
@@ -279,7 +217,7 @@ def sent(
     return execution, (*told, *more)
 
 
-def put(table: Map[int, tuple[T, ...]], key: int, value: tuple[T, ...]) -> Map[int, tuple[T, ...]]:
+def put_entry(table: Map[int, tuple[T, ...]], key: int, value: tuple[T, ...]) -> Map[int, tuple[T, ...]]:
     """The table with that value, without what is empty."""
     if value:
         return table.set(key, value)
@@ -302,7 +240,7 @@ def settled(execution: Execution) -> tuple[Execution, tuple[Told, ...]]:
         if not is_moving and _is_save_due(execution, bounds):
             scheduled = execution.saving.scheduled
             assert scheduled is not None
-            execution, begun = federation.begin_save(execution, *scheduled)
+            execution, begun = begin_save(execution, *scheduled)
             told.extend(begun)
     execution, more = _watched(execution)
     told.extend(more)
@@ -358,9 +296,9 @@ def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tupl
     mine = clock.sent.get(federate)
     if mine:
         _, mine = backlog.split(mine, math.nextafter(promised(made)[0], -math.inf))
-        clock = clock._replace(sent=put(clock.sent, federate, mine))
+        clock = clock._replace(sent=put_entry(clock.sent, federate, mine))
     if arrived:
-        clock = clock._replace(waiting=put(clock.waiting, federate, queue))
+        clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue))
     return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
 
 
@@ -405,9 +343,9 @@ def resigned(execution: Execution, federate: int) -> tuple[Execution, tuple[Told
     old = execution.clock
     clock = Clock(
         old.paces.delete(federate) if federate in old.paces else old.paces,
-        put(old.waiting, federate, ()),
-        put(old.held, federate, ()),
-        put(old.sent, federate, ()),
+        put_entry(old.waiting, federate, ()),
+        put_entry(old.held, federate, ()),
+        put_entry(old.sent, federate, ()),
     )
     execution, told = settled(execution._replace(clock=clock))
     return execution, told

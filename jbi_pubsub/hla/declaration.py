@@ -6,49 +6,11 @@ subscriptions, and for interaction classes. Subscribing makes what exists known:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from immutables import Map
 
 from . import objects, ownership
-from .execution import Step
+from .execution import Attributes, Execution, Model, Step
 from .fom import checked_attributes, interaction_class, object_class
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
-
-Attributes = Map[int, tuple[int, ...]]
-"""Of object classes: sorted handles of attributes."""
-
-
-class Declared(NamedTuple):
-    """What federates have declared."""
-
-    published: Map[int, Attributes] = Map()
-    subscribed: Map[int, Attributes] = Map()
-    sends: Map[int, tuple[int, ...]] = Map()
-    """Interaction classes that a federate publishes."""
-    hears: Map[int, tuple[int, ...]] = Map()
-    """Interaction classes that a federate subscribes to."""
-
-    def without(self, federate: int) -> Declared:
-        """After it has left."""
-        published, subscribed, sends, hears = self
-        return Declared(
-            published.delete(federate) if federate in published else published,
-            subscribed.delete(federate) if federate in subscribed else subscribed,
-            sends.delete(federate) if federate in sends else sends,
-            hears.delete(federate) if federate in hears else hears,
-        )
-
-    def publishes(self, federate: int, cls: int) -> tuple[int, ...]:
-        """Attributes of a class that a federate publishes."""
-        return self.published.get(federate, Map()).get(cls, ())
-
-    def subscribes(self, federate: int, cls: int) -> tuple[int, ...]:
-        """Attributes of a class that a federate subscribes to."""
-        return self.subscribed.get(federate, Map()).get(cls, ())
-
 
 # -- object classes -------------------------------------------------------------------------------------------------
 

@@ -12,15 +12,30 @@ and retractions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Iterable, Sized
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from .clock import Clock
-    from .declaration import Declared
-    from .federation import Members, Points, Saving
-    from .fom import Fom
-    from .objects import Instances
-    from .ownership import Owned
+from immutables import Map
+
+from .backlog import Backlog
+from .exceptions import ObjectInstanceNotKnown
+from .fom import Class, Fom, Order
+
+Attributes = Map[int, tuple[int, ...]]
+"""Of object classes: sorted handles of attributes."""
+Values = tuple[tuple[int, bytes], ...]
+"""Handles of attributes or parameters, and what they are encoded as."""
+Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
+
+V = TypeVar("V", bound=Sized)
+
+
+def put_entry(table: Map[int, V], key: int, value: V) -> Map[int, V]:
+    """The table with that value, without what is empty."""
+    if value:
+        return table.set(key, value)
+    return table.delete(key) if key in table else table
 
 
 class Callback(NamedTuple):
@@ -55,17 +70,246 @@ class Model(NamedTuple):
     options: Options = Options()
 
 
+# -- federation management --------------------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """A joined federate."""
+
+    name: str
+    action: str
+    """Of RESIGN_ACTIONS: what is done when it dies."""
+    is_surrogate: bool = False
+    """It has disclosed that it is a bridge's."""
+
+
+class Members(NamedTuple):
+    """Who is joined."""
+
+    joined: Map[int, Member] = Map()
+    names: Map[str, int] = Map()
+
+
+class Point(NamedTuple):
+    """A pending synchronization point."""
+
+    tag: bytes
+    for_all: bool
+    """Who joins meanwhile is a member too."""
+    achieved: Map[int, bool]
+    """Of its members."""
+    registrant: int = 0
+
+
+class Points(NamedTuple):
+    """The synchronization points that are pending."""
+
+    pending: Map[str, Point] = Map()
+    sets: Map[str, Map[int, bool]] = Map()
+    """Members of named sets."""
+
+
+class Saving(NamedTuple):
+    """A save or a restore that is going on, and what was saved."""
+
+    label: str = ""
+    """Of what is going on; "": nothing is."""
+    is_restore: bool = False
+    states: Map[int, str] = Map()
+    """instructed, saving, waiting, failed; of those who are asked."""
+    resigned: bool = False
+    """One who was asked has left."""
+    scheduled: tuple[str, float] | None = None
+    """Label and time of a save that waits for its time."""
+    kept: Map[str, Execution] = Map()
+    """By label, without what these had kept themselves."""
+    order: tuple[str, ...] = ()
+    """Labels, the oldest first."""
+
+
+# -- declaration management -------------------------------------------------------------------------------------------
+
+
+class Declared(NamedTuple):
+    """What federates have declared."""
+
+    published: Map[int, Attributes] = Map()
+    subscribed: Map[int, Attributes] = Map()
+    sends: Map[int, tuple[int, ...]] = Map()
+    """Interaction classes that a federate publishes."""
+    hears: Map[int, tuple[int, ...]] = Map()
+    """Interaction classes that a federate subscribes to."""
+
+    def without(self, federate: int) -> Declared:
+        """After it has left."""
+        published, subscribed, sends, hears = self
+        return Declared(
+            put_entry(published, federate, Map()),
+            put_entry(subscribed, federate, Map()),
+            put_entry(sends, federate, ()),
+            put_entry(hears, federate, ()),
+        )
+
+    def publishes(self, federate: int, cls: int) -> tuple[int, ...]:
+        """Attributes of a class that a federate publishes."""
+        return self.published.get(federate, Map()).get(cls, ())
+
+    def subscribes(self, federate: int, cls: int) -> tuple[int, ...]:
+        """Attributes of a class that a federate subscribes to."""
+        return self.subscribed.get(federate, Map()).get(cls, ())
+
+
+# -- object management ------------------------------------------------------------------------------------------------
+
+
+class Instance(NamedTuple):
+    """An object instance."""
+
+    cls: int
+    name: str
+    known: Map[int, int] = Map()
+    """As an instance of which class each federate knows it."""
+
+
+class Instances(NamedTuple):
+    """The object instances of a federation."""
+
+    by_handle: Map[int, Instance] = Map()
+    by_name: Map[str, int] = Map()
+    orders: Map[tuple[int, int], Order] = Map()
+    """Of an instance's attributes, where its owner has changed it."""
+    sent: Map[tuple[int, int], Order] = Map()
+    """Of a federate's interactions of a class, where it has changed it."""
+
+    def forgotten_by(self, federate: int) -> Instances:
+        """After it has left."""
+        by_handle = self.by_handle
+        for handle, instance in self.by_handle.items():
+            if federate in instance.known:
+                by_handle = by_handle.set(handle, instance._replace(known=instance.known.delete(federate)))
+        sent = self.sent
+        for key in self.sent:
+            if key[0] == federate:
+                sent = sent.delete(key)
+        return self._replace(by_handle=by_handle, sent=sent)
+
+
+# -- ownership management ---------------------------------------------------------------------------------------------
+
+
+class Claim(NamedTuple):
+    """Who waits for an attribute."""
+
+    federate: int
+    tag: bytes
+    if_available: bool = False
+
+
+class Owned(NamedTuple):
+    """Who owns what, by instance and attribute. An attribute of which nothing is said here is unowned."""
+
+    owners: Map[int, Map[int, int]] = Map()
+    divesting: Map[int, Map[int, bytes]] = Map()
+    """Tags of negotiated divestitures."""
+    claims: Map[int, Map[int, tuple[Claim, ...]]] = Map()
+    """In the order in which they came."""
+    declared: Map[int, Map[int, bool]] = Map()
+    """What a surrogate owns, and nobody on the other side."""
+
+    def owner(self, instance: int, attribute: int) -> int:
+        """0: it is unowned."""
+        return self.owners.get(instance, Map()).get(attribute, 0)
+
+    def given(self, instance: int, attributes: Iterable[int], federate: int) -> Owned:
+        """A federate owns attributes of an instance that it has registered."""
+        return self._replace(owners=self.owners.set(instance, Map(dict.fromkeys(attributes, federate))))
+
+    def without(self, instance: int) -> Owned:
+        """After an instance has been deleted."""
+        nothing: Map[int, Any] = Map()
+        return Owned(
+            put_entry(self.owners, instance, nothing),
+            put_entry(self.divesting, instance, nothing),
+            put_entry(self.claims, instance, nothing),
+            put_entry(self.declared, instance, nothing),
+        )
+
+
+# -- time management --------------------------------------------------------------------------------------------------
+
+
+class Pace(NamedTuple):
+    """The time of a federate."""
+
+    time: float = 0.0
+    is_exclusive: bool = False
+    """It was granted its time by TAR or NMR."""
+    lookahead: float | None = None
+    """None: it does not regulate."""
+    floor: float = 0.0
+    """What it has promised with a larger lookahead that it had."""
+    is_constrained: bool = False
+    asked: tuple[Asked, float] | None = None
+    """It waits for this to be granted; "constrained": for its time to be safe, from when on it is constrained."""
+    is_asynchronous: bool = False
+    watched: float | None = None
+    """The GALT that it was told last, when it watches."""
+
+
+class Message(NamedTuple):
+    """What waits for a constrained federate."""
+
+    time: float
+    retraction: int
+    callback: Callback
+
+
+class Sent(NamedTuple):
+    """What may still be retracted."""
+
+    time: float
+    retraction: int
+    receivers: tuple[int, ...]
+
+
+class Clock(NamedTuple):
+    """The time of a federation. Who is not here is at 0.0, and neither regulates nor is constrained."""
+
+    paces: Map[int, Pace] = Map()
+    waiting: Map[int, Backlog[Message]] = Map()
+    """For constrained federates."""
+    held: Map[int, tuple[Callback, ...]] = Map()
+    """In receive order, for constrained federates that ask for no time."""
+    sent: Map[int, Backlog[Sent]] = Map()
+    """By sender."""
+
+    def pace(self, federate: int) -> Pace:
+        """Of a federate."""
+        return self.paces.get(federate, AT_ZERO)
+
+    def least(self, federate: int) -> float:
+        """The least time stamp that waits for a federate; infinity: none does."""
+        waits = self.waiting.get(federate)
+        return waits[0][0].time if waits else math.inf
+
+
+AT_ZERO: Final = Pace()
+
+
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
 class Execution(NamedTuple):
     """One federation execution."""
 
     name: str
-    members: Members
-    saving: Saving
-    points: Points
-    declared: Declared
-    instances: Instances
-    owned: Owned
-    clock: Clock
+    members: Members = Members()
+    saving: Saving = Saving()
+    points: Points = Points()
+    declared: Declared = Declared()
+    instances: Instances = Instances()
+    owned: Owned = Owned()
+    clock: Clock = Clock()
     handles: int = 0
     """The last handle that was given."""
 
@@ -82,3 +326,31 @@ class Step(NamedTuple):
 def tell(federate: int, name: str, *arguments: Any) -> Told:
     """A callback for a federate."""
     return Told(federate, Callback(name, arguments))
+
+
+def known(execution: Execution, federate: int, instance: int) -> Instance:
+    """An instance that a federate knows. Raises ObjectInstanceNotKnown."""
+    found = execution.instances.by_handle.get(instance)
+    if found is None or federate not in found.known:
+        raise ObjectInstanceNotKnown(
+            f"the federate knows no object instance {instance}",
+            hint="Register it, or wait for discover_object_instance",
+            handle=instance,
+        )
+    return found
+
+
+def known_class(model: Model, execution: Execution, federate: int, instance: int) -> Class:
+    """The class at which a federate knows an instance. Raises ObjectInstanceNotKnown."""
+    return model.fom.objects[known(execution, federate, instance).known[federate] - 1]
+
+
+def begin_save(execution: Execution, label: str, time: float | None) -> tuple[Execution, tuple[Told, ...]]:
+    """Everybody is told to save."""
+    joined = sorted(execution.members.joined)
+    saving = execution.saving._replace(
+        label=label, is_restore=False, resigned=False, scheduled=None,
+        states=Map(dict.fromkeys(joined, "instructed")),
+    )  # fmt: skip
+    told = tuple(tell(each, "initiate_federate_save", label, time) for each in joined)
+    return execution._replace(saving=saving), told

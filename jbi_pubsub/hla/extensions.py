@@ -14,16 +14,13 @@ status tells of saves, they exist where an RTI was told to have them (Options.ad
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from immutables import Map
 
-from . import federation, objects, ownership
+from . import federation, ownership
 from .exceptions import InvalidArgument, ServiceNotEnabled, SynchronizationPointLabelNotAnnounced
-from .execution import Step, Told, tell
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
+from .execution import Execution, Model, Step, Told, known, tell
 
 SETS_MOST: Final = 10_000
 """Sets of a federation, and those of one federate."""
@@ -184,7 +181,7 @@ def declare_unowned(
     """Attributes that the federate owns are unowned on the other side, or are not any more. Raises ServiceNotEnabled,
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
     _check(model, "declare_unowned")
-    objects.known(execution, federate, instance)
+    known(execution, federate, instance)
     wanted = ownership.owned_by(model, execution, federate, instance, attributes)
     declared = execution.owned.declared.get(instance, Map())
     for each in wanted:

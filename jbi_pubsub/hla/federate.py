@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jbi_pubsub.core.errors import JbiError
 
-from .objects import Values
+from .execution import Values
 
 
 class FederateAmbassador:

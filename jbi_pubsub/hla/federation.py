@@ -15,7 +15,7 @@ gives each the handle that it had.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 from immutables import Map
 
@@ -35,10 +35,7 @@ from .exceptions import (
     SaveNotInProgress,
     SynchronizationPointLabelNotAnnounced,
 )
-from .execution import Step, Told, tell
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
+from .execution import Execution, Member, Members, Model, Point, Saving, Step, Told, begin_save, tell
 
 RESIGN_ACTIONS: Final = (
     "unconditionally_divest_attributes",
@@ -54,60 +51,6 @@ SAVES_MOST: Final = 100
 """Labels that a federation execution keeps; the oldest go."""
 POINTS_MOST: Final = 10_000
 """Synchronization points that are pending at once."""
-
-
-class Member(NamedTuple):
-    """A joined federate."""
-
-    name: str
-    action: str
-    """Of RESIGN_ACTIONS: what is done when it dies."""
-    is_surrogate: bool = False
-    """It has disclosed that it is a bridge's."""
-
-
-class Members(NamedTuple):
-    """Who is joined."""
-
-    joined: Map[int, Member] = Map()
-    names: Map[str, int] = Map()
-
-
-class Point(NamedTuple):
-    """A pending synchronization point."""
-
-    tag: bytes
-    for_all: bool
-    """Who joins meanwhile is a member too."""
-    achieved: Map[int, bool]
-    """Of its members."""
-    registrant: int = 0
-
-
-class Points(NamedTuple):
-    """The synchronization points that are pending."""
-
-    pending: Map[str, Point] = Map()
-    sets: Map[str, Map[int, bool]] = Map()
-    """Members of named sets."""
-
-
-class Saving(NamedTuple):
-    """A save or a restore that is going on, and what was saved."""
-
-    label: str = ""
-    """Of what is going on; "": nothing is."""
-    is_restore: bool = False
-    states: Map[int, str] = Map()
-    """instructed, saving, waiting, failed; of those who are asked."""
-    resigned: bool = False
-    """One who was asked has left."""
-    scheduled: tuple[str, float] | None = None
-    """Label and time of a save that waits for its time."""
-    kept: Map[str, Execution] = Map()
-    """By label, without what these had kept themselves."""
-    order: tuple[str, ...] = ()
-    """Labels, the oldest first."""
 
 
 # -- who is joined --------------------------------------------------------------------------------------------------
@@ -272,17 +215,6 @@ def request_federation_save(
         return Step(execution, None, told)
     execution, told = begin_save(execution, label, None)
     return Step(execution, None, told)
-
-
-def begin_save(execution: Execution, label: str, time: float | None) -> tuple[Execution, tuple[Told, ...]]:
-    """Everybody is told to save."""
-    joined = sorted(execution.members.joined)
-    saving = execution.saving._replace(
-        label=label, is_restore=False, resigned=False, scheduled=None,
-        states=Map(dict.fromkeys(joined, "instructed")),
-    )  # fmt: skip
-    told = tuple(tell(each, "initiate_federate_save", label, time) for each in joined)
-    return execution._replace(saving=saving), told
 
 
 def federate_save_begun(model: Model, execution: Execution, federate: int) -> Step:

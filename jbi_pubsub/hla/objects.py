@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
 
 from immutables import Map
 
@@ -26,68 +25,9 @@ from .exceptions import (
     InvalidArgument,
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
-    ObjectInstanceNotKnown,
 )
-from .execution import Callback, Step, Told, tell
-from .fom import checked_attributes, interaction_class, object_class
-
-if TYPE_CHECKING:
-    from .declaration import Attributes
-    from .execution import Execution, Model
-    from .fom import Class, Order
-
-Values = tuple[tuple[int, bytes], ...]
-"""Handles of attributes or parameters, and what they are encoded as."""
-
-
-class Instance(NamedTuple):
-    """An object instance."""
-
-    cls: int
-    name: str
-    known: Map[int, int] = Map()
-    """As an instance of which class each federate knows it."""
-
-
-class Instances(NamedTuple):
-    """The object instances of a federation."""
-
-    by_handle: Map[int, Instance] = Map()
-    by_name: Map[str, int] = Map()
-    orders: Map[tuple[int, int], Order] = Map()
-    """Of an instance's attributes, where its owner has changed it."""
-    sent: Map[tuple[int, int], Order] = Map()
-    """Of a federate's interactions of a class, where it has changed it."""
-
-    def forgotten_by(self, federate: int) -> Instances:
-        """After it has left."""
-        by_handle = self.by_handle
-        for handle, instance in self.by_handle.items():
-            if federate in instance.known:
-                by_handle = by_handle.set(handle, instance._replace(known=instance.known.delete(federate)))
-        sent = self.sent
-        for key in self.sent:
-            if key[0] == federate:
-                sent = sent.delete(key)
-        return self._replace(by_handle=by_handle, sent=sent)
-
-
-def known(execution: Execution, federate: int, instance: int) -> Instance:
-    """An instance that a federate knows. Raises ObjectInstanceNotKnown."""
-    found = execution.instances.by_handle.get(instance)
-    if found is None or federate not in found.known:
-        raise ObjectInstanceNotKnown(
-            f"the federate knows no object instance {instance}",
-            hint="Register it, or wait for discover_object_instance",
-            handle=instance,
-        )
-    return found
-
-
-def known_class(model: Model, execution: Execution, federate: int, instance: int) -> Class:
-    """The class at which a federate knows an instance. Raises ObjectInstanceNotKnown."""
-    return model.fom.objects[known(execution, federate, instance).known[federate] - 1]
-
+from .execution import Attributes, Callback, Execution, Instance, Model, Step, Told, Values, known, known_class, tell
+from .fom import Order, checked_attributes, interaction_class, object_class
 
 # -- instances ------------------------------------------------------------------------------------------------------
 

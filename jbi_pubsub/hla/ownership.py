@@ -18,12 +18,8 @@ attribute no more does not own it any more; while it waits for one it can't stop
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from immutables import Map
 
-from . import objects
 from .exceptions import (
     AttributeAcquisitionWasNotRequested,
     AttributeAlreadyBeingAcquired,
@@ -35,44 +31,9 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Step, Told, tell
-from .fom import checked_attributes
-from .transfers import Claim, Transfer, may_own, put
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
-    from .fom import Class
-
-
-class Owned(NamedTuple):
-    """Who owns what, by instance and attribute. An attribute of which nothing is said here is unowned."""
-
-    owners: Map[int, Map[int, int]] = Map()
-    divesting: Map[int, Map[int, bytes]] = Map()
-    """Tags of negotiated divestitures."""
-    claims: Map[int, Map[int, tuple[Claim, ...]]] = Map()
-    """In the order in which they came."""
-    declared: Map[int, Map[int, bool]] = Map()
-    """What a surrogate owns, and nobody on the other side."""
-
-    def owner(self, instance: int, attribute: int) -> int:
-        """0: it is unowned."""
-        return self.owners.get(instance, Map()).get(attribute, 0)
-
-    def given(self, instance: int, attributes: Iterable[int], federate: int) -> Owned:
-        """A federate owns attributes of an instance that it has registered."""
-        return self._replace(owners=self.owners.set(instance, Map(dict.fromkeys(attributes, federate))))
-
-    def without(self, instance: int) -> Owned:
-        """After an instance has been deleted."""
-        nothing: Map[int, Any] = Map()
-        return Owned(
-            put(self.owners, instance, nothing),
-            put(self.divesting, instance, nothing),
-            put(self.claims, instance, nothing),
-            put(self.declared, instance, nothing),
-        )
-
+from .execution import Claim, Execution, Model, Step, Told, known, known_class, put_entry, tell
+from .fom import Class, checked_attributes
+from .transfers import Transfer, may_own
 
 # -- divesting ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +176,7 @@ def cancel_attribute_ownership_acquisition(
     """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Own: also what it
     wanted if available and waits for until a divestiture is confirmed. Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
-    wanted = checked_attributes(objects.known_class(model, execution, federate, instance), attributes)
+    wanted = checked_attributes(known_class(model, execution, federate, instance), attributes)
     transfer = Transfer(model, execution, instance)
     for each in wanted:
         if transfer.owners.get(each) == federate:
@@ -235,7 +196,7 @@ def cancel_attribute_ownership_acquisition(
 def query_attribute_ownership(model: Model, execution: Execution, federate: int, instance: int, attribute: int) -> Step:
     """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17). Raises
     ObjectInstanceNotKnown, AttributeNotDefined."""
-    checked_attributes(objects.known_class(model, execution, federate, instance), (attribute,))
+    checked_attributes(known_class(model, execution, federate, instance), (attribute,))
     is_owned = execution.owned.owner(instance, attribute) != 0
     is_owned = is_owned and attribute not in execution.owned.declared.get(instance, Map())
     return Step(execution, None, (tell(federate, "inform_attribute_ownership", instance, attribute, is_owned),))
@@ -246,7 +207,7 @@ def is_attribute_owned_by_federate(
 ) -> Step:
     """The answer is whether the federate owns an attribute (clause 7.19). Raises ObjectInstanceNotKnown,
     AttributeNotDefined."""
-    checked_attributes(objects.known_class(model, execution, federate, instance), (attribute,))
+    checked_attributes(known_class(model, execution, federate, instance), (attribute,))
     return Step(execution, execution.owned.owner(instance, attribute) == federate)
 
 
@@ -321,7 +282,7 @@ def without_claims(execution: Execution, federate: int) -> Execution:
             each: tuple(claim for claim in claims if claim.federate != federate) for each, claims in claimed.items()
         }
         kept = Map({each: claims for each, claims in left.items() if claims})
-        owned = owned._replace(claims=put(owned.claims, instance, kept))
+        owned = owned._replace(claims=put_entry(owned.claims, instance, kept))
     return execution._replace(owned=owned)
 
 
@@ -353,7 +314,7 @@ def owned_by(
     model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Attributes of an instance, sorted, all of them the federate's."""
-    found = objects.known(execution, federate, instance)
+    found = known(execution, federate, instance)
     wanted = checked_attributes(model.fom.objects[found.cls - 1], attributes)
     owners = execution.owned.owners.get(instance, Map())
     for each in wanted:
@@ -378,7 +339,7 @@ def _unowned_by(
     model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Attributes that the federate may own and does not."""
-    kind = objects.known_class(model, execution, federate, instance)
+    kind = known_class(model, execution, federate, instance)
     wanted = checked_attributes(kind, attributes)
     may = may_own(model, execution, federate, kind.handle)
     owners = execution.owned.owners.get(instance, Map())

@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import decoded
 
-from . import clock, declaration, extensions, federation, objects, ownership, timing
+from . import declaration, extensions, federation, objects, ownership, timing
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
@@ -33,7 +33,7 @@ from .exceptions import (
     SaveInProgress,
     UnknownService,
 )
-from .execution import Execution, Model, Step
+from .execution import Execution, Model, Step, Values
 
 NAME_MOST: Final = 1_000
 """Characters of names and labels."""
@@ -94,7 +94,7 @@ def _tag(name: str, value: Any) -> bytes:
     return value
 
 
-def _values(name: str, value: Any) -> objects.Values:
+def _values(name: str, value: Any) -> Values:
     """Pairs of handles and bytes, by handles."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
         raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(value)}", hint=_HINT)
@@ -257,16 +257,7 @@ def created(name: str) -> Execution:
     """A federation execution that nobody has joined. Raises InvalidArgument."""
     if not _text("a federation execution", name):
         raise InvalidArgument("a federation execution has a name", hint="Give a text of one character or more")
-    return Execution(
-        name,
-        federation.Members(),
-        federation.Saving(),
-        federation.Points(),
-        declaration.Declared(),
-        objects.Instances(),
-        ownership.Owned(),
-        clock.Clock(),
-    )
+    return Execution(name)
 
 
 def arguments(service: str, data: msgspec.Raw) -> list[Any]:

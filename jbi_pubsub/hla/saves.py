@@ -20,13 +20,24 @@ from immutables import Map
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .clock import Clock, Message, Pace, Sent
-from .declaration import Declared
-from .execution import Callback, Execution
-from .federation import Member, Members, Point, Points, Saving
-from .objects import Instance, Instances
-from .ownership import Owned
-from .transfers import Claim
+from .execution import (
+    Callback,
+    Claim,
+    Clock,
+    Declared,
+    Execution,
+    Instance,
+    Instances,
+    Member,
+    Members,
+    Message,
+    Owned,
+    Pace,
+    Point,
+    Points,
+    Saving,
+    Sent,
+)
 
 log = logging.getLogger("jbi_pubsub.hla")
 

@@ -43,8 +43,7 @@ from .exceptions import (
     RtiError,
     RtiInternalError,
 )
-from .execution import Execution, Model, Options, Step
-from .federation import Saving
+from .execution import Execution, Model, Options, Saving, Step
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti

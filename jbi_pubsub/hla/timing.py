@@ -8,10 +8,9 @@ A federate, when it regulates:  enable (lookahead) -> regulating -> disable
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from . import backlog
-from .clock import Asked, Clock, Pace, bounds_of, galt_of, is_held_by_another, promised, put, settled
+from .clock import bounds_of, galt_of, is_held_by_another, promised, settled
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -25,10 +24,7 @@ from .exceptions import (
     TimeRegulationAlreadyEnabled,
     TimeRegulationIsNotEnabled,
 )
-from .execution import Step, Told, tell
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
+from .execution import Asked, Clock, Execution, Model, Pace, Step, Told, put_entry, tell
 
 # -- regulating and constrained -------------------------------------------------------------------------------------
 
@@ -49,7 +45,7 @@ def enable_time_regulation(model: Model, execution: Execution, federate: int, lo
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
     told = [Told(federate, each.callback) for each in arrived]
     pace = pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive)
-    clock = clock._replace(waiting=put(clock.waiting, federate, queue), paces=clock.paces.set(federate, pace))
+    clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue), paces=clock.paces.set(federate, pace))
     told.append(tell(federate, "time_regulation_enabled", time))
     return _after(model, execution._replace(clock=clock), told)
 
@@ -59,7 +55,7 @@ def disable_time_regulation(model: Model, execution: Execution, federate: int) -
     TimeRegulationIsNotEnabled."""
     pace = _regulating(execution, federate)
     clock = execution.clock
-    execution = execution._replace(clock=clock._replace(sent=put(clock.sent, federate, ())))
+    execution = execution._replace(clock=clock._replace(sent=put_entry(clock.sent, federate, ())))
     return _with(model, execution, federate, pace._replace(lookahead=None, floor=0.0))
 
 
@@ -85,8 +81,8 @@ def disable_time_constrained(model: Model, execution: Execution, federate: int) 
     told.extend(Told(federate, each.callback) for each in backlog.items(clock.waiting.get(federate, ())))
     clock = Clock(
         clock.paces.set(federate, pace._replace(is_constrained=False)),
-        put(clock.waiting, federate, ()),
-        put(clock.held, federate, ()),
+        put_entry(clock.waiting, federate, ()),
+        put_entry(clock.held, federate, ()),
         clock.sent,
     )
     return _after(model, execution._replace(clock=clock), told)
@@ -237,11 +233,11 @@ def retract(model: Model, execution: Execution, federate: int, retraction: int) 
         queue = clock.waiting.get(each, ())
         left = backlog.without(queue, lambda message: message.retraction == retraction)
         if left is not queue:
-            clock = clock._replace(waiting=put(clock.waiting, each, left))
+            clock = clock._replace(waiting=put_entry(clock.waiting, each, left))
         elif each in execution.members.joined:
             told.append(tell(each, "request_retraction", retraction))
     rest = backlog.without(mine, lambda sent: sent.retraction == retraction)
-    clock = clock._replace(sent=put(clock.sent, federate, rest))
+    clock = clock._replace(sent=put_entry(clock.sent, federate, rest))
     execution, more = settled(execution._replace(clock=clock))
     return Step(execution, None, (*told, *more))
 

@@ -7,22 +7,11 @@ the only one who gives an attribute to a federate, so it has one owner at most.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from immutables import Map
 
-from .execution import Step, Told, tell
-
-if TYPE_CHECKING:
-    from .execution import Execution, Model
-
-
-class Claim(NamedTuple):
-    """Who waits for an attribute."""
-
-    federate: int
-    tag: bytes
-    if_available: bool = False
+from .execution import Claim, Execution, Model, Step, Told, put_entry, tell
 
 
 def may_own(model: Model, execution: Execution, federate: int, cls: int) -> frozenset[int]:
@@ -129,20 +118,13 @@ class Transfer:
         """What has become of it. It can't be changed any more."""
         owned, at = self._execution.owned, self._instance
         owned = owned._replace(
-            owners=put(owned.owners, at, self.owners.finish()),
-            divesting=put(owned.divesting, at, self.divesting.finish()),
-            claims=put(owned.claims, at, self.claims.finish()),
-            declared=put(owned.declared, at, self.declared),
+            owners=put_entry(owned.owners, at, self.owners.finish()),
+            divesting=put_entry(owned.divesting, at, self.divesting.finish()),
+            claims=put_entry(owned.claims, at, self.claims.finish()),
+            declared=put_entry(owned.declared, at, self.declared),
         )
         told: list[Told] = []
         for (federate, name, tag), attributes in self._said.items():
             more = () if tag is None else (tag,)
             told.append(tell(federate, name, at, tuple(attributes), *more))
         return Step(self._execution._replace(owned=owned), answer, tuple(told))
-
-
-def put(table: Map[int, Map[int, Any]], key: int, value: Map[int, Any]) -> Map[int, Map[int, Any]]:
-    """The table with that value, without what is empty."""
-    if value:
-        return table.set(key, value)
-    return table.delete(key) if key in table else table

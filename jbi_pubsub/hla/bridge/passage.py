@@ -14,7 +14,7 @@ from typing import Final
 
 from immutables import Map
 
-from jbi_pubsub.hla.objects import Values
+from jbi_pubsub.hla.execution import Values
 
 from .state import NOTHING, Entry, Turn, Twin
 
