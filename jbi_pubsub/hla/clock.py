@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Final, Literal, TypeVar
-
-from immutables import Map
+from typing import Final
 
 from . import backlog
 from .exceptions import InvalidLogicalTime, RtiInternalError
-from .execution import AT_ZERO, Callback, Clock, Execution, Message, Pace, Sent, Told, begin_save, tell
+from .execution import AT_ZERO, Asked, Callback, Clock, Message, Pace, Sent, ServiceCall, Told, put_entry
 
-Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 Bound = tuple[float, int]
-T = TypeVar("T")
 Receivers = tuple[tuple[int, Callback], ...]
 
 NEVER: Final[Bound] = (math.inf, 0)
@@ -130,23 +126,13 @@ def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) ->
     return False
 
 
-def is_regulating(execution: Execution, federate: int) -> bool:
-    """Whether a federate is time-regulating."""
-    return execution.clock.pace(federate).lookahead is not None
-
-
-def bound(execution: Execution, federate: int) -> float:
-    """The least time stamp that a federate may send."""
-    return promised(execution.clock.pace(federate))[0]
-
-
 # -- messages -------------------------------------------------------------------------------------------------------
 
 
-def is_ordered(execution: Execution, federate: int, time: float | None) -> bool:
-    """Whether a message of a federate goes in time-stamp order, as far as its time is concerned: it has one, and the
+def is_ordered(call: ServiceCall, time: float | None) -> bool:
+    """Whether a message of the federate goes in time-stamp order, as far as its time is concerned: it has one, and the
     federate regulates. Raises InvalidLogicalTime for a time before the federate's bound."""
-    pace = execution.clock.pace(federate)
+    pace = call.pace
     if time is None or pace.lookahead is None:
         return False
     least, excluded = promised(pace)
@@ -161,41 +147,38 @@ def is_ordered(execution: Execution, federate: int, time: float | None) -> bool:
     return True
 
 
-def received(execution: Execution, receivers: Receivers) -> tuple[Execution, tuple[Told, ...]]:
+def send_as_received(call: ServiceCall, receivers: Receivers) -> None:
     """Messages in receive order: told at once, but for constrained federates that ask for no time and have not enabled
     asynchronous delivery (clause 8.1.5)."""
-    paces = execution.clock.paces
+    paces = call.execution.clock.paces
     if not paces:
-        return execution, tuple(Told(*each) for each in receivers)
-    told = []
-    clock = execution.clock
+        call.told.extend(Told(*each) for each in receivers)
+        return
+    waiting = before = call.execution.clock.held
     for federate, callback in receivers:
         pace = paces.get(federate, AT_ZERO)
         if not pace.is_constrained or pace.is_asynchronous or pace.asked is not None:
-            told.append(Told(federate, callback))
+            call.told.append(Told(federate, callback))
             continue
-        held = (*clock.held.get(federate, ()), callback)
+        held = (*waiting.get(federate, ()), callback)
         if len(held) > HELD_MOST:
-            told.extend(Told(federate, each) for each in held)
-            clock = clock._replace(held=clock.held.delete(federate))
-        else:
-            clock = clock._replace(held=clock.held.set(federate, held))
-    return execution._replace(clock=clock), tuple(told)
+            call.told.extend(Told(federate, each) for each in held)
+            held = ()
+        waiting = put_entry(waiting, federate, held)
+    if waiting is not before:
+        call.change("clock", held=waiting)
 
 
-def sent(
-    execution: Execution, sender: int, time: float, retraction: int, receivers: Receivers
-) -> tuple[Execution, tuple[Told, ...]]:
+def send_in_order(call: ServiceCall, time: float, retraction: int, receivers: Receivers) -> None:
     """A message in time-stamp order: it waits for who is constrained, others get it at once. Raises RtiInternalError
     when too much waits."""
-    clock = execution.clock
+    clock = call.execution.clock
     waiting = clock.waiting
-    told = []
     moves = False
     for federate, callback in receivers:
         pace = clock.pace(federate)
         if not pace.is_constrained:
-            told.append(Told(federate, callback))
+            call.told.append(Told(federate, callback))
             continue
         queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
         if len(queue) > WAITING_MOST // backlog.CHUNK:
@@ -205,91 +188,76 @@ def sent(
             )
         waiting = waiting.set(federate, queue)
         moves = moves or (pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"))
-    clock = clock._replace(waiting=waiting)
+    sent = clock.sent
     if retraction:
         made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
-        mine = backlog.put(clock.sent.get(sender, ()), made)
-        clock = clock._replace(sent=clock.sent.set(sender, mine[len(mine) > SENT_MOST // backlog.CHUNK :]))
-    execution = execution._replace(clock=clock)
-    if not moves:  # nobody's bound depends on what waits for others
-        return execution, tuple(told)
-    execution, more = settled(execution)
-    return execution, (*told, *more)
-
-
-def put_entry(table: Map[int, tuple[T, ...]], key: int, value: tuple[T, ...]) -> Map[int, tuple[T, ...]]:
-    """The table with that value, without what is empty."""
-    if value:
-        return table.set(key, value)
-    return table.delete(key) if key in table else table
+        mine = backlog.put(sent.get(call.federate, ()), made)
+        sent = sent.set(call.federate, mine[len(mine) > SENT_MOST // backlog.CHUNK :])
+    call.change("clock", waiting=waiting, sent=sent)
+    if moves:  # else nobody's bound depends on what waits for others
+        settle(call)
 
 
 # -- grants ---------------------------------------------------------------------------------------------------------
 
 
-def settled(execution: Execution) -> tuple[Execution, tuple[Told, ...]]:
+def settle(call: ServiceCall) -> None:
     """Everything that time allows now: grants, a save that waited for its time, what watchers are told."""
-    told: list[Told] = []
-    if not execution.clock.paces and execution.saving.scheduled is None:
-        return execution, ()
-    is_moving = not execution.saving.label
+    if not call.execution.clock.paces and call.execution.saving.scheduled is None:
+        return
+    is_moving = not call.execution.saving.label
     while is_moving:
-        bounds = bounds_of(execution.clock)
-        execution, more, is_moving = _granted(execution, bounds)
-        told.extend(more)
-        if not is_moving and _is_save_due(execution, bounds):
-            scheduled = execution.saving.scheduled
-            assert scheduled is not None
-            execution, begun = begin_save(execution, *scheduled)
-            told.extend(begun)
-    execution, more = _watched(execution)
-    told.extend(more)
-    return execution, tuple(told)
+        bounds = bounds_of(call.execution.clock)
+        is_moving = _grant_all(call, bounds)
+        scheduled = call.execution.saving.scheduled
+        if not is_moving and scheduled is not None and _is_due(call.execution.clock, scheduled[1], bounds):
+            call.begin_save(*scheduled)
+    _tell_watchers(call)
 
 
-def _granted(execution: Execution, bounds: list[tuple[Bound, int]]) -> tuple[Execution, list[Told], bool]:
+def _grant_all(call: ServiceCall, bounds: list[tuple[Bound, int]]) -> bool:
     """All grants that these bounds allow; whether one of them may have changed bounds."""
-    told: list[Told] = []
     changes = False
-    for federate, pace in execution.clock.paces.items():
+    scheduled = call.execution.saving.scheduled
+    for federate, pace in call.execution.clock.paces.items():
         asked = pace.asked
         if asked is None:
             continue
-        time = _grantable(execution, federate, pace, galt_of(bounds, federate))
-        if time is None or _waits_for_save(execution, time, asked[0]):
+        time = _grantable(call.execution.clock, federate, pace, galt_of(bounds, federate))
+        if time is None or (scheduled is not None and asked[0] != "constrained" and time > scheduled[1]):
             continue
-        execution, more = _grant(execution, federate, pace, time)
-        told.extend(more)
+        _grant(call, federate, pace, time)
         changes = changes or asked[0] not in ("TAR", "TARA")
-    return execution, told, changes
+    return changes
 
 
-def _grantable(execution: Execution, federate: int, pace: Pace, galt: Bound) -> float | None:
+def _grantable(clock: Clock, federate: int, pace: Pace, galt: Bound) -> float | None:
     """What a federate can be granted now; None: nothing."""
     assert pace.asked is not None
     kind, wanted = pace.asked
     if not pace.is_constrained and kind != "constrained":
         return wanted
     if kind == "FQR":
-        return max(pace.time, min(wanted, galt[0], execution.clock.least(federate)))
-    time = min(wanted, execution.clock.least(federate)) if kind in ("NMR", "NMRA") else wanted
+        return max(pace.time, min(wanted, galt[0], clock.least(federate)))
+    time = min(wanted, clock.least(federate)) if kind in ("NMR", "NMRA") else wanted
     if kind in ("TAR", "NMR"):
         return time if (time, 0) < galt else None
     return time if time <= galt[0] else None
 
 
-def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tuple[Execution, list[Told]]:
+def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
     """All that waits up to that time is told, or all with FQR; then the time."""
     assert pace.asked is not None
     kind = pace.asked[0]
-    clock = execution.clock
+    clock = call.execution.clock
     if kind == "constrained":
         made = pace._replace(asked=None, is_constrained=True)
-        told = [tell(federate, "time_constrained_enabled", pace.time)]
-        return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+        call.change("clock", paces=clock.paces.set(federate, made))
+        call.tell(federate, "time_constrained_enabled", pace.time)
+        return
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
-    told = [Told(federate, each.callback) for each in arrived]
-    told.append(tell(federate, "time_advance_grant", time))
+    call.told.extend(Told(federate, each.callback) for each in arrived)
+    call.tell(federate, "time_advance_grant", time)
     made = pace._replace(
         time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
     )
@@ -299,53 +267,49 @@ def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tupl
         clock = clock._replace(sent=put_entry(clock.sent, federate, mine))
     if arrived:
         clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue))
-    return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+    call.change("clock", paces=clock.paces.set(federate, made), sent=clock.sent, waiting=clock.waiting)
 
 
-def _waits_for_save(execution: Execution, time: float, kind: Asked) -> bool:
-    scheduled = execution.saving.scheduled
-    return scheduled is not None and kind != "constrained" and time > scheduled[1]
-
-
-def _is_save_due(execution: Execution, bounds: list[tuple[Bound, int]]) -> bool:
+def _is_due(clock: Clock, time: float, bounds: list[tuple[Bound, int]]) -> bool:
     """Whether no message up to the time of a save can be sent any more, and no constrained federate be granted a time
     up to it (clause 4.16): those that are before it ask for more, and have no message that ends their way sooner. This
     asks nobody to be grantable: the save holds them back from each other."""
-    scheduled = execution.saving.scheduled
-    if scheduled is None or (bounds and bounds[0][0] <= (scheduled[1], 0)):
+    if bounds and bounds[0][0] <= (time, 0):
         return False
-    for federate, pace in execution.clock.paces.items():
-        if not pace.is_constrained or pace.time >= scheduled[1]:
+    for federate, pace in clock.paces.items():
+        if not pace.is_constrained or pace.time >= time:
             continue
-        if pace.asked is None or pace.asked[1] <= scheduled[1]:
+        if pace.asked is None or pace.asked[1] <= time:
             return False
-        if pace.asked[0] in ("NMR", "NMRA") and execution.clock.least(federate) <= scheduled[1]:
+        if pace.asked[0] in ("NMR", "NMRA") and clock.least(federate) <= time:
             return False
     return True
 
 
-def _watched(execution: Execution) -> tuple[Execution, list[Told]]:
+def _tell_watchers(call: ServiceCall) -> None:
     """Watchers whose GALT is another one are told, behind the messages below it."""
-    clock = execution.clock
+    clock = call.execution.clock
     watchers = sorted(federate for federate, pace in clock.paces.items() if pace.watched is not None)
-    told = []
     bounds = bounds_of(clock) if watchers else []
+    paces = clock.paces
     for federate in watchers:
-        galt, pace = galt_of(bounds, federate)[0], clock.paces[federate]
+        galt, pace = galt_of(bounds, federate)[0], paces[federate]
         if galt != pace.watched:
-            clock = clock._replace(paces=clock.paces.set(federate, pace._replace(watched=galt)))
-            told.append(tell(federate, "lower_bound", galt))
-    return execution._replace(clock=clock), told
+            paces = paces.set(federate, pace._replace(watched=galt))
+            call.tell(federate, "lower_bound", galt)
+    if paces is not clock.paces:
+        call.change("clock", paces=paces)
 
 
-def resigned(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
+def resign(call: ServiceCall) -> None:
     """Nobody waits for the time of who has left."""
-    old = execution.clock
-    clock = Clock(
-        old.paces.delete(federate) if federate in old.paces else old.paces,
-        put_entry(old.waiting, federate, ()),
-        put_entry(old.held, federate, ()),
-        put_entry(old.sent, federate, ()),
+    clock, federate = call.execution.clock, call.federate
+    paces = clock.paces.delete(federate) if federate in clock.paces else clock.paces
+    call.change(
+        "clock",
+        paces=paces,
+        waiting=put_entry(clock.waiting, federate, ()),
+        held=put_entry(clock.held, federate, ()),
+        sent=put_entry(clock.sent, federate, ()),
     )
-    execution, told = settled(execution._replace(clock=clock))
-    return execution, told
+    settle(call)

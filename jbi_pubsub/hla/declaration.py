@@ -9,130 +9,93 @@ from __future__ import annotations
 from immutables import Map
 
 from . import objects, ownership
-from .execution import Attributes, Execution, Model, Step
+from .execution import ServiceCall, put_entry
 from .fom import checked_attributes, interaction_class, object_class
 
 # -- object classes -------------------------------------------------------------------------------------------------
 
 
-def publish_object_class_attributes(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
-) -> Step:
+def publish_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
     """The federate may register instances of the class and own these attributes; adds to what it publishes (clause
     5.2). Raises InvalidObjectClassHandle, AttributeNotDefined."""
-    wanted = checked_attributes(object_class(model.fom, cls), attributes)
-    declared = execution.declared
-    published = _with(declared.published, federate, cls, declared.publishes(federate, cls), wanted)
-    execution = execution._replace(declared=declared._replace(published=published))
-    return ownership.offered(model, execution, federate, cls)
+    _add(call, "published", cls, attributes)
+    ownership.offer_unowned(call, cls)
 
 
-def unpublish_object_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def unpublish_object_class(call: ServiceCall, cls: int) -> None:
     """The federate publishes nothing of the class; what it owned of its instances is unowned (clause 5.3). Raises as
     unpublish_object_class_attributes."""
-    known = object_class(model.fom, cls)
-    return unpublish_object_class_attributes(model, execution, federate, cls, known.members)
+    unpublish_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
-def unpublish_object_class_attributes(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
-) -> Step:
+def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
     """The federate publishes these no more; what it owned of them is unowned. Raises as
     publish_object_class_attributes, and OwnershipAcquisitionPending while it waits for one of them."""
-    unwanted = checked_attributes(object_class(model.fom, cls), attributes)
-    declared = execution.declared
-    published = _less(declared.published, federate, cls, declared.publishes(federate, cls), unwanted)
-    execution = execution._replace(declared=declared._replace(published=published))
-    execution, told = ownership.unpublished(model, execution, federate, cls, unwanted)
-    return Step(execution, None, told)
+    ownership.lose_unpublished(call, cls, _take_out(call, "published", cls, attributes))
 
 
-def subscribe_object_class_attributes(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
-) -> Step:
+def subscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
     subscribes to (clause 5.6). Raises InvalidObjectClassHandle, AttributeNotDefined."""
-    wanted = checked_attributes(object_class(model.fom, cls), attributes)
-    declared = execution.declared
-    subscribed = _with(declared.subscribed, federate, cls, declared.subscribes(federate, cls), wanted)
-    execution = execution._replace(declared=declared._replace(subscribed=subscribed))
-    return objects.discovered(model, execution, federate, cls)
+    _add(call, "subscribed", cls, attributes)
+    objects.discover(call, cls)
 
 
-def unsubscribe_object_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
     """The federate hears nothing of the class; what it knows stays known (clause 5.7)."""
-    known = object_class(model.fom, cls)
-    return unsubscribe_object_class_attributes(model, execution, federate, cls, known.members)
+    unsubscribe_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
-def unsubscribe_object_class_attributes(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
-) -> Step:
+def unsubscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
     """The federate hears nothing of these attributes. Raises as subscribe_object_class_attributes."""
-    unwanted = checked_attributes(object_class(model.fom, cls), attributes)
-    declared = execution.declared
-    subscribed = _less(declared.subscribed, federate, cls, declared.subscribes(federate, cls), unwanted)
-    return Step(execution._replace(declared=declared._replace(subscribed=subscribed)))
+    _take_out(call, "subscribed", cls, attributes)
 
 
-def _with(
-    table: Map[int, Attributes], federate: int, cls: int, there: tuple[int, ...], more: tuple[int, ...]
-) -> Map[int, Attributes]:
-    whole = tuple(sorted({*there, *more}))
-    return table.set(federate, table.get(federate, Map()).set(cls, whole))
+def _add(call: ServiceCall, table: str, cls: int, attributes: tuple[int, ...]) -> None:
+    wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
+    declared = getattr(call.execution.declared, table)
+    own = declared.get(call.federate, Map())
+    whole = tuple(sorted({*own.get(cls, ()), *wanted}))
+    call.change("declared", **{table: declared.set(call.federate, own.set(cls, whole))})
 
 
-def _less(
-    table: Map[int, Attributes], federate: int, cls: int, there: tuple[int, ...], unwanted: tuple[int, ...]
-) -> Map[int, Attributes]:
+def _take_out(call: ServiceCall, table: str, cls: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
+    """Which they are, checked."""
+    unwanted = checked_attributes(object_class(call.model.fom, cls), attributes)
+    declared = getattr(call.execution.declared, table)
+    own = declared.get(call.federate, Map())
     gone = set(unwanted)
-    left = tuple(each for each in there if each not in gone)
-    of_federate = table.get(federate, Map())
-    if left:
-        return table.set(federate, of_federate.set(cls, left))
-    if cls not in of_federate:
-        return table
-    rest = of_federate.delete(cls)
-    return table.set(federate, rest) if rest else table.delete(federate)
+    left = put_entry(own, cls, tuple(each for each in own.get(cls, ()) if each not in gone))
+    call.change("declared", **{table: put_entry(declared, call.federate, left)})
+    return unwanted
 
 
 # -- interaction classes --------------------------------------------------------------------------------------------
 
 
-def publish_interaction_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def publish_interaction_class(call: ServiceCall, cls: int) -> None:
     """The federate may send interactions of the class (clause 5.4). Raises InvalidInteractionClassHandle."""
-    interaction_class(model.fom, cls)
-    sends = _and(execution.declared.sends, federate, cls)
-    return Step(execution._replace(declared=execution.declared._replace(sends=sends)))
+    _set_class(call, "sends", cls, is_in=True)
 
 
-def unpublish_interaction_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def unpublish_interaction_class(call: ServiceCall, cls: int) -> None:
     """The federate sends none any more (clause 5.5)."""
-    interaction_class(model.fom, cls)
-    sends = _but(execution.declared.sends, federate, cls)
-    return Step(execution._replace(declared=execution.declared._replace(sends=sends)))
+    _set_class(call, "sends", cls, is_in=False)
 
 
-def subscribe_interaction_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def subscribe_interaction_class(call: ServiceCall, cls: int) -> None:
     """The federate gets interactions of the class and those below it (clause 5.8)."""
-    interaction_class(model.fom, cls)
-    hears = _and(execution.declared.hears, federate, cls)
-    return Step(execution._replace(declared=execution.declared._replace(hears=hears)))
+    _set_class(call, "hears", cls, is_in=True)
 
 
-def unsubscribe_interaction_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
+def unsubscribe_interaction_class(call: ServiceCall, cls: int) -> None:
     """The federate gets none any more (clause 5.9)."""
-    interaction_class(model.fom, cls)
-    hears = _but(execution.declared.hears, federate, cls)
-    return Step(execution._replace(declared=execution.declared._replace(hears=hears)))
+    _set_class(call, "hears", cls, is_in=False)
 
 
-def _and(table: Map[int, tuple[int, ...]], federate: int, cls: int) -> Map[int, tuple[int, ...]]:
-    return table.set(federate, tuple(sorted({*table.get(federate, ()), cls})))
-
-
-def _but(table: Map[int, tuple[int, ...]], federate: int, cls: int) -> Map[int, tuple[int, ...]]:
-    left = tuple(each for each in table.get(federate, ()) if each != cls)
-    if left:
-        return table.set(federate, left)
-    return table.delete(federate) if federate in table else table
+def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:
+    interaction_class(call.model.fom, cls)
+    declared = getattr(call.execution.declared, table)
+    classes = set(declared.get(call.federate, ()))
+    classes = classes | {cls} if is_in else classes - {cls}
+    call.change("declared", **{table: put_entry(declared, call.federate, tuple(sorted(classes)))})

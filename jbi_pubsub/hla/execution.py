@@ -4,10 +4,10 @@ Everything is immutable: ints, strs, bytes, floats, tuples, and maps that share 
 (immutables.Map). So an execution is copied for nothing, hashed cheaply, saved as it is, and a service that refuses has
 changed nothing. A service is a function
 
-    service(model, execution, federate, *arguments) -> Step
+    service(call, *arguments) -> answer
 
-which knows no thread, socket or clock. Handles are ints above 0; one counter gives those of federates, object instances
-and retractions.
+which changes the execution of a ServiceCall, and knows no thread, socket or clock. Handles are ints above 0; one
+counter gives those of federates, object instances and retractions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ Values = tuple[tuple[int, bytes], ...]
 """Handles of attributes or parameters, and what they are encoded as."""
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 
+K = TypeVar("K", int, str)
 V = TypeVar("V", bound=Sized)
 
 
-def put_entry(table: Map[int, V], key: int, value: V) -> Map[int, V]:
+def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
     """The table with that value, without what is empty."""
     if value:
         return table.set(key, value)
@@ -323,34 +324,61 @@ class Step(NamedTuple):
     told: tuple[Told, ...] = ()
 
 
-def tell(federate: int, name: str, *arguments: Any) -> Told:
-    """A callback for a federate."""
-    return Told(federate, Callback(name, arguments))
+class ServiceCall:
+    """A service that a federate calls, on its way: changed in place, and closed to a Step."""
 
+    __slots__ = ("execution", "federate", "model", "told")
 
-def known(execution: Execution, federate: int, instance: int) -> Instance:
-    """An instance that a federate knows. Raises ObjectInstanceNotKnown."""
-    found = execution.instances.by_handle.get(instance)
-    if found is None or federate not in found.known:
-        raise ObjectInstanceNotKnown(
-            f"the federate knows no object instance {instance}",
-            hint="Register it, or wait for discover_object_instance",
-            handle=instance,
-        )
-    return found
+    def __init__(self, model: Model, execution: Execution, federate: int) -> None:
+        self.model, self.execution, self.federate = model, execution, federate
+        self.told: list[Told] = []
 
+    def step(self, answer: Any) -> Step:
+        """The service is done."""
+        return Step(self.execution, answer, tuple(self.told))
 
-def known_class(model: Model, execution: Execution, federate: int, instance: int) -> Class:
-    """The class at which a federate knows an instance. Raises ObjectInstanceNotKnown."""
-    return model.fom.objects[known(execution, federate, instance).known[federate] - 1]
+    def tell(self, federate: int, name: str, *arguments: Any) -> None:
+        """A callback for a federate."""
+        self.told.append(Told(federate, Callback(name, arguments)))
 
+    def change(self, part: str, **fields: Any) -> None:
+        """Fields of a part of the execution."""
+        self.execution = self.execution._replace(**{part: getattr(self.execution, part)._replace(**fields)})
 
-def begin_save(execution: Execution, label: str, time: float | None) -> tuple[Execution, tuple[Told, ...]]:
-    """Everybody is told to save."""
-    joined = sorted(execution.members.joined)
-    saving = execution.saving._replace(
-        label=label, is_restore=False, resigned=False, scheduled=None,
-        states=Map(dict.fromkeys(joined, "instructed")),
-    )  # fmt: skip
-    told = tuple(tell(each, "initiate_federate_save", label, time) for each in joined)
-    return execution._replace(saving=saving), told
+    def next_handle(self) -> int:
+        """A handle that nothing else has."""
+        handle = self.execution.handles + 1
+        self.execution = self.execution._replace(handles=handle)
+        return handle
+
+    @property
+    def pace(self) -> Pace:
+        """The federate's time."""
+        return self.execution.clock.pace(self.federate)
+
+    def set_pace(self, pace: Pace) -> None:
+        """The federate's time is another one."""
+        self.change("clock", paces=self.execution.clock.paces.set(self.federate, pace))
+
+    def known(self, instance: int) -> Instance:
+        """An instance that the federate knows. Raises ObjectInstanceNotKnown."""
+        found = self.execution.instances.by_handle.get(instance)
+        if found is None or self.federate not in found.known:
+            raise ObjectInstanceNotKnown(
+                f"the federate knows no object instance {instance}",
+                hint="Register it, or wait for discover_object_instance",
+                handle=instance,
+            )
+        return found
+
+    def known_class(self, instance: int) -> Class:
+        """The class at which the federate knows an instance. Raises ObjectInstanceNotKnown."""
+        return self.model.fom.objects[self.known(instance).known[self.federate] - 1]
+
+    def begin_save(self, label: str, time: float | None) -> None:
+        """Everybody is told to save."""
+        joined = sorted(self.execution.members.joined)
+        states = Map(dict.fromkeys(joined, "instructed"))
+        self.change("saving", label=label, is_restore=False, resigned=False, scheduled=None, states=states)
+        for each in joined:
+            self.tell(each, "initiate_federate_save", label, time)

@@ -14,58 +14,58 @@ status tells of saves, they exist where an RTI was told to have them (Options.ad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from immutables import Map
 
 from . import federation, ownership
 from .exceptions import InvalidArgument, ServiceNotEnabled, SynchronizationPointLabelNotAnnounced
-from .execution import Execution, Model, Step, Told, known, tell
+from .execution import Callback, Execution, Model, Point, Points, Saving, ServiceCall, Told, put_entry
 
 SETS_MOST: Final = 10_000
 """Sets of a federation, and those of one federate."""
 REPORTED: Final = frozenset(("waiting", "failed"))
 
 
-def _check(model: Model, service: str) -> None:
-    if not model.options.adds:
+def _check(call: ServiceCall, service: str) -> None:
+    if not call.model.options.adds:
         raise ServiceNotEnabled(
             f"{service} is none of the standard's services", hint="Start the RTI with --adds to have it"
         )
 
 
-def query_synchronization_point(model: Model, execution: Execution, federate: int, label: str) -> Step:
+def query_synchronization_point(call: ServiceCall, label: str) -> tuple[str, ...]:
     """The answer is in which states the other members of a point are, "moving" and "achieved", sorted, each once: no
     number, no identity. Raises SynchronizationPointLabelNotAnnounced to who is no member."""
-    point = execution.points.pending.get(label)
-    if point is None or federate not in point.achieved:
+    achieved = _announced(call, label, "It may be over: federation_synchronized says so").achieved
+    return tuple(sorted({"achieved" if has else "moving" for each, has in achieved.items() if each != call.federate}))
+
+
+def _announced(call: ServiceCall, label: str, hint: str) -> Point:
+    point = call.execution.points.pending.get(label)
+    if point is None or call.federate not in point.achieved:
         raise SynchronizationPointLabelNotAnnounced(
-            f"no synchronization point {label[:200]!r} is announced to the federate",
-            hint="It may be over: federation_synchronized says so",
+            f"no synchronization point {label[:200]!r} is announced to the federate", hint=hint
         )
-    states = {"achieved" if has else "moving" for each, has in point.achieved.items() if each != federate}
-    return Step(execution, tuple(sorted(states)))
+    return point
 
 
-def disclose_surrogate(model: Model, execution: Execution, federate: int) -> Step:
+def disclose_surrogate(call: ServiceCall) -> None:
     """The federate is a bridge's, and stands for a whole federation. Raises ServiceNotEnabled."""
-    _check(model, "disclose_surrogate")
-    members = execution.members
-    member = members.joined[federate]._replace(is_surrogate=True)
-    made = execution._replace(members=members._replace(joined=members.joined.set(federate, member)))
-    nothing = execution._replace(
-        saving=execution.saving._replace(label="", states=Map()), points=execution.points._replace(pending=Map())
-    )
-    told = tuple(each for each in noticed(model, nothing, made) if each.federate == federate)
-    return Step(made, None, told)
+    _check(call, "disclose_surrogate")
+    joined = call.execution.members.joined
+    call.change("members", joined=joined.set(call.federate, joined[call.federate]._replace(is_surrogate=True)))
+    nothing = call.execution._replace(saving=Saving(), points=Points())
+    noticed = notices(call.model, nothing, call.execution)
+    call.told.extend(each for each in noticed if each.federate == call.federate)
 
 
 # -- who is the last ------------------------------------------------------------------------------------------------
 
 
-def noticed(model: Model, before: Execution, after: Execution) -> tuple[Told, ...]:
+def notices(model: Model, before: Execution, after: Execution) -> Iterator[Told]:
     """Whoever has become the only one who has not reported is told so."""
-    told = []
     saving = after.saving
     if saving.label and saving != before.saving:
         missing = _last(model, after, {each: state in REPORTED for each, state in saving.states.items()})
@@ -73,7 +73,7 @@ def noticed(model: Model, before: Execution, after: Execution) -> tuple[Told, ..
         if missing and missing != _last(model, before, {each: state in REPORTED for each, state in states.items()}):
             kind = "restore" if saving.is_restore else "save"
             others = "failed" not in saving.states.values() and not saving.resigned
-            told.append(tell(missing, "only_one_not_yet", kind, saving.label, others))
+            yield Told(missing, Callback("only_one_not_yet", (kind, saving.label, others)))
     if after.points.pending is not before.points.pending:
         for label in sorted(after.points.pending):
             point, old = after.points.pending[label], before.points.pending.get(label)
@@ -81,8 +81,7 @@ def noticed(model: Model, before: Execution, after: Execution) -> tuple[Told, ..
                 continue
             missing = _last(model, after, point.achieved)
             if missing and (old is None or missing != _last(model, before, old.achieved)):
-                told.append(tell(missing, "only_one_not_yet", "sync", label, True))
-    return tuple(told)
+                yield Told(missing, Callback("only_one_not_yet", ("sync", label, True)))
 
 
 def _last(model: Model, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
@@ -97,98 +96,81 @@ def _last(model: Model, execution: Execution, reported: Map[int, bool] | dict[in
 # -- synchronization points -----------------------------------------------------------------------------------------
 
 
-def report_registration_failure(model: Model, execution: Execution, federate: int, label: str, reason: str) -> Step:
+def report_registration_failure(call: ServiceCall, label: str, reason: str) -> None:
     """The point can't be one on the other side of a bridge: it is none here either. Raises ServiceNotEnabled,
     SynchronizationPointLabelNotAnnounced."""
-    _check(model, "report_registration_failure")
-    point = execution.points.pending.get(label)
-    if point is None or federate not in point.achieved:
-        raise SynchronizationPointLabelNotAnnounced(
-            f"no synchronization point {label[:200]!r} is announced to the federate", hint="It may be over"
-        )
-    told = []
-    if point.registrant in execution.members.joined:
-        told.append(tell(point.registrant, "synchronization_point_registration_failed", label, reason))
-    told.extend(tell(each, "synchronization_point_withdrawn", label, reason) for each in sorted(point.achieved))
-    points = execution.points._replace(pending=execution.points.pending.delete(label))
-    return Step(execution._replace(points=points), None, tuple(told))
+    _check(call, "report_registration_failure")
+    point = _announced(call, label, "It may be over")
+    if point.registrant in call.execution.members.joined:
+        call.tell(point.registrant, "synchronization_point_registration_failed", label, reason)
+    for each in sorted(point.achieved):
+        call.tell(each, "synchronization_point_withdrawn", label, reason)
+    call.change("points", pending=call.execution.points.pending.delete(label))
 
 
-def join_set(model: Model, execution: Execution, federate: int, name: str) -> Step:
+def join_set(call: ServiceCall, name: str) -> None:
     """The federate becomes a member of a set. Raises ServiceNotEnabled, InvalidArgument."""
-    _check(model, "join_set")
-    sets = execution.points.sets
+    _check(call, "join_set")
+    sets = call.execution.points.sets
     if not name:
         raise InvalidArgument("a set has a name", hint="Give a text of one character or more")
     if name not in sets and len(sets) >= SETS_MOST:
         raise InvalidArgument(f"there are {SETS_MOST:,} sets", hint="Leave some")
-    sets = sets.set(name, sets.get(name, Map()).set(federate, True))
-    return Step(execution._replace(points=execution.points._replace(sets=sets)))
+    call.change("points", sets=sets.set(name, sets.get(name, Map()).set(call.federate, True)))
 
 
-def leave_set(model: Model, execution: Execution, federate: int, name: str) -> Step:
+def leave_set(call: ServiceCall, name: str) -> None:
     """It is none any more. Raises ServiceNotEnabled."""
-    _check(model, "leave_set")
-    sets = execution.points.sets
-    left = sets.get(name, Map())
-    if federate in left:
-        left = left.delete(federate)
-        sets = sets.set(name, left) if left else sets.delete(name)
-    return Step(execution._replace(points=execution.points._replace(sets=sets)))
+    _check(call, "leave_set")
+    sets = call.execution.points.sets
+    members = sets.get(name, Map())
+    if call.federate in members:
+        call.change("points", sets=put_entry(sets, name, members.delete(call.federate)))
 
 
-def register_synchronization_point_for_set(
-    model: Model, execution: Execution, federate: int, label: str, tag: bytes, name: str
-) -> Step:
+def register_synchronization_point_for_set(call: ServiceCall, label: str, tag: bytes, name: str) -> None:
     """A point for the members of a set, as they are now, and for surrogates, which are told the set's name. Raises
     ServiceNotEnabled."""
-    _check(model, "register_synchronization_point_for_set")
-    joined = execution.members.joined
+    _check(call, "register_synchronization_point_for_set")
+    joined = call.execution.members.joined
     surrogates = [each for each in sorted(joined) if joined[each].is_surrogate]
-    members = sorted({*execution.points.sets.get(name, ()), *surrogates})
-    step = federation.registered(model, execution, federate, label, tag, members, for_all=False)
-    if label not in step.execution.points.pending or label in execution.points.pending:
-        return step
-    told = tuple(
-        tell(each.federate, "announce_synchronization_point_to_set", label, tag, name)
+    federation.register(call, label, tag, {*call.execution.points.sets.get(name, ()), *surrogates}, for_all=False)
+    call.told = [
+        Told(each.federate, Callback("announce_synchronization_point_to_set", (label, tag, name)))
         if each.callback.name == "announce_synchronization_point" and each.federate in surrogates
         else each
-        for each in step.told
-    )
-    return step._replace(told=told)
+        for each in call.told
+    ]
 
 
 # -- what there is --------------------------------------------------------------------------------------------------
 
 
-def query_federation_state(model: Model, execution: Execution, federate: int) -> Step:
+def query_federation_state(call: ServiceCall) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...], str]:
     """The answer: pairs of an instance that the federate knows and an attribute that is owned, the labels of pending
     points, and that of a save that goes on, or "". Raises ServiceNotEnabled."""
-    _check(model, "query_federation_state")
+    _check(call, "query_federation_state")
+    execution = call.execution
     owned: list[tuple[int, int]] = []
     for handle in sorted(execution.instances.by_handle):
-        if federate in execution.instances.by_handle[handle].known:
+        if call.federate in execution.instances.by_handle[handle].known:
             unowned = execution.owned.declared.get(handle, Map())
             owners = execution.owned.owners.get(handle, Map())
             owned.extend((handle, each) for each in sorted(owners) if each not in unowned)
-    return Step(execution, (tuple(owned), tuple(sorted(execution.points.pending)), execution.saving.label))
+    return tuple(owned), tuple(sorted(execution.points.pending)), execution.saving.label
 
 
 def declare_unowned(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...],
-    is_unowned: bool = True,  # a service's argument
-) -> Step:  # fmt: skip
+    call: ServiceCall, instance: int, attributes: tuple[int, ...], is_unowned: bool = True  # a service's argument
+) -> None:  # fmt: skip
     """Attributes that the federate owns are unowned on the other side, or are not any more. Raises ServiceNotEnabled,
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    _check(model, "declare_unowned")
-    known(execution, federate, instance)
-    wanted = ownership.owned_by(model, execution, federate, instance, attributes)
-    declared = execution.owned.declared.get(instance, Map())
-    for each in wanted:
+    _check(call, "declare_unowned")
+    table = call.execution.owned.declared
+    declared = table.get(instance, Map())
+    for each in ownership.owned_by(call, instance, attributes):
         if is_unowned:
             declared = declared.set(each, True)
         elif each in declared:
             declared = declared.delete(each)
-    table = execution.owned.declared
-    table = table.set(instance, declared) if declared else table.delete(instance) if instance in table else table
-    return Step(execution._replace(owned=execution.owned._replace(declared=table)))
+    call.change("owned", declared=put_entry(table, instance, declared))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
+from typing import NoReturn
 
 from immutables import Map
 
@@ -26,41 +27,42 @@ from .exceptions import (
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
 )
-from .execution import Attributes, Callback, Execution, Instance, Model, Step, Told, Values, known, known_class, tell
-from .fom import Order, checked_attributes, interaction_class, object_class
+from .execution import Attributes, Callback, Instance, Model, ServiceCall, Values
+from .fom import Class, Order, checked_attributes, interaction_class, object_class
 
 # -- instances ------------------------------------------------------------------------------------------------------
 
 
-def register_object_instance(model: Model, execution: Execution, federate: int, cls: int, name: str = "") -> Step:
+def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int:
     """An instance comes to be, owned by the federate as far as it publishes the class; the answer is its handle (clause
     6.8). Raises InvalidObjectClassHandle, ObjectClassNotPublished, ObjectInstanceNameInUse."""
-    kind = object_class(model.fom, cls)
-    published = execution.declared.publishes(federate, cls)
+    kind = object_class(call.model.fom, cls)
+    declared, instances = call.execution.declared, call.execution.instances
+    published = declared.publishes(call.federate, cls)
     if not published:
         raise ObjectClassNotPublished(
             f"the federate does not publish {kind.name}", hint="Call publish_object_class_attributes first"
         )
-    handle = execution.handles + 1
+    handle = call.next_handle()
     name = name or f"HLAobject-{handle}"
-    if name in execution.instances.by_name:
+    if name in instances.by_name:
         raise ObjectInstanceNameInUse(f"an object instance is called {name[:200]!r}", hint="Take another name")
-    owned = tuple(sorted({*published, model.fom.privilege}))
-    execution = execution._replace(handles=handle, owned=execution.owned.given(handle, owned, federate))
-    heard = {federate: cls}
-    told = []
-    for each in sorted(execution.declared.subscribed):
-        at = None if each == federate else _seen_as(execution.declared.subscribed[each], kind.above)
+    owned = tuple(sorted({*published, call.model.fom.privilege}))
+    heard = {call.federate: cls}
+    for each in sorted(declared.subscribed):
+        at = None if each == call.federate else _seen_as(declared.subscribed[each], kind.above)
         if at is not None:
             heard[each] = at
-            told.append(tell(each, "discover_object_instance", handle, at, name))
-    instances = execution.instances._replace(
-        by_handle=execution.instances.by_handle.set(handle, Instance(cls, name, Map(heard))),
-        by_name=execution.instances.by_name.set(name, handle),
+            call.tell(each, "discover_object_instance", handle, at, name)
+    call.execution = call.execution._replace(
+        owned=call.execution.owned.given(handle, owned, call.federate),
+        instances=instances._replace(
+            by_handle=instances.by_handle.set(handle, Instance(cls, name, Map(heard))),
+            by_name=instances.by_name.set(name, handle),
+        ),
     )
-    execution = execution._replace(instances=instances)
-    execution, _, more = ownership.unowned_offered(model, execution, handle, kind, owned)
-    return Step(execution, handle, (*told, *more))
+    ownership.offer_rest(call, handle, kind, owned)
+    return handle
 
 
 def _seen_as(subscribed: Attributes, above: tuple[int, ...]) -> int | None:
@@ -68,147 +70,125 @@ def _seen_as(subscribed: Attributes, above: tuple[int, ...]) -> int | None:
     return next((each for each in above if each in subscribed), None)
 
 
-def discovered(model: Model, execution: Execution, federate: int, cls: int) -> Step:
-    """A federate subscribes to a class: it discovers the instances that it does not know, and may assume what is
+def discover(call: ServiceCall, cls: int) -> None:
+    """The federate subscribes to a class: it discovers the instances that it does not know, and may assume what is
     unowned of them."""
-    told = []
-    by_handle = execution.instances.by_handle
+    by_handle = call.execution.instances.by_handle
     for handle in sorted(by_handle):
         instance = by_handle[handle]
-        kind = model.fom.objects[instance.cls - 1]
-        if federate in instance.known or cls not in kind.above:
+        above = call.model.fom.objects[instance.cls - 1].above
+        if call.federate in instance.known or cls not in above:
             continue
-        at = _seen_as(execution.declared.subscribed[federate], kind.above) or cls
-        by_handle = by_handle.set(handle, instance._replace(known=instance.known.set(federate, at)))
-        told.append(tell(federate, "discover_object_instance", handle, at, instance.name))
-        told.extend(ownership.offer_of(model, execution, federate, handle, at))
-    return Step(execution._replace(instances=execution.instances._replace(by_handle=by_handle)), None, tuple(told))
+        at = _seen_as(call.execution.declared.subscribed[call.federate], above) or cls
+        by_handle = by_handle.set(handle, instance._replace(known=instance.known.set(call.federate, at)))
+        call.tell(call.federate, "discover_object_instance", handle, at, instance.name)
+        ownership.offer_of(call, handle, at)
+    call.change("instances", by_handle=by_handle)
 
 
-def delete_object_instance(
-    model: Model, execution: Execution, federate: int, instance: int, tag: bytes = b"", time: float | None = None
-) -> Step:
+def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", time: float | None = None) -> int:
     """The instance is no more (clause 6.14). Raises ObjectInstanceNotKnown, DeletePrivilegeNotHeld,
     InvalidLogicalTime."""
-    found = known(execution, federate, instance)
-    if execution.owned.owner(instance, model.fom.privilege) != federate:
+    found, privilege = call.known(instance), call.model.fom.privilege
+    if call.execution.owned.owner(instance, privilege) != call.federate:
         raise DeletePrivilegeNotHeld(
             f"the federate does not own HLAprivilegeToDeleteObject of {found.name}", hint="Acquire it first"
         )
-    ordered = clock.is_ordered(execution, federate, time) and _order(model, execution, instance, model.fom.privilege)
-    receivers = tuple(
-        (each, Callback("remove_object_instance", (instance, tag, time, 0)))
-        for each in sorted(found.known)
-        if each != federate
-    )
-    execution = without(execution, instance)
+    ordered = clock.is_ordered(call, time) and _order(call, instance, privilege)
+    receivers = _delete(call, instance, tag, time)
     if ordered == "timestamp" and time is not None:
-        execution, told = clock.sent(execution, federate, time, 0, receivers)
-        return Step(execution, 0, told)
-    execution, told = clock.received(execution, receivers)
-    return Step(execution, 0, told)
+        clock.send_in_order(call, time, 0, receivers)
+    else:
+        clock.send_as_received(call, receivers)
+    return 0
 
 
-def without(execution: Execution, instance: int) -> Execution:
-    """After an instance has been deleted."""
-    instances = execution.instances
+def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None) -> clock.Receivers:
+    """The instance is not there any more; who is to be told."""
+    instances = call.execution.instances
+    found = instances.by_handle[instance]
     orders = instances.orders
     for key in orders:
         if key[0] == instance:
             orders = orders.delete(key)
-    instances = instances._replace(
-        by_handle=instances.by_handle.delete(instance),
-        by_name=instances.by_name.delete(instances.by_handle[instance].name),
-        orders=orders,
-    )
-    return execution._replace(instances=instances, owned=execution.owned.without(instance))
+    call.change(
+        "instances",
+        by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name), orders=orders,
+    )  # fmt: skip
+    call.execution = call.execution._replace(owned=call.execution.owned.without(instance))
+    callback = Callback("remove_object_instance", (instance, tag, time, 0))
+    return tuple((each, callback) for each in sorted(found.known) if each != call.federate)
 
 
-def deleted_by(model: Model, execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
-    """A federate resigns, and takes the instances with it that it may delete."""
-    told: list[Told] = []
-    for instance in sorted(execution.owned.owners):
-        if execution.owned.owner(instance, model.fom.privilege) == federate:
-            receivers = tuple(
-                (each, Callback("remove_object_instance", (instance, b"", None, 0)))
-                for each in sorted(execution.instances.by_handle[instance].known)
-                if each != federate
-            )
-            execution = without(execution, instance)
-            execution, more = clock.received(execution, receivers)
-            told.extend(more)
-    return execution, tuple(told)
+def delete_all(call: ServiceCall) -> None:
+    """The federate resigns, and takes the instances with it that it may delete."""
+    owned = call.execution.owned
+    for instance in sorted(owned.owners):
+        if owned.owner(instance, call.model.fom.privilege) == call.federate:
+            clock.send_as_received(call, _delete(call, instance, b"", None))
 
 
-def local_delete_object_instance(model: Model, execution: Execution, federate: int, instance: int) -> Step:
+def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
     """The federate forgets an instance, until it subscribes to its class anew (clause 6.16). Raises
     ObjectInstanceNotKnown, FederateOwnsAttributes."""
-    found = known(execution, federate, instance)
-    if ownership.has_any(execution, federate, instance):
+    found = call.known(instance)
+    if ownership.has_any(call.execution, call.federate, instance):
         raise FederateOwnsAttributes(
             f"the federate owns attributes of {found.name}, or waits for some", hint="Divest them first"
         )
-    by_handle = execution.instances.by_handle.set(instance, found._replace(known=found.known.delete(federate)))
-    return Step(execution._replace(instances=execution.instances._replace(by_handle=by_handle)))
+    forgotten = found._replace(known=found.known.delete(call.federate))
+    call.change("instances", by_handle=call.execution.instances.by_handle.set(instance, forgotten))
 
 
-def get_object_instance_name(model: Model, execution: Execution, federate: int, instance: int) -> Step:
+def get_object_instance_name(call: ServiceCall, instance: int) -> str:
     """The answer is the name of an instance. Raises ObjectInstanceNotKnown."""
-    return Step(execution, known(execution, federate, instance).name)
+    return call.known(instance).name
 
 
-def get_object_instance_handle(model: Model, execution: Execution, federate: int, name: str) -> Step:
+def get_object_instance_handle(call: ServiceCall, name: str) -> int:
     """The answer is the handle of an instance. Raises ObjectInstanceNotKnown."""
-    handle = execution.instances.by_name.get(name, 0)
-    known(execution, federate, handle)
-    return Step(execution, handle)
+    handle = call.execution.instances.by_name.get(name, 0)
+    call.known(handle)
+    return handle
 
 
-def get_known_object_class_handle(model: Model, execution: Execution, federate: int, instance: int) -> Step:
+def get_known_object_class_handle(call: ServiceCall, instance: int) -> int:
     """The answer is the class at which the federate knows an instance. Raises ObjectInstanceNotKnown."""
-    return Step(execution, known(execution, federate, instance).known[federate])
+    return call.known(instance).known[call.federate]
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
 def update_attribute_values(
-    model: Model, execution: Execution, federate: int, instance: int, values: Values, tag: bytes = b"",
-    time: float | None = None,
-) -> Step:  # fmt: skip
+    call: ServiceCall, instance: int, values: Values, tag: bytes = b"", time: float | None = None
+) -> int:
     """New values of attributes that the federate owns; the answer is a retraction handle, 0 when nothing of it goes in
     time-stamp order (clause 6.10). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
     InvalidLogicalTime."""
-    found = known(execution, federate, instance)
+    found = call.known(instance)
     attributes = tuple(each for each, _ in values)
-    owners = execution.owned.owners.get(instance)
+    owners = call.execution.owned.owners.get(instance)
     for each in attributes:
-        if owners is None or owners.get(each) != federate:
-            _refuse_update(model, found, each)
+        if owners is None or owners.get(each) != call.federate:
+            _refuse_update(call.model, found, each)
     if len(attributes) > 1 and any(a >= b for a, b in itertools.pairwise(attributes)):
         raise InvalidArgument("attributes come sorted by handle, each once", hint="Sort them")
-    if not clock.is_ordered(execution, federate, time):
-        execution, told = clock.received(
-            execution, _reflections(execution, federate, found, instance, values, tag, time, 0)
-        )
-        return Step(execution, 0, told)
-    ordered = tuple(v for v in values if _order(model, execution, instance, v[0]) == "timestamp")
+    if not clock.is_ordered(call, time) or time is None:
+        clock.send_as_received(call, _reflections(call, instance, values, tag, time, 0))
+        return 0
+    ordered = tuple(v for v in values if _order(call, instance, v[0]) == "timestamp")
     rest = tuple(v for v in values if v not in ordered) if len(ordered) < len(values) else ()
-    everything: tuple[Told, ...] = ()
-    handle = 0
     if rest:
-        execution, everything = clock.received(
-            execution, _reflections(execution, federate, found, instance, rest, tag, time, 0)
-        )
-    if ordered and time is not None:
-        handle = execution.handles + 1
-        receivers = _reflections(execution, federate, found, instance, ordered, tag, time, handle)
-        execution, told = clock.sent(execution._replace(handles=handle), federate, time, handle, receivers)
-        everything += told
-    return Step(execution, handle, everything)
+        clock.send_as_received(call, _reflections(call, instance, rest, tag, time, 0))
+    if not ordered:
+        return 0
+    handle = call.next_handle()
+    clock.send_in_order(call, time, handle, _reflections(call, instance, ordered, tag, time, handle))
+    return handle
 
 
-def _refuse_update(model: Model, found: Instance, attribute: int) -> None:
+def _refuse_update(model: Model, found: Instance, attribute: int) -> NoReturn:
     checked_attributes(model.fom.objects[found.cls - 1], (attribute,))
     raise AttributeNotOwned(
         f"the federate does not own {model.fom.attributes[attribute - 1].name} of {found.name}",
@@ -217,20 +197,20 @@ def _refuse_update(model: Model, found: Instance, attribute: int) -> None:
     )
 
 
-def _order(model: Model, execution: Execution, instance: int, attribute: int) -> Order:
-    changed = execution.instances.orders.get((instance, attribute))
-    return changed or model.fom.attributes[attribute - 1].order
+def _order(call: ServiceCall, instance: int, attribute: int) -> Order:
+    changed = call.execution.instances.orders.get((instance, attribute))
+    return changed or call.model.fom.attributes[attribute - 1].order
 
 
 def _reflections(
-    execution: Execution, sender: int, found: Instance, instance: int, values: Values, tag: bytes, time: float | None,
-    retraction: int,
-) -> tuple[tuple[int, Callback], ...]:  # fmt: skip
+    call: ServiceCall, instance: int, values: Values, tag: bytes, time: float | None, retraction: int
+) -> clock.Receivers:
     attributes = tuple(each for each, _ in values)
     made = []
     whole = Callback("reflect_attribute_values", (instance, values, tag, time, retraction))
-    for federate, wanted in _reached(execution.declared.subscribed, found.known, attributes):
-        if federate == sender:
+    known = call.execution.instances.by_handle[instance].known
+    for federate, wanted in _reached(call.execution.declared.subscribed, known, attributes):
+        if federate == call.federate:
             continue
         if len(wanted) == len(attributes):
             made.append((federate, whole))
@@ -255,69 +235,57 @@ def _reached(
 
 
 def request_attribute_value_update(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
+) -> None:
     """The owners are asked for values (clause 6.19). Raises ObjectInstanceNotKnown, AttributeNotDefined."""
-    wanted = checked_attributes(known_class(model, execution, federate, instance), attributes)
-    return Step(execution, None, _asked(execution, federate, instance, wanted, tag))
+    _ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
 
 
 def request_class_attribute_value_update(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> Step:
+    call: ServiceCall, cls: int, attributes: tuple[int, ...], tag: bytes = b""
+) -> None:
     """The owners of all instances of a class and those below it are asked for values. Raises InvalidObjectClassHandle,
     AttributeNotDefined."""
-    wanted = checked_attributes(object_class(model.fom, cls), attributes)
-    told: list[Told] = []
-    for handle in sorted(execution.instances.by_handle):
-        if cls in model.fom.objects[execution.instances.by_handle[handle].cls - 1].above:
-            told.extend(_asked(execution, federate, handle, wanted, tag))
-    return Step(execution, None, tuple(told))
+    wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
+    by_handle = call.execution.instances.by_handle
+    for handle in sorted(by_handle):
+        if cls in call.model.fom.objects[by_handle[handle].cls - 1].above:
+            _ask_owners(call, handle, wanted, tag)
 
 
-def _asked(
-    execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes
-) -> tuple[Told, ...]:
+def _ask_owners(call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
     owners: dict[int, list[int]] = {}
-    unowned = execution.owned.declared.get(instance, ())
+    unowned = call.execution.owned.declared.get(instance, ())
     for each in attributes:
-        owner = execution.owned.owner(instance, each)
-        if owner and owner != federate and each not in unowned:
+        owner = call.execution.owned.owner(instance, each)
+        if owner and owner != call.federate and each not in unowned:
             owners.setdefault(owner, []).append(each)
-    return tuple(
-        tell(owner, "provide_attribute_value_update", instance, tuple(owners[owner]), tag) for owner in sorted(owners)
-    )
+    for owner in sorted(owners):
+        call.tell(owner, "provide_attribute_value_update", instance, tuple(owners[owner]), tag)
 
 
-def change_attribute_order_type(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], order: Order
-) -> Step:
+def change_attribute_order_type(call: ServiceCall, instance: int, attributes: tuple[int, ...], order: Order) -> None:
     """In which order values of attributes that the federate owns are delivered (clause 8.23). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    found = known(execution, federate, instance)
-    orders = execution.instances.orders
-    for each in checked_attributes(model.fom.objects[found.cls - 1], attributes):
-        if execution.owned.owner(instance, each) != federate:
-            _refuse_update(model, found, each)
+    found = call.known(instance)
+    orders = call.execution.instances.orders
+    for each in checked_attributes(call.model.fom.objects[found.cls - 1], attributes):
+        if call.execution.owned.owner(instance, each) != call.federate:
+            _refuse_update(call.model, found, each)
         orders = orders.set((instance, each), order)
-    return Step(execution._replace(instances=execution.instances._replace(orders=orders)))
+    call.change("instances", orders=orders)
 
 
 # -- interactions ---------------------------------------------------------------------------------------------------
 
 
 def send_interaction(
-    model: Model, execution: Execution, federate: int, cls: int, parameters: Values, tag: bytes = b"",
-    time: float | None = None,
-) -> Step:  # fmt: skip
+    call: ServiceCall, cls: int, parameters: Values, tag: bytes = b"", time: float | None = None
+) -> int:
     """An interaction, for who subscribes to its class or one above it; the answer is a retraction handle, 0 in receive
     order (clause 6.12). Raises InvalidInteractionClassHandle, InteractionClassNotPublished,
     InteractionParameterNotDefined, InvalidLogicalTime."""
-    kind = interaction_class(model.fom, cls)
-    if cls not in execution.declared.sends.get(federate, ()):
-        raise InteractionClassNotPublished(
-            f"the federate does not publish {kind.name}", hint="Call publish_interaction_class first"
-        )
+    kind = _published_class(call, cls)
     for handle, _ in parameters:
         if handle not in kind.members:
             raise InteractionParameterNotDefined(
@@ -325,21 +293,30 @@ def send_interaction(
                 hint="Take get_parameter_handle",
                 handle=handle,
             )
-    order = execution.instances.sent.get((federate, cls)) or kind.order
-    is_ordered = clock.is_ordered(execution, federate, time) and order == "timestamp"
-    retraction = execution.handles + 1 if is_ordered else 0
+    order = call.execution.instances.sent.get((call.federate, cls)) or kind.order
+    is_ordered = clock.is_ordered(call, time) and order == "timestamp"
+    retraction = call.next_handle() if is_ordered else 0
     receivers = []
-    for each, at in _hearing(execution.declared.hears, kind.above):
-        if each != federate:
-            fits = model.fom.interactions[at - 1].members
+    for each, at in _hearing(call.execution.declared.hears, kind.above):
+        if each != call.federate:
+            fits = call.model.fom.interactions[at - 1].members
             some = parameters if at == cls else tuple(v for v in parameters if v[0] in fits)
             receivers.append((each, Callback("receive_interaction", (at, some, tag, time, retraction))))
     if is_ordered and time is not None:
-        execution = execution._replace(handles=retraction)
-        execution, told = clock.sent(execution, federate, time, retraction, tuple(receivers))
+        clock.send_in_order(call, time, retraction, tuple(receivers))
     else:
-        execution, told = clock.received(execution, tuple(receivers))
-    return Step(execution, retraction, told)
+        clock.send_as_received(call, tuple(receivers))
+    return retraction
+
+
+def _published_class(call: ServiceCall, cls: int) -> Class:
+    """An interaction class that the federate publishes."""
+    kind = interaction_class(call.model.fom, cls)
+    if cls not in call.execution.declared.sends.get(call.federate, ()):
+        raise InteractionClassNotPublished(
+            f"the federate does not publish {kind.name}", hint="Call publish_interaction_class first"
+        )
+    return kind
 
 
 @lru_cache(maxsize=4096)
@@ -353,13 +330,8 @@ def _hearing(hears: Map[int, tuple[int, ...]], above: tuple[int, ...]) -> tuple[
     return tuple(found)
 
 
-def change_interaction_order_type(model: Model, execution: Execution, federate: int, cls: int, order: Order) -> Step:
+def change_interaction_order_type(call: ServiceCall, cls: int, order: Order) -> None:
     """In which order the federate's interactions of a class are delivered (clause 8.24). Raises
     InvalidInteractionClassHandle, InteractionClassNotPublished."""
-    kind = interaction_class(model.fom, cls)
-    if cls not in execution.declared.sends.get(federate, ()):
-        raise InteractionClassNotPublished(
-            f"the federate does not publish {kind.name}", hint="Call publish_interaction_class first"
-        )
-    sent = execution.instances.sent.set((federate, cls), order)
-    return Step(execution._replace(instances=execution.instances._replace(sent=sent)))
+    _published_class(call, cls)
+    call.change("instances", sent=call.execution.instances.sent.set((call.federate, cls), order))

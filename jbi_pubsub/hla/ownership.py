@@ -31,7 +31,7 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Claim, Execution, Model, Step, Told, known, known_class, put_entry, tell
+from .execution import Claim, Execution, ServiceCall, put_entry
 from .fom import Class, checked_attributes
 from .transfers import Transfer, may_own
 
@@ -39,251 +39,234 @@ from .transfers import Transfer, may_own
 
 
 def unconditional_attribute_ownership_divestiture(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...]
+) -> None:
     """The federate owns these no more, whoever does (clause 7.2). Raises ObjectInstanceNotKnown, AttributeNotDefined,
     AttributeNotOwned."""
-    wanted = owned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
+    wanted = owned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
     transfer.let_go(wanted)
-    return transfer.step()
+    transfer.close()
 
 
 def negotiated_attribute_ownership_divestiture(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
+) -> None:
     """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeAlreadyBeingDivested."""
-    wanted = owned_by(model, execution, federate, instance, attributes)
-    transfer, free = Transfer(model, execution, instance), []
+    wanted = owned_by(call, instance, attributes)
+    transfer, free = Transfer(call, instance), []
     for each in wanted:
         if each in transfer.divesting:
             raise AttributeAlreadyBeingDivested(
-                f"the federate is divesting {_named(model, each)}", hint="Wait, or cancel", handle=each
+                f"the federate is divesting {_named(call, each)}", hint="Wait, or cancel", handle=each
             )
         transfer.divesting[each] = tag
         if each in transfer.claims:
-            transfer.say(federate, "request_divestiture_confirmation", each)
+            transfer.say(call.federate, "request_divestiture_confirmation", each)
         else:
             free.append(each)
     transfer.offer(free, tag)
-    return transfer.step()
+    transfer.close()
 
 
-def confirm_divestiture(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> Step:
+def confirm_divestiture(call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b"") -> None:
     """The federate, asked to confirm, gives these to the first who claims them (clause 7.6). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeDivestitureWasNotRequested,
     NoAcquisitionPending."""
-    wanted = owned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
-    _check_divesting(model, transfer, wanted)
+    wanted = owned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
+    _check_divesting(call, transfer, wanted)
     for each in wanted:
         if each not in transfer.claims:
             raise NoAcquisitionPending(
-                f"nobody waits for {_named(model, each)}",
+                f"nobody waits for {_named(call, each)}",
                 hint="Who did may have cancelled; wait for request_divestiture_confirmation",
                 handle=each,
             )
         transfer.hand(each, transfer.claims[each][0].federate, tag)
-    return transfer.step()
+    transfer.close()
 
 
 def cancel_negotiated_attribute_ownership_divestiture(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...]
+) -> None:
     """The federate keeps these (clause 7.14). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
     AttributeDivestitureWasNotRequested."""
-    wanted = owned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
-    _check_divesting(model, transfer, wanted)
+    wanted = owned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
+    _check_divesting(call, transfer, wanted)
     for each in wanted:
         del transfer.divesting[each]
-        transfer.stay(each, federate, transfer.claims.get(each, ()))
-    return transfer.step()
+        transfer.stay(each, call.federate, transfer.claims.get(each, ()))
+    transfer.close()
 
 
 def attribute_ownership_divestiture_if_wanted(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...]
+) -> tuple[int, ...]:
     """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    wanted = owned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
+    wanted = owned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
     gone = tuple(each for each in wanted if each in transfer.claims)
     transfer.let_go(gone)
-    return transfer.step(gone)
+    transfer.close()
+    return gone
 
 
-def attribute_ownership_release_denied(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+def attribute_ownership_release_denied(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
     """The federate keeps what it was asked to release; who asked waits on (clause 7.12). Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeNotOwned."""
-    owned_by(model, execution, federate, instance, attributes)
-    return Step(execution)
+    owned_by(call, instance, attributes)
 
 
 # -- acquiring ------------------------------------------------------------------------------------------------------
 
 
 def attribute_ownership_acquisition(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> Step:
+    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
+) -> None:
     """The federate wants to own these: at once what is unowned, else its owner is asked (clause 7.8). Who waits already
     waits on in its place, and from now on also when its owner does not divest. Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeNotPublished, AttributeAlreadyOwned."""
-    wanted = _unowned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
+    wanted = _unowned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
     for each in wanted:
         if each not in transfer.owners:
-            transfer.hand(each, federate, tag)
-        elif not transfer.waits(federate, each):
-            transfer.claim(each, Claim(federate, tag))
+            transfer.hand(each, call.federate, tag)
+        elif not transfer.waits(call.federate, each):
+            transfer.claim(each, Claim(call.federate, tag))
         else:
             claims = transfer.claims[each]
-            mine = Claim(federate, tag)
+            mine = Claim(call.federate, tag)
             weak = mine._replace(tag=b"", if_available=True)
             transfer.claims[each] = tuple(mine if claim == weak else claim for claim in claims)
-    return transfer.step()
+    transfer.close()
 
 
-def attribute_ownership_acquisition_if_available(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
     """The federate wants what is unowned of these, or being divested to nobody yet; of the rest it is told that it is
     unavailable (clause 7.9). Raises as attribute_ownership_acquisition, and AttributeAlreadyBeingAcquired."""
-    wanted = _unowned_by(model, execution, federate, instance, attributes)
-    transfer = Transfer(model, execution, instance)
+    wanted = _unowned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
     for each in wanted:
-        if transfer.waits(federate, each):
+        if transfer.waits(call.federate, each):
             raise AttributeAlreadyBeingAcquired(
-                f"the federate has asked for {_named(model, each)}", hint="Wait, or cancel", handle=each
+                f"the federate has asked for {_named(call, each)}", hint="Wait, or cancel", handle=each
             )
         if each not in transfer.owners:
-            transfer.hand(each, federate, b"")
+            transfer.hand(each, call.federate, b"")
         elif each in transfer.divesting and each not in transfer.claims:
-            transfer.claim(each, Claim(federate, b"", if_available=True))
+            transfer.claim(each, Claim(call.federate, b"", if_available=True))
         else:
-            transfer.say(federate, "attribute_ownership_unavailable", each)
-    return transfer.step()
+            transfer.say(call.federate, "attribute_ownership_unavailable", each)
+    transfer.close()
 
 
-def cancel_attribute_ownership_acquisition(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> Step:
+def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
     """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Own: also what it
     wanted if available and waits for until a divestiture is confirmed. Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
-    wanted = checked_attributes(known_class(model, execution, federate, instance), attributes)
-    transfer = Transfer(model, execution, instance)
+    wanted = checked_attributes(call.known_class(instance), attributes)
+    transfer = Transfer(call, instance)
     for each in wanted:
-        if transfer.owners.get(each) == federate:
-            raise AttributeAlreadyOwned(f"the federate owns {_named(model, each)}", hint="Divest it", handle=each)
-        if not transfer.waits(federate, each):
+        if transfer.owners.get(each) == call.federate:
+            raise AttributeAlreadyOwned(f"the federate owns {_named(call, each)}", hint="Divest it", handle=each)
+        if not transfer.waits(call.federate, each):
             raise AttributeAcquisitionWasNotRequested(
-                f"the federate does not wait for {_named(model, each)}", hint="There is nothing to cancel", handle=each
+                f"the federate does not wait for {_named(call, each)}", hint="There is nothing to cancel", handle=each
             )
-        transfer.say(federate, "confirm_attribute_ownership_acquisition_cancellation", each)
-    transfer.unclaim(federate, wanted)
-    return transfer.step()
+        transfer.say(call.federate, "confirm_attribute_ownership_acquisition_cancellation", each)
+    transfer.unclaim(call.federate, wanted)
+    transfer.close()
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
-def query_attribute_ownership(model: Model, execution: Execution, federate: int, instance: int, attribute: int) -> Step:
+def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) -> None:
     """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17). Raises
     ObjectInstanceNotKnown, AttributeNotDefined."""
-    checked_attributes(known_class(model, execution, federate, instance), (attribute,))
-    is_owned = execution.owned.owner(instance, attribute) != 0
-    is_owned = is_owned and attribute not in execution.owned.declared.get(instance, Map())
-    return Step(execution, None, (tell(federate, "inform_attribute_ownership", instance, attribute, is_owned),))
+    checked_attributes(call.known_class(instance), (attribute,))
+    owned = call.execution.owned
+    is_owned = owned.owner(instance, attribute) != 0 and attribute not in owned.declared.get(instance, Map())
+    call.tell(call.federate, "inform_attribute_ownership", instance, attribute, is_owned)
 
 
-def is_attribute_owned_by_federate(
-    model: Model, execution: Execution, federate: int, instance: int, attribute: int
-) -> Step:
+def is_attribute_owned_by_federate(call: ServiceCall, instance: int, attribute: int) -> bool:
     """The answer is whether the federate owns an attribute (clause 7.19). Raises ObjectInstanceNotKnown,
     AttributeNotDefined."""
-    checked_attributes(known_class(model, execution, federate, instance), (attribute,))
-    return Step(execution, execution.owned.owner(instance, attribute) == federate)
+    checked_attributes(call.known_class(instance), (attribute,))
+    return call.execution.owned.owner(instance, attribute) == call.federate
 
 
 # -- what other services do to ownership ----------------------------------------------------------------------------
 
 
-def unowned_offered(model: Model, execution: Execution, instance: int, kind: Class, owned: tuple[int, ...]) -> Step:
+def offer_rest(call: ServiceCall, instance: int, kind: Class, owned: tuple[int, ...]) -> None:
     """An instance has been registered: what its registrant does not publish is offered to others."""
-    transfer = Transfer(model, execution, instance)
+    transfer = Transfer(call, instance)
     has = set(owned)
     transfer.offer((each for each in kind.members if each not in has), b"")
-    return transfer.step()
+    transfer.close()
 
 
-def offered(model: Model, execution: Execution, federate: int, cls: int) -> Step:
-    """A federate publishes a class: what is unowned of its instances that it knows is offered to it."""
-    told: list[Told] = []
-    for handle in sorted(execution.instances.by_handle):
-        if execution.instances.by_handle[handle].known.get(federate) == cls:
-            told.extend(offer_of(model, execution, federate, handle, cls))
-    return Step(execution, None, tuple(told))
+def offer_unowned(call: ServiceCall, cls: int) -> None:
+    """The federate publishes a class: what is unowned of its instances that it knows is offered to it."""
+    by_handle = call.execution.instances.by_handle
+    for handle in sorted(by_handle):
+        if by_handle[handle].known.get(call.federate) == cls:
+            offer_of(call, handle, cls)
 
 
-def offer_of(model: Model, execution: Execution, federate: int, instance: int, cls: int) -> tuple[Told, ...]:
-    """What is unowned of an instance, for a federate that knows it at a class and may own it."""
-    owners = execution.owned.owners.get(instance, Map())
-    free = tuple(each for each in sorted(may_own(model, execution, federate, cls)) if each not in owners)
-    return (tell(federate, "request_attribute_ownership_assumption", instance, free, b""),) if free else ()
+def offer_of(call: ServiceCall, instance: int, cls: int) -> None:
+    """What is unowned of an instance, to the federate, which knows it at a class and may own it."""
+    owners = call.execution.owned.owners.get(instance, Map())
+    free = tuple(each for each in sorted(may_own(call, call.federate, cls)) if each not in owners)
+    if free:
+        call.tell(call.federate, "request_attribute_ownership_assumption", instance, free, b"")
 
 
-def unpublished(
-    model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
-) -> tuple[Execution, tuple[Told, ...]]:
-    """A federate publishes attributes of a class no more, and loses those that it owned of its instances; with the last
-    one HLAprivilegeToDeleteObject. Raises OwnershipAcquisitionPending while it waits for one (clause 5.3)."""
-    told: list[Told] = []
-    may = may_own(model, execution, federate, cls)
-    lost = sorted({*attributes, model.fom.privilege} - may)
-    for handle in sorted(execution.instances.by_handle):
-        if execution.instances.by_handle[handle].known.get(federate) != cls:
+def lose_unpublished(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+    """The federate publishes attributes of a class no more, and loses those that it owned of its instances; with the
+    last one HLAprivilegeToDeleteObject. Raises OwnershipAcquisitionPending while it waits for one (clause 5.3)."""
+    lost = sorted({*attributes, call.model.fom.privilege} - may_own(call, call.federate, cls))
+    by_handle = call.execution.instances.by_handle
+    for handle in sorted(by_handle):
+        if by_handle[handle].known.get(call.federate) != cls:
             continue
-        transfer = Transfer(model, execution, handle)
+        transfer = Transfer(call, handle)
         for each in lost:
-            if transfer.waits(federate, each):
+            if transfer.waits(call.federate, each):
                 raise OwnershipAcquisitionPending(
-                    f"the federate waits for {_named(model, each)}", hint="Cancel the acquisition first", handle=each
+                    f"the federate waits for {_named(call, each)}", hint="Cancel the acquisition first", handle=each
                 )
-        transfer.let_go([each for each in lost if transfer.owners.get(each) == federate])
-        execution, _, more = transfer.step()
-        told.extend(more)
-    return execution, tuple(told)
+        transfer.let_go([each for each in lost if transfer.owners.get(each) == call.federate])
+        transfer.close()
 
 
-def divested(model: Model, execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
-    """A federate resigns, and leaves what it owns."""
-    told: list[Told] = []
-    for handle in sorted(execution.owned.owners):
-        lost = sorted(each for each, owner in execution.owned.owners[handle].items() if owner == federate)
+def divest_all(call: ServiceCall) -> None:
+    """The federate resigns, and leaves what it owns."""
+    owners = call.execution.owned.owners
+    for handle in sorted(owners):
+        lost = sorted(each for each, owner in owners[handle].items() if owner == call.federate)
         if lost:
-            transfer = Transfer(model, execution, handle)
+            transfer = Transfer(call, handle)
             transfer.let_go(lost)
-            execution, _, more = transfer.step()
-            told.extend(more)
-    return execution, tuple(told)
+            transfer.close()
 
 
-def without_claims(execution: Execution, federate: int) -> Execution:
-    """A federate waits for nothing any more."""
-    owned = execution.owned
-    for instance, claimed in owned.claims.items():
+def drop_claims(call: ServiceCall) -> None:
+    """The federate waits for nothing any more."""
+    before = table = call.execution.owned.claims
+    for instance, claimed in before.items():
         left = {
-            each: tuple(claim for claim in claims if claim.federate != federate) for each, claims in claimed.items()
+            each: tuple(claim for claim in claims if claim.federate != call.federate)
+            for each, claims in claimed.items()
         }
-        kept = Map({each: claims for each, claims in left.items() if claims})
-        owned = owned._replace(claims=put_entry(owned.claims, instance, kept))
-    return execution._replace(owned=owned)
+        table = put_entry(table, instance, Map({each: claims for each, claims in left.items() if claims}))
+    call.change("owned", claims=table)
 
 
 def owns_any(execution: Execution, federate: int) -> bool:
@@ -310,52 +293,48 @@ def has_any(execution: Execution, federate: int, instance: int) -> bool:
 # -- checks ---------------------------------------------------------------------------------------------------------
 
 
-def owned_by(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> tuple[int, ...]:
+def owned_by(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
     """Attributes of an instance, sorted, all of them the federate's."""
-    found = known(execution, federate, instance)
-    wanted = checked_attributes(model.fom.objects[found.cls - 1], attributes)
-    owners = execution.owned.owners.get(instance, Map())
+    found = call.known(instance)
+    wanted = checked_attributes(call.model.fom.objects[found.cls - 1], attributes)
+    owners = call.execution.owned.owners.get(instance, Map())
     for each in wanted:
-        if owners.get(each) != federate:
+        if owners.get(each) != call.federate:
             raise AttributeNotOwned(
-                f"the federate does not own {_named(model, each)} of {found.name}", hint="Acquire it first", handle=each
+                f"the federate does not own {_named(call, each)} of {found.name}", hint="Acquire it first", handle=each
             )
     return wanted
 
 
-def _check_divesting(model: Model, transfer: Transfer, attributes: tuple[int, ...]) -> None:
+def _check_divesting(call: ServiceCall, transfer: Transfer, attributes: tuple[int, ...]) -> None:
     for each in attributes:
         if each not in transfer.divesting:
             raise AttributeDivestitureWasNotRequested(
-                f"the federate is not divesting {_named(model, each)}",
+                f"the federate is not divesting {_named(call, each)}",
                 hint="Call negotiated_attribute_ownership_divestiture first",
                 handle=each,
             )
 
 
-def _unowned_by(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> tuple[int, ...]:
+def _unowned_by(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
     """Attributes that the federate may own and does not."""
-    kind = known_class(model, execution, federate, instance)
+    kind = call.known_class(instance)
     wanted = checked_attributes(kind, attributes)
-    may = may_own(model, execution, federate, kind.handle)
-    owners = execution.owned.owners.get(instance, Map())
+    may = may_own(call, call.federate, kind.handle)
+    owners = call.execution.owned.owners.get(instance, Map())
     for each in wanted:
-        if owners.get(each) == federate:
+        if owners.get(each) == call.federate:
             raise AttributeAlreadyOwned(
-                f"the federate owns {_named(model, each)}", hint="There is nothing to acquire", handle=each
+                f"the federate owns {_named(call, each)}", hint="There is nothing to acquire", handle=each
             )
         if each not in may:
             raise AttributeNotPublished(
-                f"the federate does not publish {_named(model, each)} of {kind.name}",
+                f"the federate does not publish {_named(call, each)} of {kind.name}",
                 hint="Call publish_object_class_attributes first",
                 handle=each,
             )
     return wanted
 
 
-def _named(model: Model, attribute: int) -> str:
-    return model.fom.attributes[attribute - 1].name
+def _named(call: ServiceCall, attribute: int) -> str:
+    return call.model.fom.attributes[attribute - 1].name

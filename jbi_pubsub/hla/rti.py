@@ -33,7 +33,7 @@ from .exceptions import (
     SaveInProgress,
     UnknownService,
 )
-from .execution import Execution, Model, Step, Values
+from .execution import Execution, Model, ServiceCall, Step, Values
 
 NAME_MOST: Final = 1_000
 """Characters of names and labels."""
@@ -55,7 +55,7 @@ JOIN: Final = "join_federation_execution"
 class Service(NamedTuple):
     """A service of an RTI."""
 
-    act: Callable[..., Step]
+    act: Callable[..., Any]
     checks: tuple[Callable[[str, Any], Any], ...]
     """Of its arguments."""
     required: int
@@ -165,7 +165,7 @@ def _begin(value: Any) -> Any:
     return value[:100] if isinstance(value, str | bytes) else value
 
 
-def _of(act: Callable[..., Step], *checks: Callable[[str, Any], Any], needs: int = -1, at: str = "") -> Service:
+def _of(act: Callable[..., Any], *checks: Callable[[str, Any], Any], needs: int = -1, at: str = "") -> Service:
     return Service(act, checks, len(checks) if needs < 0 else needs, at)
 
 
@@ -289,10 +289,11 @@ def call(model: Model, execution: Execution, federate: int, service: str, *argum
         raise InvalidArgument(f"{service} takes {takes} arguments, not {len(arguments)}", hint=_HINT)
     _admit(execution, federate, service, found.is_for)
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
-    step = found.act(model, execution, federate, *checked)
+    made = ServiceCall(model, execution, federate)
+    answer = found.act(made, *checked)
     if model.options.adds:
-        step = step._replace(told=(*step.told, *extensions.noticed(model, execution, step.execution)))
-    return step
+        made.told.extend(extensions.notices(model, execution, made.execution))
+    return made.step(answer)
 
 
 def _admit(execution: Execution, federate: int, service: str, is_for: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from . import backlog
-from .clock import bounds_of, galt_of, is_held_by_another, promised, settled
+from .clock import bounds_of, galt_of, is_held_by_another, promised, settle
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -24,199 +24,184 @@ from .exceptions import (
     TimeRegulationAlreadyEnabled,
     TimeRegulationIsNotEnabled,
 )
-from .execution import Asked, Clock, Execution, Model, Pace, Step, Told, put_entry, tell
+from .execution import Asked, Pace, ServiceCall, Told, put_entry
 
 # -- regulating and constrained -------------------------------------------------------------------------------------
 
 
-def enable_time_regulation(model: Model, execution: Execution, federate: int, lookahead: float) -> Step:
+def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
     """The federate sends in time-stamp order, nothing below its time and lookahead. Its time becomes one at which that
     is nobody's past, which time_regulation_enabled tells (clause 8.2). Raises TimeRegulationAlreadyEnabled,
     InTimeAdvancingState, RequestForTimeConstrainedPending."""
-    pace = execution.clock.pace(federate)
+    pace, clock, federate = call.pace, call.execution.clock, call.federate
     if pace.lookahead is not None:
         raise TimeRegulationAlreadyEnabled("the federate is time-regulating", hint="Call modify_lookahead")
-    _at_rest(pace)
-    paces = execution.clock.paces
-    others = [each for other, each in paces.items() if each.is_constrained and other != federate]
+    _check_at_rest(pace)
+    others = [each for other, each in clock.paces.items() if each.is_constrained and other != federate]
     time = max([pace.time, *(each.time for each in others)])
     is_exclusive = any(each.is_exclusive for each in (pace, *others) if each.time == time)
-    clock = execution.clock
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
-    told = [Told(federate, each.callback) for each in arrived]
-    pace = pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive)
-    clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue), paces=clock.paces.set(federate, pace))
-    told.append(tell(federate, "time_regulation_enabled", time))
-    return _after(model, execution._replace(clock=clock), told)
+    call.told.extend(Told(federate, each.callback) for each in arrived)
+    call.tell(federate, "time_regulation_enabled", time)
+    call.change("clock", waiting=put_entry(clock.waiting, federate, queue))
+    _go_on(call, pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive))
 
 
-def disable_time_regulation(model: Model, execution: Execution, federate: int) -> Step:
+def disable_time_regulation(call: ServiceCall) -> None:
     """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4). Raises
     TimeRegulationIsNotEnabled."""
-    pace = _regulating(execution, federate)
-    clock = execution.clock
-    execution = execution._replace(clock=clock._replace(sent=put_entry(clock.sent, federate, ())))
-    return _with(model, execution, federate, pace._replace(lookahead=None, floor=0.0))
+    pace = _regulating(call)
+    call.change("clock", sent=put_entry(call.execution.clock.sent, call.federate, ()))
+    _go_on(call, pace._replace(lookahead=None, floor=0.0))
 
 
-def enable_time_constrained(model: Model, execution: Execution, federate: int) -> Step:
+def enable_time_constrained(call: ServiceCall) -> None:
     """The federate gets messages in time-stamp order; time_constrained_enabled tells from when on: when nothing can
     come that is before its time (clause 8.5). Raises TimeConstrainedAlreadyEnabled, InTimeAdvancingState,
     RequestForTimeConstrainedPending."""
-    pace = execution.clock.pace(federate)
+    pace = call.pace
     if pace.is_constrained:
         raise TimeConstrainedAlreadyEnabled("the federate is time-constrained", hint="There is nothing to enable")
-    _at_rest(pace)
-    return _with(model, execution, federate, pace._replace(asked=("constrained", pace.time)))
+    _check_at_rest(pace)
+    _go_on(call, pace._replace(asked=("constrained", pace.time)))
 
 
-def disable_time_constrained(model: Model, execution: Execution, federate: int) -> Step:
+def disable_time_constrained(call: ServiceCall) -> None:
     """The federate gets messages as they come, and now what waited for it (clause 8.7). Raises
     TimeConstrainedIsNotEnabled."""
-    pace = execution.clock.pace(federate)
+    pace = call.pace
     if not pace.is_constrained:
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
-    clock = execution.clock
-    told = [Told(federate, each) for each in clock.held.get(federate, ())]
-    told.extend(Told(federate, each.callback) for each in backlog.items(clock.waiting.get(federate, ())))
-    clock = Clock(
-        clock.paces.set(federate, pace._replace(is_constrained=False)),
-        put_entry(clock.waiting, federate, ()),
-        put_entry(clock.held, federate, ()),
-        clock.sent,
-    )
-    return _after(model, execution._replace(clock=clock), told)
+    _release(call)
+    waiting = call.execution.clock.waiting
+    call.told.extend(Told(call.federate, each.callback) for each in backlog.items(waiting.get(call.federate, ())))
+    call.change("clock", waiting=put_entry(waiting, call.federate, ()))
+    _go_on(call, pace._replace(is_constrained=False))
 
 
-def enable_asynchronous_delivery(model: Model, execution: Execution, federate: int) -> Step:
+def enable_asynchronous_delivery(call: ServiceCall) -> None:
     """Messages in receive order come at any time (clause 8.14). Raises AsynchronousDeliveryAlreadyEnabled."""
-    pace = execution.clock.pace(federate)
+    pace = call.pace
     if pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyEnabled("asynchronous delivery is on", hint="There is nothing to enable")
-    execution, told = _released(execution, federate)
-    step = _with(model, execution, federate, pace._replace(is_asynchronous=True))
-    return step._replace(told=(*told, *step.told))
+    _release(call)
+    _go_on(call, pace._replace(is_asynchronous=True))
 
 
-def disable_asynchronous_delivery(model: Model, execution: Execution, federate: int) -> Step:
+def disable_asynchronous_delivery(call: ServiceCall) -> None:
     """Messages in receive order come to a constrained federate while it asks for a time (clause 8.15). Raises
     AsynchronousDeliveryAlreadyDisabled."""
-    pace = execution.clock.pace(federate)
+    pace = call.pace
     if not pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyDisabled("asynchronous delivery is off", hint="There is nothing to disable")
-    return _with(model, execution, federate, pace._replace(is_asynchronous=False))
+    _go_on(call, pace._replace(is_asynchronous=False))
 
 
 # -- advancing ------------------------------------------------------------------------------------------------------
 
 
-def time_advance_request(model: Model, execution: Execution, federate: int, time: float) -> Step:
+def time_advance_request(call: ServiceCall, time: float) -> None:
     """The federate would be at a time; it is granted when all before and at it has come (clause 8.8). Raises
     LogicalTimeAlreadyPassed, InTimeAdvancingState, RequestForTimeConstrainedPending."""
-    return _asked(model, execution, federate, "TAR", time)
+    _request(call, "TAR", time)
 
 
-def time_advance_request_available(model: Model, execution: Execution, federate: int, time: float) -> Step:
+def time_advance_request_available(call: ServiceCall, time: float) -> None:
     """The same, where more at that very time may come after the grant (clause 8.9)."""
-    return _asked(model, execution, federate, "TARA", time)
+    _request(call, "TARA", time)
 
 
-def next_message_request(model: Model, execution: Execution, federate: int, time: float) -> Step:
+def next_message_request(call: ServiceCall, time: float) -> None:
     """The federate would be at the time of its next message, at `time` when none comes before (clause 8.10). Raises as
     time_advance_request."""
-    return _asked(model, execution, federate, "NMR", time)
+    _request(call, "NMR", time)
 
 
-def next_message_request_available(model: Model, execution: Execution, federate: int, time: float) -> Step:
+def next_message_request_available(call: ServiceCall, time: float) -> None:
     """The same, where more at that very time may come after the grant (clause 8.11)."""
-    return _asked(model, execution, federate, "NMRA", time)
+    _request(call, "NMRA", time)
 
 
-def flush_queue_request(model: Model, execution: Execution, federate: int, time: float) -> Step:
+def flush_queue_request(call: ServiceCall, time: float) -> None:
     """The federate gets all that waits for it now, whatever may still come, and is granted the least that is safe
     (clause 8.12). Raises as time_advance_request."""
-    return _asked(model, execution, federate, "FQR", time)
+    _request(call, "FQR", time)
 
 
-def _asked(model: Model, execution: Execution, federate: int, kind: Asked, time: float) -> Step:
-    pace = execution.clock.pace(federate)
-    _at_rest(pace)
+def _request(call: ServiceCall, kind: Asked, time: float) -> None:
+    pace = call.pace
+    _check_at_rest(pace)
     if time < pace.time:
         raise LogicalTimeAlreadyPassed(
             f"the federate is at {pace.time}, and asks for {time}", hint="Ask for a later time", time=time
         )
-    execution, told = _released(execution, federate)
+    _release(call)
     made = pace._replace(asked=(kind, time))
-    if execution.saving.scheduled is None and is_held_by_another(execution.clock, federate, kind, time):
-        clock = execution.clock._replace(paces=execution.clock.paces.set(federate, made))
-        return Step(execution._replace(clock=clock), None, told)
-    step = _with(model, execution, federate, made)
-    return step._replace(told=(*told, *step.told))
+    if call.execution.saving.scheduled is None and is_held_by_another(call.execution.clock, call.federate, kind, time):
+        call.set_pace(made)
+    else:
+        _go_on(call, made)
 
 
-def _released(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
-    """Messages in receive order that waited for the federate."""
-    clock = execution.clock
-    held = clock.held.get(federate, ())
-    if not held:
-        return execution, ()
-    clock = clock._replace(held=clock.held.delete(federate))
-    return execution._replace(clock=clock), tuple(Told(federate, each) for each in held)
+def _release(call: ServiceCall) -> None:
+    """Messages in receive order that waited for the federate are told."""
+    held = call.execution.clock.held
+    if call.federate in held:
+        call.told.extend(Told(call.federate, each) for each in held[call.federate])
+        call.change("clock", held=held.delete(call.federate))
 
 
-def modify_lookahead(model: Model, execution: Execution, federate: int, lookahead: float) -> Step:
+def modify_lookahead(call: ServiceCall, lookahead: float) -> None:
     """Another lookahead; a smaller one as far as time advances: what has been promised holds (clause 8.19). Raises
     TimeRegulationIsNotEnabled, InTimeAdvancingState, RequestForTimeConstrainedPending."""
-    pace = _regulating(execution, federate)
-    _at_rest(pace)
+    pace = _regulating(call)
+    _check_at_rest(pace)
     floor = max(pace.floor, pace.time + (pace.lookahead or 0.0)) if lookahead < (pace.lookahead or 0.0) else pace.floor
-    return _with(model, execution, federate, pace._replace(lookahead=lookahead, floor=floor))
+    _go_on(call, pace._replace(lookahead=lookahead, floor=floor))
 
 
-def watch_lower_bound(model: Model, execution: Execution, federate: int, on: bool) -> Step:
+def watch_lower_bound(call: ServiceCall, on: bool) -> None:
     """The federate is told its GALT by lower_bound, now and whenever it is another one, behind all messages below it:
     what a bridge needs to know of the other side (own; the standard has query_galt alone)."""
-    pace = execution.clock.pace(federate)
-    return _with(model, execution, federate, pace._replace(watched=math.nan if on else None))
+    _go_on(call, call.pace._replace(watched=math.nan if on else None))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
-def query_logical_time(model: Model, execution: Execution, federate: int) -> Step:
+def query_logical_time(call: ServiceCall) -> float:
     """The answer is the federate's time (clause 8.17)."""
-    return Step(execution, execution.clock.pace(federate).time)
+    return call.pace.time
 
 
-def query_lookahead(model: Model, execution: Execution, federate: int) -> Step:
+def query_lookahead(call: ServiceCall) -> float:
     """The answer is the lookahead in force (clause 8.20). Raises TimeRegulationIsNotEnabled."""
-    pace = _regulating(execution, federate)
-    return Step(execution, max(pace.lookahead or 0.0, pace.floor - pace.time))
+    pace = _regulating(call)
+    return max(pace.lookahead or 0.0, pace.floor - pace.time)
 
 
-def query_galt(model: Model, execution: Execution, federate: int) -> Step:
+def query_galt(call: ServiceCall) -> float:
     """The answer is the greatest time to which the federate can be sure to advance, infinity when nobody else regulates
     (clause 8.16)."""
-    return Step(execution, galt_of(bounds_of(execution.clock), federate)[0])
+    return galt_of(bounds_of(call.execution.clock), call.federate)[0]
 
 
-def query_lits(model: Model, execution: Execution, federate: int) -> Step:
+def query_lits(call: ServiceCall) -> float:
     """The answer is the least time stamp that may still come to the federate (clause 8.18)."""
-    clock = execution.clock
-    return Step(execution, min(galt_of(bounds_of(clock), federate)[0], clock.least(federate)))
+    return min(query_galt(call), call.execution.clock.least(call.federate))
 
 
 # -- retraction -----------------------------------------------------------------------------------------------------
 
 
-def retract(model: Model, execution: Execution, federate: int, retraction: int) -> Step:
+def retract(call: ServiceCall, retraction: int) -> None:
     """A message in time-stamp order is taken back: from those who wait for it silently, from others by
     request_retraction (clause 8.21). Raises InvalidMessageRetractionHandle, MessageCanNoLongerBeRetracted,
     TimeRegulationIsNotEnabled."""
-    pace = _regulating(execution, federate)
-    mine = execution.clock.sent.get(federate, ())
+    pace, clock = _regulating(call), call.execution.clock
+    mine = clock.sent.get(call.federate, ())
     found = next((each for each in backlog.items(mine) if each.retraction == retraction), None)
-    if found is None and not 0 < retraction <= execution.handles:
+    if found is None and not 0 < retraction <= call.execution.handles:
         raise InvalidMessageRetractionHandle(
             f"no message has the retraction handle {retraction}", hint="Take what the send returned", handle=retraction
         )
@@ -227,32 +212,30 @@ def retract(model: Model, execution: Execution, federate: int, retraction: int) 
             hint="Retract earlier",
             handle=retraction,
         )
-    clock = execution.clock
-    told = []
+    waiting = clock.waiting
     for each in found.receivers:
-        queue = clock.waiting.get(each, ())
+        queue = waiting.get(each, ())
         left = backlog.without(queue, lambda message: message.retraction == retraction)
         if left is not queue:
-            clock = clock._replace(waiting=put_entry(clock.waiting, each, left))
-        elif each in execution.members.joined:
-            told.append(tell(each, "request_retraction", retraction))
+            waiting = put_entry(waiting, each, left)
+        elif each in call.execution.members.joined:
+            call.tell(each, "request_retraction", retraction)
     rest = backlog.without(mine, lambda sent: sent.retraction == retraction)
-    clock = clock._replace(sent=put_entry(clock.sent, federate, rest))
-    execution, more = settled(execution._replace(clock=clock))
-    return Step(execution, None, (*told, *more))
+    call.change("clock", waiting=waiting, sent=put_entry(clock.sent, call.federate, rest))
+    settle(call)
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _regulating(execution: Execution, federate: int) -> Pace:
-    pace = execution.clock.pace(federate)
+def _regulating(call: ServiceCall) -> Pace:
+    pace = call.pace
     if pace.lookahead is None:
         raise TimeRegulationIsNotEnabled("the federate is not time-regulating", hint="Call enable_time_regulation")
     return pace
 
 
-def _at_rest(pace: Pace) -> None:
+def _check_at_rest(pace: Pace) -> None:
     if pace.asked is not None and pace.asked[0] == "constrained":
         raise RequestForTimeConstrainedPending(
             "the federate has asked to be constrained and is not yet", hint="Wait for time_constrained_enabled"
@@ -264,11 +247,7 @@ def _at_rest(pace: Pace) -> None:
         )
 
 
-def _with(model: Model, execution: Execution, federate: int, pace: Pace) -> Step:
-    clock = execution.clock._replace(paces=execution.clock.paces.set(federate, pace))
-    return _after(model, execution._replace(clock=clock), [])
-
-
-def _after(model: Model, execution: Execution, told: list[Told]) -> Step:
-    execution, more = settled(execution)
-    return Step(execution, None, (*told, *more))
+def _go_on(call: ServiceCall, pace: Pace) -> None:
+    """With another time of the federate."""
+    call.set_pace(pace)
+    settle(call)

@@ -1,32 +1,31 @@
 """How attributes of an instance pass from one federate to another: what all services of ownership.py do in their turn.
 
-A `Transfer` is opened on one instance, changed in place, and closed to a Step: 65,000 attributes pass in one go. It is
+A `Transfer` is opened on one instance, changed in place, and closed: 65,000 attributes pass in one go. It is
 the only one who gives an attribute to a federate, so it has one owner at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from immutables import Map
 
-from .execution import Claim, Execution, Model, Step, Told, put_entry, tell
+from .execution import Claim, ServiceCall, put_entry
 
 
-def may_own(model: Model, execution: Execution, federate: int, cls: int) -> frozenset[int]:
+def may_own(call: ServiceCall, federate: int, cls: int) -> frozenset[int]:
     """Attributes that a federate may own of instances that it knows at a class: what it publishes, and with it
     HLAprivilegeToDeleteObject (clause 5.2)."""
-    published = execution.declared.publishes(federate, cls)
-    return frozenset((*published, model.fom.privilege)) if published else frozenset()
+    published = call.execution.declared.publishes(federate, cls)
+    return frozenset((*published, call.model.fom.privilege)) if published else frozenset()
 
 
 class Transfer:
     """See the module."""
 
-    def __init__(self, model: Model, execution: Execution, instance: int) -> None:
-        owned = execution.owned
-        self._model, self._execution, self._instance = model, execution, instance
+    def __init__(self, call: ServiceCall, instance: int) -> None:
+        owned = call.execution.owned
+        self._call, self._instance = call, instance
         self.owners = owned.owners.get(instance, Map()).mutate()
         self.divesting = owned.divesting.get(instance, Map()).mutate()
         self.claims = owned.claims.get(instance, Map()).mutate()
@@ -107,24 +106,22 @@ class Transfer:
     def offer(self, attributes: Iterable[int], tag: bytes) -> None:
         """Who may own an attribute, and does not, may assume it."""
         attributes = tuple(attributes)
-        known = self._execution.instances.by_handle[self._instance].known
+        known = self._call.execution.instances.by_handle[self._instance].known
         for federate in sorted(known) if attributes else ():
-            may = may_own(self._model, self._execution, federate, known[federate])
+            may = may_own(self._call, federate, known[federate])
             for each in attributes if may else ():
                 if each in may and self.owners.get(each) != federate:
                     self.say(federate, "request_attribute_ownership_assumption", each, tag)
 
-    def step(self, answer: Any = None) -> Step:
+    def close(self) -> None:
         """What has become of it. It can't be changed any more."""
-        owned, at = self._execution.owned, self._instance
-        owned = owned._replace(
+        owned, at = self._call.execution.owned, self._instance
+        self._call.change(
+            "owned",
             owners=put_entry(owned.owners, at, self.owners.finish()),
             divesting=put_entry(owned.divesting, at, self.divesting.finish()),
             claims=put_entry(owned.claims, at, self.claims.finish()),
             declared=put_entry(owned.declared, at, self.declared),
         )
-        told: list[Told] = []
         for (federate, name, tag), attributes in self._said.items():
-            more = () if tag is None else (tag,)
-            told.append(tell(federate, name, at, tuple(attributes), *more))
-        return Step(self._execution._replace(owned=owned), answer, tuple(told))
+            self._call.tell(federate, name, at, tuple(attributes), *(() if tag is None else (tag,)))

@@ -177,6 +177,14 @@ def test_a_set_without_a_name_is_refused_and_who_leaves_is_none_of_it(three: Rig
     assert three.heard("a") == []
 
 
+def test_a_point_for_a_set_of_nobody_is_over_at_once(three: Rig) -> None:
+    three.call("s", "resign_federation_execution", "no_action")
+    three.forget()
+    for _ in range(2):  # its label is free again
+        three.call("a", "register_synchronization_point_for_set", "L", b"", "unknown")
+    assert three.heard("a") == [("synchronization_point_registration_succeeded", "L")] * 2
+
+
 # -- what there is ----------------------------------------------------------------------------------------------------
 
 
