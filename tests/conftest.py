@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,15 +28,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import jbi_pubsub
-from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
-from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
-from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.testing import LocalFederation
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
@@ -130,54 +127,20 @@ def figures() -> Figures:
     return Figures()
 
 
-@dataclass
-class Federation:
-    """Lookup services, delegates and adapters in this process, closed in order at the end."""
+class Federation(LocalFederation):
+    """That of users' tests, with this run's group, and the paper's words for its parties; ends with `stack`."""
 
-    config: Config
-    stack: ExitStack
-    lookups: list[LookupServer] = field(default_factory=list)
+    pad, light = LocalFederation.delegate, LocalFederation.publisher
 
-    def lookup(self, limits: RegistrarLimits | None = None, **changes: Any) -> LookupServer:
-        """One more lookup service; later parties are told its locator."""
-        section = msgspec.structs.replace(self.config.lookup, port=0, **changes)
-        server = LookupServer(
-            msgspec.structs.replace(self.config, lookup=section),
-            Registrar(groups=section.groups, locators=section.locators, limits=limits),
-        )
-        server.start()
-        self.stack.callback(server.stop)
-        self.lookups.append(server)
-        locators = tuple(s.address for s in self.lookups)
-        self.config = msgspec.structs.replace(
-            self.config, lookup=msgspec.structs.replace(self.config.lookup, locators=locators)
-        )
-        return server
+    def __init__(self, config: Config, stack: ExitStack) -> None:
+        super().__init__(config, group=GROUP)
+        stack.enter_context(self)
 
     def leases(self, seconds: float) -> None:
         """Of parties from now on: as short as this, for a test that waits for one to run out. A busy machine may let
         one run out that is renewed with an eighth of it left."""
         lease = LeaseSection(publisher=seconds, subscriber=seconds, lookup=seconds)
         self.config = msgspec.structs.replace(self.config, lease=lease)
-
-    def pad(self, name: str = "alpha", location: str = "rome", config: Config | None = None) -> DisseminationServer:
-        """A delegate."""
-        server = DisseminationServer(config or self.config, TypeRepository(), characteristics=(name, location))
-        server.start()
-        self.stack.callback(server.stop, 0.5)
-        return server
-
-    def subscriber(self, config: Config | None = None) -> SubscriberAdapter:
-        """The subscriber adapter of this process."""
-        return self.stack.enter_context(SubscriberAdapter(config or self.config))
-
-    def light(self, config: Config | None = None, **options: Any) -> PublisherAdapterLight:
-        """A publisher that uses delegates."""
-        return self.stack.enter_context(PublisherAdapterLight(config or self.config, **options))
-
-    def peer(self, config: Config | None = None) -> PublisherAdapter:
-        """A peer publisher."""
-        return self.stack.enter_context(PublisherAdapter(config or self.config))
 
 
 def test_config(**sections: Any) -> Config:
@@ -237,9 +200,7 @@ def federation() -> Iterator[Federation]:
     """An empty federation with one lookup service."""
     before = set(threading.enumerate())
     with ExitStack() as stack:
-        made = Federation(test_config(), stack)
-        made.lookup()
-        yield made
+        yield Federation(test_config(), stack)
     eventually(
         lambda: {t.name for t in threading.enumerate() if t not in before and t.name[:7] != "asyncio"} == set(),
         what=lambda: f"threads that did not end: {[t.name for t in threading.enumerate() if t not in before]}",

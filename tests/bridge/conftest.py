@@ -64,7 +64,6 @@ def place(federation: Federation, figures: Figures) -> Iterator[Callable[..., Pl
         def made(delegate: tuple[str, str] = ALPHA, **sections: Any) -> Place:
             pad = PadSection(settle_seconds=0.3)  # nobody else is on his way to a delegate that stops
             one = Federation(test_config(**{"pad": pad} | sections), stack)
-            one.lookup()
             return Place(one, delegate, one.pad(*delegate), figures)
 
         yield made

@@ -35,7 +35,6 @@ class Signed:
         server = self.authority.issue("server.example")
         self.sides = [Federation(msgspec.structs.replace(test_config(), tls=server), stack) for _ in range(2)]
         for side, delegate, verify in zip(self.sides, (ALPHA, BRAVO), ("off", "require"), strict=True):
-            side.lookup()
             tls = msgspec.structs.replace(server, verify=verify)
             side.pad(*delegate, config=msgspec.structs.replace(side.config, tls=tls))
 

@@ -351,7 +351,6 @@ def test_mail_is_shaped_dropped_and_late_as_queues_are_and_all_of_it_is_told(
     with ExitStack() as stack:
         config = msgspec.structs.replace(fixtures.test_config(mail=mail), qos=QosSection(mode="on"))
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
         pad, publisher, subscriber = federation.pad(), federation.light(), federation.subscriber()
         uid = subscriber.register_subscriber(type_name=TYPE, recipients=["ops@example.org"], direct=True)
         registration = figures.register(publisher)

@@ -29,7 +29,6 @@ def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with ExitStack() as stack:
         config = msgspec.structs.replace(fixtures.test_config(), qos=MANAGED)
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
         yield federation
 
 
@@ -132,7 +131,6 @@ def test_where_objects_have_to_be_signed_measurements_are_or_it_is_said(
         authority = Authority(tmp_path)
         tls = msgspec.structs.replace(authority.issue("server.example"), sign=sign, verify="require")
         federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), tls=tls, qos=MANAGED), stack)
-        federation.lookup()
         federation.pad()
         own = msgspec.structs.replace(authority.issue("subscriber.example", number=1), verify="require")
         if not sign:

@@ -290,7 +290,6 @@ def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with ExitStack() as stack:
         qos = QosSection(mode="on", monitor_window=30.0)
         federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), qos=qos), stack)
-        federation.lookup()
         server = federation.pad()
         meters.append(server.delegate._quality.meters)
         yield federation, server

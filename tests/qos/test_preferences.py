@@ -139,7 +139,6 @@ def test_each_preference_scales_pictures_or_leaves_them_in_the_queue_and_in_the_
             qos=QosSection(mode="on"), policy=PolicySection(file=str(path)),
         )  # fmt: skip
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
         federation.pad()
         publisher, subscriber = federation.light(), federation.subscriber()
         registration = figures.register(publisher)

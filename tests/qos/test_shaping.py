@@ -298,7 +298,6 @@ def managed(fixtures: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         config = msgspec.structs.replace(fixtures.test_config(), qos=QosSection(mode="on"))
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
         yield federation
 
 
@@ -565,7 +564,6 @@ def test_a_signed_object_that_is_shaped_is_taken_by_who_has_asked_for_shapes(
         server_tls = msgspec.structs.replace(authority.issue("server.example"), sign=True)
         config = msgspec.structs.replace(fixtures.test_config(), tls=server_tls, qos=QosSection(mode="on"))
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
 
         def party(name: str, **tls: Any) -> Any:
             issued = msgspec.structs.replace(authority.issue(name, number=1), **tls)

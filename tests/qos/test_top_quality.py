@@ -181,7 +181,6 @@ def managed(fixtures: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         config = msgspec.structs.replace(fixtures.test_config(), qos=QosSection(mode="on"))
         federation = fixtures.Federation(config, stack)
-        federation.lookup()
         yield federation
 
 

@@ -35,7 +35,6 @@ class Party:
         self.authority = Authority(folder)
         server = self.authority.issue("server.example")
         self.federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), tls=server), stack)
-        self.federation.lookup()
         self._number = 0
 
     def config(self, name: str = "", **tls: Any) -> Config:

@@ -171,7 +171,6 @@ def house(request: pytest.FixtureRequest, fixtures: Any) -> Iterator[tuple[Any, 
     """A federation and a publisher of either kind, for all walks that leave them as they were."""
     with contextlib.ExitStack() as stack:
         federation = fixtures.Federation(fixtures.test_config(), stack)
-        federation.lookup()
         yield fixtures.Publishing(federation, request.param), federation
 
 

@@ -95,7 +95,7 @@ def watched(fixtures: Any, world: str) -> Iterator[Watched]:
     """Three delegates, their publishers, a peer, a subscriber with many subscriptions; the console, entered."""
     with ExitStack() as stack:
         federation = fixtures.Federation(fixtures.test_config(), stack)
-        lookup = federation.lookup()
+        lookup = federation.lookups[0]
         figures = fixtures.Figures()
         pads = [federation.pad(HOSTILE if n == 1 else f"alpha{n}", "rome") for n in range(3)]
         for number, pad in enumerate(pads):
