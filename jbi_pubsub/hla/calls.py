@@ -1,19 +1,24 @@
-"""What an RTI can be asked over the control plane, and a link that stands for one: before a federate joins, and how it
-is."""
+"""How servers of federations are reached: what they have in common, and what an RTI, or a link that stands for one, can
+be asked before a federate joins."""
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
-from jbi_pubsub.core.access import Action
+from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, LoginCalls, Subject, demand
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.process import version
-from jbi_pubsub.core.wire.control import exported
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.protocol.services import STATUS
 
 from .exceptions import RtiInternalError
 from .proxy import Module
@@ -22,12 +27,78 @@ MODULES_BYTES: Final = 24 << 20
 """Of all modules of a federation."""
 
 
+class Front:
+    """A server as others reach it: its rules of access, an endpoint, and the objects that can be called there."""
+
+    def __init__(
+        self, config: Config, name: str, access: AccessPolicy, exports: Mapping[str, object],
+        status: Callable[[], dict[str, Any]], *, port: int, data: Callable[[socket.socket, Caller], None],
+    ) -> None:  # fmt: skip
+        """`exports` beside those that all servers have; `access` is closed with it. Raises PortInUseError,
+        ConfigurationError."""
+        self.access = access
+        self._started = time.monotonic()
+        with ExitStack() as undo:
+            undo.callback(access.close)
+            common = {STATUS: StatusCalls(self, status), ADMIN: AccessAdmin(access), LOGIN: LoginCalls(access)}
+            self.endpoint = Endpoint(
+                config.pad.host,
+                port,
+                name=name,
+                security=config.security(),
+                control=ControlServer({**exports, **common}).serve,
+                data=data,
+                advertise=config.pad.advertise,
+            )
+            undo.callback(self.endpoint.stop)
+            self.stop = undo.pop_all().close
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return self.endpoint.address
+
+    def ref(self, service_id: str, exported: str) -> ServiceRef:
+        """The reference under which an exported object is registered."""
+        return ServiceRef(service_id, exported, (self.address,), (), self.endpoint.certificate)
+
+    def allow(self, caller: Caller, action: Action, name: str = "") -> None:
+        """Raises AccessDeniedError."""
+        demand(self.access, caller, (action, Subject(name=name)))
+
+    def facts(self) -> dict[str, Any]:
+        """The part of a status that all servers have."""
+        return {
+            "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
+            "address": self.address,
+            "uptime": round(time.monotonic() - self._started, 1),
+            "connections": self.endpoint.connections,
+            "tls": self.endpoint.tls(),
+            "threads": threading.active_count(),
+            "faults": faults(),
+            "access": self.access.status(),
+        }
+
+
+class StatusCalls:
+    """The exported object that tells how a server is."""
+
+    def __init__(self, front: Front, status: Callable[[], dict[str, Any]]) -> None:
+        self._front, self._status = front, status
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._front.allow(caller, "status")
+        return self._status()
+
+
 class Door(Protocol):
     """Where federates find a federation."""
 
-    def allow(self, caller: Caller, action: Action, name: str) -> None:
-        """Raises AccessDeniedError."""
-        ...
+    @property
+    def front(self) -> Front: ...
 
     def create(self, name: str, modules: Sequence[Module]) -> str:
         """A federation execution; the digest of its object model. Raises RtiError."""
@@ -45,10 +116,6 @@ class Door(Protocol):
         """Of its object model. Raises FederationExecutionDoesNotExist."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
-        ...
-
 
 class Calls:
     """The exported object."""
@@ -58,49 +125,22 @@ class Calls:
 
     @exported
     def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
-        self._door.allow(caller, "administer", name)
+        self._door.front.allow(caller, "administer", name)
         if sum(len(each.data) for each in modules) > MODULES_BYTES:
             raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
         return self._door.create(name, modules)
 
     @exported
     def destroy(self, caller: Caller, name: str) -> None:
-        self._door.allow(caller, "administer", name)
+        self._door.front.allow(caller, "administer", name)
         self._door.destroy(name)
 
     @exported
     def join(self, caller: Caller, name: str) -> str:
-        self._door.allow(caller, "connect", name)
+        self._door.front.allow(caller, "connect", name)
         return self._door.open(name)
 
     @exported
     def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
-        self._door.allow(caller, "connect", name)
+        self._door.front.allow(caller, "connect", name)
         return self._door.modules(name)
-
-
-class StatusCalls:
-    """What servers say of themselves."""
-
-    def __init__(self, door: Door) -> None:
-        self._door = door
-
-    @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
-        self._door.allow(caller, "status", "")
-        return self._door.status()
-
-
-def of_process(endpoint: Endpoint, started: float) -> dict[str, Any]:
-    """What all servers say; `started`: monotonic seconds."""
-    return {
-        "pid": os.getpid(),
-        "version": version(),
-        "time": round(time.time(), 3),
-        "address": endpoint.address,
-        "uptime": round(time.monotonic() - started, 1),
-        "connections": endpoint.connections,
-        "tls": endpoint.tls(),
-        "threads": threading.active_count(),
-        "faults": faults(),
-    }

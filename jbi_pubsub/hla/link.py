@@ -15,26 +15,24 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import LOGIN, ControlClient, ControlServer
-from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, dial
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import DATA, Caller, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refuse, welcome
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.services import STATUS
 
-from .calls import Calls, StatusCalls, of_process
+from .calls import Calls, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
 from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti, living
 
@@ -59,51 +57,36 @@ class RtiLink:
     ) -> None:
         """`config`: of this place; `far`: of where the federation is. `name`: what it is called here. Binds [pad] host
         and port. Raises PortInUseError, ConfigurationError."""
-        self._config, self._far = config, far
+        self._far = far
         self._federation, self._name = federation, name or federation
-        self._access = access or AllowAll()
         self._item = uuid4().hex
-        self._started = time.monotonic()
         self._tokens = Tokens(lambda: uuid4().hex)
-        self._stopping = threading.Event()
+        self._tunnel = Tunnel()
         self._lock = threading.Lock()  # covers what follows
         self._behind: ServiceItem | None = None
-        self._through = [0, 0]
-        """Bytes to the federation, and from it."""
-        self._federates = 0
         self._trouble = ""
         self._executions: LookupCache | None = None
         with ExitStack() as undo:
-            undo.callback(self._access.close)
-            exports = {
-                RTI: Calls(self), STATUS: StatusCalls(self),
-                ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access),
-            }  # fmt: skip
-            self._endpoint = Endpoint(
-                config.pad.host,
-                config.pad.port,
-                name="rti-link",
-                security=config.security(),
-                control=ControlServer(exports).serve,
-                data=self._serve_data,
-                advertise=config.pad.advertise,
-            )
-            undo.callback(self._endpoint.stop)
+            self.front = Front(
+                config, "rti-link", access or AllowAll(), {RTI: Calls(self)}, self.status,
+                port=config.pad.port, data=self._serve_data,
+            )  # fmt: skip
+            undo.callback(self.front.stop)
             self._community = JoinManager(config, name="rti-link")
             undo.callback(self._community.close)
             self._beyond = JoinManager(far, name="rti-link-far")
             undo.callback(self._beyond.close)
-            undo.callback(self._stopping.set)
+            undo.callback(self._tunnel.stop)
             self._undo = undo.pop_all()
 
     @property
     def address(self) -> str:
         """host:port to connect to."""
-        return self._endpoint.address
+        return self.front.address
 
     def start(self) -> None:
         """Serve; the federation is waited for, and stands in the lookup services here while it is there."""
-        self._endpoint.start()
+        self.front.endpoint.start()
         template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=self._federation).rep(),))
         self._executions = self._beyond.watch(template, self)
 
@@ -132,7 +115,7 @@ class RtiLink:
             self._behind, self._trouble = item, ""
         entry = next(Rti.from_rep(each) for each in item.entries if each.cls.name == Rti.entry_name)
         own = Rti(federation=self._name, model=entry.model).rep()
-        ref = ServiceRef(self._item, RTI, (self.address,), (), self._endpoint.certificate)
+        ref = self.front.ref(self._item, RTI)
         self._community.join(ServiceItem(self._item, (RTI_LINK_TYPE, RTI_TYPE), ref, (own,)))
         log.info("%s is joined here as %s", self._federation, self._name)
 
@@ -202,24 +185,15 @@ class RtiLink:
         if name != self._name:
             raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="This links another one")
 
-    def allow(self, caller: Caller, action: Action, name: str) -> None:
-        """Raises AccessDeniedError."""
-        demand(self._access, caller, (action, Subject(name=name)))
-
     def status(self) -> dict[str, Any]:
         """Plain data."""
+        to, back = self._tunnel.through
         with self._lock:
             link = {
-                "federation": self._federation, "name": self._name, "federates": self._federates,
-                "there": self._behind is not None, "trouble": self._trouble,
-                "to": self._through[0], "from": self._through[1],
+                "federation": self._federation, "name": self._name, "federates": self._tunnel.federates,
+                "there": self._behind is not None, "trouble": self._trouble, "to": to, "from": back,
             }  # fmt: skip
-        return {
-            "kind": "rti link",
-            **of_process(self._endpoint, self._started),
-            "access": self._access.status(),
-            "link": link,
-        }
+        return {"kind": "rti link", **self.front.facts(), "link": link}
 
     # -- sessions, each on the thread of its connection -----------------------------------------------------------
 
@@ -242,19 +216,38 @@ class RtiLink:
                 return
             caller.place.kept = True
             welcome(line, 0)
-            self._count(1)
-            try:
-                with guarded("rti link"), suppress(OSError):  # an end of it is the other one's end
-                    self._carry(sock, far)
-            finally:
-                self._count(-1)
+            with guarded("rti link"), suppress(OSError):  # an end of it is the other one's end
+                self._tunnel.carry(sock, far)
 
-    def _count(self, more: int) -> None:
+
+class Tunnel:
+    """The bytes of federates on their way to an RTI, and back."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # covers what follows
+        self.through = [0, 0]
+        """Bytes to the RTI, and from it."""
+        self.federates = 0
+
+    def stop(self) -> None:
+        """Nothing goes any more."""
+        self._stopping.set()
+
+    def _count(self, federates: int = 0, to: int = 0, back: int = 0) -> None:
         with self._lock:
-            self._federates += more
+            self.federates += federates
+            self.through = [self.through[0] + to, self.through[1] + back]
+
+    def carry(self, near: socket.socket, far: socket.socket) -> None:
+        """Bytes both ways, until one end closes; what had come before still goes. Raises OSError."""
+        self._count(federates=1)
+        try:
+            self._carry(near, far)
+        finally:
+            self._count(federates=-1)
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        """Bytes both ways, until one end closes; what had come before still goes. Raises OSError."""
         ends = (near, far)
         waiting = {near: bytearray(), far: bytearray()}
         for each in ends:
@@ -268,8 +261,7 @@ class RtiLink:
                         closed = True
                     elif data:
                         waiting[target] += data
-                        with self._lock:
-                            self._through[0 if target is far else 1] += len(data)
+                        self._count(**{"to" if target is far else "back": len(data)})
                 if waiting[target]:
                     del waiting[target][: _sent(target, waiting[target])]
             _wait(ends, waiting, closed=closed)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -21,21 +20,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
-from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import LOGIN, ControlServer
-from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.services import STATUS
 
 from . import rti
-from .calls import Calls, StatusCalls, of_process
+from .calls import Calls, Front
 from .exceptions import (
     FederatesCurrentlyJoined,
     FederationExecutionAlreadyExists,
@@ -89,34 +85,18 @@ class RtiServer:
         self._config = config
         self._lease = lease
         self._id = uuid4().hex
-        self._started = time.monotonic()
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
         self._saves = Saves(saves, *OF_EXECUTIONS) if saves is not None else None
         with ExitStack() as undo:
-            self._access = access or AllowAll()
-            undo.callback(self._access.close)
-            control = ControlServer(
-                {
-                    RTI: Calls(self),
-                    STATUS: StatusCalls(self),
-                    ADMIN: AccessAdmin(self._access),
-                    LOGIN: LoginCalls(self._access),
-                }
-            )
-            self._endpoint = Endpoint(
-                config.pad.host,
-                config.pad.port,
-                name="rti",
-                security=config.security(),
-                control=control.serve,
-                data=self._serve_data,
-                advertise=config.pad.advertise,
-            )
-            undo.callback(self._endpoint.stop)
+            self.front = Front(
+                config, "rti", access or AllowAll(), {RTI: Calls(self)}, self.status,
+                port=config.pad.port, data=self._serve_data,
+            )  # fmt: skip
+            undo.callback(self.front.stop)
             metrics = config.metrics
-            self.metrics = MetricsServer(metrics, self.samples, self._access) if metrics.port >= 0 else None
+            self.metrics = MetricsServer(metrics, self.samples, self.front.access) if metrics.port >= 0 else None
             if self.metrics is not None:
                 undo.callback(self.metrics.stop)
             self._community = JoinManager(config, name="rti")
@@ -126,22 +106,21 @@ class RtiServer:
     @property
     def address(self) -> str:
         """host:port to connect to."""
-        return self._endpoint.address
+        return self.front.address
 
     def start(self) -> None:
         """Serve."""
         self._sessions.start()
-        self._endpoint.start()
+        self.front.endpoint.start()
         self._community.join(self._item(self._id, "", ""))
 
     def stop(self) -> None:
         """Leave, and end all threads. Federates are told by the end of their connections."""
         self._community.close()
-        self._endpoint.stop()
+        self.front.stop()
         self._sessions.stop()
         if self.metrics is not None:
             self.metrics.stop()
-        self._access.close()
 
     # -- federations, from any thread ---------------------------------------------------------------------------
 
@@ -173,8 +152,7 @@ class RtiServer:
 
     def _item(self, item: str, name: str, model: str) -> ServiceItem:
         """A federation execution as it is registered; the RTI itself, whom it may be asked for one, has no name."""
-        ref = ServiceRef(item, RTI, (self.address,), (), self._endpoint.certificate)
-        return ServiceItem(item, (RTI_TYPE,), ref, (Rti(federation=name, model=model).rep(),))
+        return ServiceItem(item, (RTI_TYPE,), self.front.ref(item, RTI), (Rti(federation=name, model=model).rep(),))
 
     def _elsewhere(self, name: str) -> bool:
         template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=name).rep(),))
@@ -217,10 +195,6 @@ class RtiServer:
         """Of the federation executions here."""
         return tuple(sorted(self._federations))
 
-    def allow(self, caller: Caller, action: Action, name: str) -> None:
-        """Raises AccessDeniedError."""
-        demand(self._access, caller, (action, Subject(name=name)))
-
     def status(self) -> dict[str, Any]:
         """Plain data."""
         return self._done(self._status)
@@ -235,8 +209,7 @@ class RtiServer:
         return {
             "kind": "rti",
             "id": self._id,
-            **of_process(self._endpoint, self._started),
-            "access": self._access.status(),
+            **self.front.facts(),
             "federations": [_facts(each) for _, each in sorted(self._federations.items())],
         }
 
@@ -274,7 +247,7 @@ class RtiServer:
             return
         caller.place.kept = True
         welcome(line, 0)
-        session = Session(sock, self._endpoint.hand_over(sock), found.group, self._lease)
+        session = Session(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
         federation: Federation = found
 
         def add() -> None:

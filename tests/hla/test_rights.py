@@ -82,9 +82,9 @@ def endpoints(federation: Any, served: RtiServer, tmp_path: Path) -> dict[str, E
     bridge: Any = described(tmp_path / "bridge.toml").opened(config)
     federation.stack.callback(bridge.close)
     return {
-        "rti": served._endpoint,
-        "link": link._endpoint,
-        "bridge": bridge._presence._sides[0]._endpoint,
+        "rti": served.front.endpoint,
+        "link": link.front.endpoint,
+        "bridge": bridge._presence._sides[0].front.endpoint,
     }
 
 

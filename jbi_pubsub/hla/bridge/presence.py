@@ -10,13 +10,11 @@ from contextlib import ExitStack
 from typing import Any, Final
 from uuid import uuid4
 
-from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, AllowAll, LoginCalls, Subject, demand
+from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
-from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, is_gone
+from jbi_pubsub.core.wire.endpoint import Caller, is_gone
 from jbi_pubsub.core.wire.stream import Line, listen, refuse
-from jbi_pubsub.hla.calls import of_process
+from jbi_pubsub.hla.calls import Front
 from jbi_pubsub.hla.exceptions import RingOfBridges
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -51,10 +49,10 @@ class Presence:
         """Bridges that are dead, but for their leases."""
         with ExitStack() as undo:
             self._sides: list[_Side] = []
-            servers = [_Server(configs[0], facts)]
+            servers = [_front(configs[0], facts)]
             undo.callback(servers[0].stop)
             if _served_as(configs[0]) != _served_as(configs[1]):
-                servers.append(_Server(configs[1], facts))
+                servers.append(_front(configs[1], facts))
                 undo.callback(servers[1].stop)
             for at, community in enumerate(communities):
                 side = _Side(servers[min(at, len(servers) - 1)], configs[at], community, changed)
@@ -128,35 +126,23 @@ def _served_as(config: Config) -> tuple[Any, ...]:
     return config.pad.host, config.pad.advertise, config.tls, config.policy
 
 
-class _Server:
+def _front(config: Config, facts: Facts) -> Front:
     """An address where the bridge can be asked how it is."""
 
-    def __init__(self, config: Config, facts: Facts) -> None:
-        with ExitStack() as undo:
-            access = access_of(config, "bridge") or AllowAll()
-            undo.callback(access.close)
-            status = _Status(access, facts)
-            exports = {STATUS: status, ADMIN: AccessAdmin(access), LOGIN: LoginCalls(access)}
-            self.endpoint = status.endpoint = Endpoint(
-                config.pad.host,
-                0,
-                name="hla-bridge",
-                security=config.security(),
-                control=ControlServer(exports).serve,
-                data=_no_data,
-                advertise=config.pad.advertise,
-            )
-            undo.callback(self.endpoint.stop)
-            self.endpoint.start()
-            self.stop = undo.pop_all().close
+    def status() -> dict[str, Any]:
+        return {"kind": "federation bridge", **front.facts(), **facts()}
+
+    front = Front(config, "hla-bridge", access_of(config, "bridge") or AllowAll(), {}, status, port=0, data=_no_data)
+    front.endpoint.start()
+    return front
 
 
 class _Side:
     """One of them: what stands in its lookup services, and what is known of others."""
 
-    def __init__(self, server: _Server, config: Config, community: JoinManager, changed: Callable[[], None]) -> None:
+    def __init__(self, front: Front, config: Config, community: JoinManager, changed: Callable[[], None]) -> None:
         self.item = uuid4().hex
-        self._endpoint = server.endpoint
+        self.front = front
         self._security = config.security()
         self._community = community
         self._changed = changed
@@ -180,9 +166,8 @@ class _Side:
         if spans == self._told:
             return
         self._told = spans
-        ref = ServiceRef(self.item, STATUS, (self._endpoint.address,), (), self._endpoint.certificate)
         entries = tuple(rings.entry_of(span) for span in spans)
-        self._community.join(ServiceItem(self.item, (HLA_BRIDGE_TYPE,), ref, entries))
+        self._community.join(ServiceItem(self.item, (HLA_BRIDGE_TYPE,), self.front.ref(self.item, STATUS), entries))
 
     def wait_told(self) -> None:
         """Until the lookup services have told of other bridges. Raises LookupNotFoundError."""
@@ -215,26 +200,6 @@ class _Side:
     def service_removed(self, item: ServiceItem) -> None:
         """It has left."""
         self.service_added(item)
-
-
-class _Status:
-    """What servers say of themselves."""
-
-    endpoint: Endpoint
-
-    def __init__(self, access: AccessPolicy, facts: Facts) -> None:
-        self._access, self._facts = access, facts
-        self._started = time.monotonic()
-
-    @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
-        demand(self._access, caller, ("status", Subject()))
-        return {
-            "kind": "federation bridge",
-            **of_process(self.endpoint, self._started),
-            "access": self._access.status(),
-            **self._facts(),
-        }
 
 
 def _no_data(sock: socket.socket, caller: Caller) -> None:  # noqa: ARG001  # an endpoint's handler
