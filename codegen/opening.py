@@ -16,8 +16,6 @@ import hashlib
 import importlib.metadata
 import logging
 import math
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ import msgspec
 from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
+from jbi_pubsub.core.files import TEMPORARY, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
 from jbi_pubsub.core.values import decoder_of
 
@@ -315,24 +314,18 @@ def _version(name: str) -> str:
 
 def _store(path: Path, data: bytes) -> None:
     """Keep it on disk, whole or not at all. A full or read-only disk costs time, not correctness."""
-    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        with written(path, is_durable=False) as file:
             file.write(data)
-        temporary.replace(path)
         _thin(path.parent)
     except OSError as exc:
         log.info("%s is not kept: %s", path, exc)
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _thin(folder: Path) -> None:
     """Take the oldest files away where there are too many."""
-    files = [*folder.glob("*.type"), *folder.glob("*.tmp")]
+    files = [*folder.glob("*.type"), *folder.glob(f"*{TEMPORARY}")]
     if len(files) > MAX_FILES:
         files.sort(key=_age)
         for path in files[: len(files) - MAX_FILES]:

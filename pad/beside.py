@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from jbi_pubsub.core.errors import BackPressureError, StorageError
+from jbi_pubsub.core.files import TEMPORARY, written
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.spool import COPIED_BYTES, Spool, SpooledPayload
@@ -60,19 +61,16 @@ class Beside:
         payload = parcel.spooled
         assert payload is not None
         path = self._path(parcel.head.object_id)
-        beside = path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             if path.is_file() and path.stat().st_size == len(payload):  # it comes again
                 os.utime(path)  # its object may not be on disk yet: it is new again
             else:
                 self._check_room(len(payload))
-                _write(beside, payload)
-                beside.replace(path)
-                _sync_folder(self._folder)
+                with written(path) as file:
+                    for chunk in payload.chunks(COPIED_BYTES):
+                        file.write(chunk)
         except OSError as exc:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             if isinstance(exc, StorageError):
                 raise
             raise StorageError(
@@ -128,7 +126,7 @@ class Beside:
         before, count = time.time() - older, 0
         files = [path for path, found in self._files() if found.st_mtime <= before]
         for path in files:
-            if path.suffix == ".new":
+            if path.suffix == TEMPORARY:
                 path.unlink(missing_ok=True)
         names = [path.name.removesuffix(SUFFIX) for path in files if path.suffix == SUFFIX]
         for start in range(0, len(names), SWEPT_AT_ONCE):
@@ -170,24 +168,3 @@ class Beside:
                 self._is_wanted = False
             with guarded("archive-large"):
                 self.take_away()
-
-
-def _write(path: Path, payload: SpooledPayload) -> None:
-    """A payload as a file, on disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        for chunk in payload.chunks(COPIED_BYTES):
-            left = chunk
-            while left:
-                left = left[os.write(fd, left) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

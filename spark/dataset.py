@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.spark import report
@@ -480,8 +481,6 @@ class Writer:
             for name in (*CONTRACTS, "publications", "rejects"):
                 if not resume and (self._folder / name).exists():
                     shutil.rmtree(self._folder / name)  # what can't be removed would be among the new parts
-                for half in (self._folder / name).glob("*.new"):
-                    half.unlink()
         self.count = 0
         """Publications, those of before among them."""
         self.size = 0
@@ -571,12 +570,13 @@ def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
     (folder / name).mkdir(exist_ok=True)
     path = folder / name / f"{part}.parquet"
     few = [field for field in columns(name).names if field not in ("metadata", "payload")]  # of which many are equal
-    fresh = path.with_suffix(".new")
-    with pq.ParquetWriter(fresh, columns(name), compression=report.COMPRESSION, use_dictionary=few) as writer:
+    with (
+        written(path, mode=None) as file,
+        pq.ParquetWriter(file, columns(name), compression=report.COMPRESSION, use_dictionary=few) as writer,
+    ):
         rows = Rows(writer, columns(name))
         yield rows
         rows.flush()
-    report.settle(fresh, path)
 
 
 class Rows:

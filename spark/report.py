@@ -11,8 +11,6 @@ All pairs (registration, template) are hits joined with templates on gid, tids u
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.core.files import locked, written
 from jbi_pubsub.spark.generators import SHAPES, WIDTH
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ COMPRESSION: Final = "zstd"
 MANIFEST: Final = "manifest.json"
 JSON_MOST: Final = 16 << 20
 """Bytes of a manifest, or of a result's facts and numbers; ours have some kilobytes."""
-_NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP}
 """What file systems say that lock no folder: NFS, for one."""
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
@@ -181,14 +179,8 @@ def claimed(out: Path) -> Iterator[Path]:
 def held(folder: Path) -> Iterator[None]:
     """A folder for ourselves, as long as we live (flock(2) ends with its process). Raises ConfigurationError."""
     with _usable(folder):
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = locked(folder, needed=False)
     try:
-        with _usable(folder):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
         yield
     finally:
         os.close(lock)
@@ -338,21 +330,8 @@ def json_in(path: Path) -> Any:
 
 def write(path: Path, content: bytes) -> None:
     """All or nothing: a reader never sees half a file."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(content)
-    fresh.replace(path)
-
-
-def settle(fresh: Path, path: Path) -> None:
-    """A file becomes `path`, and is there even if the machine fails. Raises OSError."""
-    for each in (fresh, path.parent):
-        opened = os.open(each, os.O_RDONLY)
-        try:
-            if each == path.parent:
-                fresh.replace(path)
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+    with written(path, mode=None, is_durable=False) as file:
+        file.write(content)
 
 
 @contextmanager

@@ -16,13 +16,10 @@ A plug-in needs no rules of its own: those are in registry.py, above any TypeCat
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import sqlite3
-import stat
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,6 +29,7 @@ from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.descriptors import MAX_HISTORY, Change, Descriptor, Key, Kind, Property, unknown
 from jbi_pubsub.core.errors import OversizeError, StorageError
+from jbi_pubsub.core.files import TEMPORARY, locked, locker, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 
 APPLICATION_ID: Final = 0x4A425459
@@ -368,20 +366,14 @@ class FolderTypes:
     def _alone(self) -> int:
         """The folder for this process, for as long as what is returned is open."""
         path = self.folder / LOCK
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return locked(path)
         except BlockingIOError as exc:
-            who = os.read(handle, 20).decode(errors="replace").strip()
-            os.close(handle)
             raise StorageError(
-                f"type repository {self.folder} is in use by process {who or 'unknown'}",
+                f"type repository {self.folder} is in use by process {locker(path) or 'unknown'}",
                 hint="Ask the delegate that has it open (--at HOST:PORT), or stop it",
                 path=str(self.folder),
             ) from exc
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        return handle
 
     def _set_up(self, readonly: bool, max_bytes: int) -> None:
         base = self._base
@@ -401,7 +393,7 @@ class FolderTypes:
             base.execute("PRAGMA synchronous = FULL")
             size = base.execute("PRAGMA page_size").fetchone()[0]
             base.execute(f"PRAGMA max_page_count = {max(1, max_bytes // size)}")
-            for left in self.folder.glob("*.tmp"):
+            for left in self.folder.glob(f"*{TEMPORARY}"):
                 left.unlink(missing_ok=True)
 
     # -- rows ---------------------------------------------------------------------------------------------------
@@ -491,18 +483,8 @@ class FolderTypes:
         with contextlib.suppress(OSError):  # none yet
             if hashlib.sha256(path.read_bytes()).hexdigest() == sha:
                 return sha
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(self.folder)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with written(path) as file:
+            file.write(data)
         return sha
 
     def _tidy(self, digests: Iterator[str]) -> None:
@@ -589,12 +571,3 @@ def _key(row: _Row) -> Key:
 def _checksum(row: Sequence[object], documents: _Documents) -> int:
     """CRC-32 of all that is said of a type: any flipped bit, and nearly anything else, changes it."""
     return zlib.crc32(repr((tuple(row), documents)).encode())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            os.fsync(handle)
-    finally:
-        os.close(handle)

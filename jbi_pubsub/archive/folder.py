@@ -10,7 +10,6 @@ index/        derived
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import pwd
 import stat
@@ -19,11 +18,11 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from jbi_pubsub.archive.items import sync_folder
 from jbi_pubsub.archive.pack import Pack
 from jbi_pubsub.archive.store import LOG, PACKS
 from jbi_pubsub.archive.volume import HEAD, head_of
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.files import locked, locker, written
 
 MARK: Final = "ARCHIVE"
 LOCK: Final = "LOCK"
@@ -82,24 +81,19 @@ class Folder:
             self._fd = -1
 
     def _locked(self, until: float) -> int:
-        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            while not _is_taken(fd):
-                pid = _pid_in(fd)
+        while True:
+            try:
+                return locked(self.path / LOCK)
+            except BlockingIOError as exc:
+                pid = locker(self.path / LOCK)
                 if _is_running(pid) or time.monotonic() >= until:
                     raise StorageError(
                         f"the archive in {self.path} is in use by process {pid}",
                         hint="Each delegate has a folder of its own: set [archive] folder, or stop that process",
                         path=str(self.path),
                         pid=pid,
-                    )
-                time.sleep(0.02)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+                    ) from exc
+            time.sleep(0.02)
 
 
 def archive_of(path: Path) -> bytes:
@@ -172,14 +166,8 @@ def _id_of(path: Path) -> bytes:
         if known is None and mark.exists():
             raise
     found = known or uuid.uuid4().bytes
-    beside = path / f"{MARK}.new"
-    beside.touch(0o600)
-    with beside.open("w", encoding="ascii") as file:
-        file.write(f"{_FORMAT}\n{uuid.UUID(bytes=found)}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(mark)
-    sync_folder(path)
+    with written(mark) as file:
+        file.write(f"{_FORMAT}\n{uuid.UUID(bytes=found)}\n".encode())
     return found
 
 
@@ -204,22 +192,6 @@ def _id_in_volumes(path: Path) -> bytes | None:
         pack.close()
         return pack.sealable.archive
     return None
-
-
-def _is_taken(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        if exc.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def _pid_in(fd: int) -> int:
-    """Who has it, as he wrote; 0: he has not yet."""
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else 0
 
 
 def _is_running(pid: int) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.files import sync_folder
 from jbi_pubsub.core.info_object import Part
 
 MAGIC: Final = b"JBIITEM1"
@@ -174,15 +175,6 @@ class FolderItems:
 
 METADATA_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (DeflatedItems(), PlainItems())}
 PAYLOAD_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (FileItems(), FolderItems())}
-
-
-def sync_folder(path: Path) -> None:
-    """Force the names in a folder to disk. Raises OSError."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def numbers(code: str, data: bytes) -> array[int] | array[float]:

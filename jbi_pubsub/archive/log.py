@@ -41,6 +41,7 @@ from jbi_pubsub.archive.volume import (
     seed_of,
 )
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.info_object import Part
 
 log = logging.getLogger("jbi_pubsub.archive")
@@ -378,24 +379,14 @@ def _made(path: Path, head: bytes, room: int) -> int:
     with suppress(FileNotFoundError):
         if path.stat().st_size > len(head):
             raise FileExistsError(errno.EEXIST, "it is there already")
-    beside = path.with_suffix(".new")
-    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, room)
-        _write_all(fd, [head], 0)
-        os.fsync(fd)
-        beside.replace(path)  # also one that was given up before anything was in it
-        beside = path
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with written(path) as file:  # also in place of one that was given up before anything was in it
+            os.posix_fallocate(file.fileno(), 0, room)
+            file.write(head)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except BaseException:
-        os.close(fd)
-        beside.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
-    return fd
 
 
 def _write_all(fd: int, parts: Sequence[Part], offset: int) -> None:

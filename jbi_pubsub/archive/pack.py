@@ -6,7 +6,6 @@ says what the others hold: until it is there, there is no pack.
 
 from __future__ import annotations
 
-import os
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
@@ -18,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, Items, ItemStore, bytes_of, numbers, sync_folder
+from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, Items, ItemStore, bytes_of, numbers
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.files import stamp
+from jbi_pubsub.core.files import stamp, sync_folder, written
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.values import decoder_of
@@ -341,14 +340,9 @@ def _read(path: Path) -> tuple[str, _Table]:
 
 def _put(path: Path, body: bytes) -> None:
     """Write a file in one step."""
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
+    sync_folder(path.parent)
+    with written(path) as file:
         file.write(MAGIC + zlib.crc32(body).to_bytes(4, "big") + body)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
-    beside.rename(path)
-    sync_folder(path.parent)
 
 
 def _remove(metadata: Path, payloads: Path) -> None:

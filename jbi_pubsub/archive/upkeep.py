@@ -25,14 +25,14 @@ import msgspec
 
 from jbi_pubsub.archive import pack as packs
 from jbi_pubsub.archive.catalogue import Lost
-from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, sync_folder
+from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.pack import Pack, Sealable, seal
 from jbi_pubsub.archive.query import Key
 from jbi_pubsub.archive.retention import PAYLOAD, STAYS, Fate, Holding, Item, Retention, holdings, is_worth
 from jbi_pubsub.archive.store import LOG, PACKS
 from jbi_pubsub.archive.volume import OBJECT, LogVolume, Record
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, StorageError, report
-from jbi_pubsub.core.files import Stamp, stamp
+from jbi_pubsub.core.files import Stamp, stamp, sync_folder, written
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import MAX_POSITION, GivenUp, KeepRule, Scope
 from jbi_pubsub.core.info_object import Parcel, TypeName
@@ -282,13 +282,13 @@ class Upkeep:
 
     def _summarize(self, path: Path, records: Iterable[Record]) -> tuple[Holding, ...]:
         found = holdings(item for record in records if (item := _item(record)) is not None)
-        beside = path.with_suffix(SUMMARY + ".new")
+        summary = path.with_suffix(SUMMARY)
         try:
             data = msgspec.msgpack.encode((stamp(path), found))
-            beside.write_bytes(zlib.crc32(data).to_bytes(4, "big") + data)
-            beside.rename(path.with_suffix(SUMMARY))
+            with written(summary, is_durable=False) as file:
+                file.write(zlib.crc32(data).to_bytes(4, "big") + data)
         except OSError as exc:
-            log.warning("%s: %s", beside, exc.strerror)  # it is derived: read from the pack when it is asked for
+            log.warning("%s: %s", summary, exc.strerror)  # it is derived: read from the pack when it is asked for
         return found
 
     def _holdings(self, path: Path) -> tuple[Holding, ...]:

@@ -9,18 +9,18 @@ beside them what an object needs to be the same one again.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.info_object import SIGNATURE_BYTES, Head, InfoObject, Parcel, object_id_of, pack
 from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.core.values import converted
@@ -92,18 +92,12 @@ def writing(path: Path, *, payloads: bool) -> Iterator[Sink]:
     form = form_of(path)
     if path.exists():
         raise ConfigurationError(f"{path} is there already", hint="Name another file, or remove it")
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with ExitStack() as stack:
-            file = stack.enter_context(beside.open("wb"))
-            lines = form == "lines"
-            sink = _Lines(file, payloads=payloads) if lines else stack.enter_context(_Parquet(file, payloads=payloads))
-            yield sink
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with written(path, mode=None) as file:
+        if form == "lines":
+            yield _Lines(file, payloads=payloads)
+        else:
+            with _Parquet(file, payloads=payloads) as sink:
+                yield sink
 
 
 def form_of(path: Path) -> str:

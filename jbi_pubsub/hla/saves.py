@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -18,6 +17,7 @@ import msgspec
 from immutables import Map
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.values import decoded, decoder_of
 
 from .execution import (
@@ -103,17 +103,11 @@ class Saves(Generic[T]):
         """Keep a save, in place of an older one of that label. Raises StorageError: the older one is still there."""
         body = msgspec.msgpack.encode(Kept(VERSION, federation, label, model, plain(value)))
         path = self._path(federation, label)
-        fresh = path.with_suffix(".new")
         try:
             path.parent.mkdir(exist_ok=True)
-            with fresh.open("wb") as file:
+            with written(path, mode=None) as file:
                 file.write(hashlib.sha256(body).digest() + body)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            _sync(path.parent)
         except OSError as exc:
-            fresh.unlink(missing_ok=True)
             raise StorageError(
                 f"the save {label!r} of {federation} can't be written: {exc.strerror}",
                 hint=f"Make room in {self._folder}",
@@ -153,11 +147,3 @@ class Saves(Generic[T]):
     def _path(self, federation: str, label: str) -> Path:
         folder = hashlib.sha256(federation.encode()).hexdigest()[:32]
         return self._folder / folder / (hashlib.sha256(label.encode()).hexdigest()[:32] + SUFFIX)
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

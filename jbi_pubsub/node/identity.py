@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import stat
@@ -15,6 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.files import is_locked, locked, written
 from jbi_pubsub.core.values import from_json
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -66,18 +66,15 @@ class NodeFolder:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise _unusable(path, exc) from exc
-        try:
-            _take(self._lock)
-        except OSError as exc:
-            os.close(self._lock)
+            self._lock = locked(path / LOCK, patience=LOOK_SECONDS)
+        except BlockingIOError as exc:
             there = running(path)
             raise StorageError(
                 f"{path} is the folder of a node that runs" + (f", as process {there.pid}" if there else ""),
                 hint="Stop it with `jbi node stop`, or give this one a [node] folder of its own",
             ) from exc
+        except OSError as exc:
+            raise _unusable(path, exc) from exc
         try:
             (path / RUNNING).unlink(missing_ok=True)  # of one that was killed: its process may be another's by now
             self.identity = self._next_epoch()
@@ -109,17 +106,8 @@ class NodeFolder:
             raise _unusable(self.path, exc) from exc
 
     def _write(self, file: Path, data: bytes) -> None:
-        new = file.with_name(f"{file.name}.new")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        with written(file) as out:
             out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(file)
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def close(self) -> None:
         """Let others have it. Safe to repeat."""
@@ -142,18 +130,9 @@ def running(path: Path) -> Running | None:
 def is_held(path: Path) -> bool:
     """Whether a process has that folder. Raises StorageError: we may not look."""
     try:
-        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        return is_locked(path / LOCK)
     except OSError as exc:
         raise _unusable(path, exc) from exc
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def wait_until_free(path: Path, seconds: float) -> bool:
@@ -164,20 +143,6 @@ def wait_until_free(path: Path, seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def _take(lock: int) -> None:
-    """Raises OSError: another node has it."""
-    deadline = time.monotonic() + LOOK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _read(file: Path) -> bytes:

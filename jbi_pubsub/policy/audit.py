@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,6 +17,8 @@ import threading
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
+
+from jbi_pubsub.core.files import lock
 
 from .file import failure
 
@@ -124,7 +125,7 @@ class AuditLog:
         if os.fstat(self._file).st_size < self._most:
             return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except BlockingIOError:
             return  # another process is about to; whoever else has it must not hold us up
         if not self._is_elsewhere():  # else another process was first

@@ -10,12 +10,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
-from jbi_pubsub.core.files import stamp
+from jbi_pubsub.core.files import stamp, written
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Caller
 
@@ -288,20 +286,14 @@ class AccessManager:
         if self._kept is None or not document.text.strip():
             return
         data = document.text.encode()
-        new = self._kept.with_name(f".{self._kept.name}.{os.getpid()}-{threading.get_ident()}")
         try:
             if not self._kept.exists() or self._kept.read_bytes() != data:
-                with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as copy:  # noqa: PTH123  # its mode is set when it is made
+                with written(self._kept) as copy:
                     copy.write(data)
-                    copy.flush()
-                    os.fsync(copy.fileno())
-                new.replace(self._kept)
             self._state_fault = ""
         except OSError as exc:
             self._state_fault = f"the rules are not kept for a restart: {exc}"
             log.error("%s", self._state_fault)
-            with suppress(OSError):  # it may not be there, or not be ours to remove
-                new.unlink()
 
     def _read(self, path: Path, *, first: bool = False, had_rules: bool = False) -> tuple[AccessRules, file.Document]:
         """The rules; the policies are put down as well, once all of the file is right. `had_rules`: then an empty file

@@ -34,7 +34,7 @@ from urllib.parse import unquote, urlsplit
 from jbi_pubsub.core.access import AccessPolicy, Action, Decision, Passing, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, PolicyError, WireError, WireTimeoutError
-from jbi_pubsub.core.files import stamp
+from jbi_pubsub.core.files import Watched, written
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.core.xml import give_back
 
@@ -171,13 +171,9 @@ def _account(line: str) -> Account | None:
 
 def write_accounts(path: Path, accounts: Mapping[str, Account]) -> None:
     """As a whole, for the file's user alone. Raises PolicyError."""
-    new = path.with_name(f"{path.name}.new")
     try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            out.writelines(f"{accounts[name].line()}\n" for name in sorted(accounts))
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(path)
+        with written(path) as out:
+            out.writelines(f"{accounts[name].line()}\n".encode() for name in sorted(accounts))
     except OSError as exc:
         raise PolicyError(f"{path}: {exc.strerror or exc}", file=str(path), line=0, column=0) from exc
 
@@ -198,15 +194,9 @@ class PasswordFile:
         """Raises PolicyError for a file that can't be used."""
         self.path = path
         self.fault = ""
-        self._clock = clock
-        self._lock = threading.Lock()
-        """Covers what is looked at."""
         self._turn = threading.Lock()
         """One scrypt at a time."""
-        self._seen = stamp(path)
-        self._accounts = read_accounts(path)
-        self._looked = clock()
-        self._version = 1
+        self._file = Watched((path,), lambda: read_accounts(path), every=LOOK_SECONDS, clock=clock)
         self._nobody = Account("", COST, secrets.token_bytes(16), b"")
         self._secret = secrets.token_bytes(32)
         self._known: dict[bytes, None] = {}
@@ -215,12 +205,11 @@ class PasswordFile:
     def version(self) -> int:
         """See Users."""
         self._look()
-        return self._version
+        return self._file.version
 
     def check(self, user: str, password: str) -> str | None:
         """See Users. An unknown user costs as much as a known one."""
-        self._look()
-        account = self._accounts.get(user)
+        account = self._look().get(user)
         proof = account.line() if account is not None else ""
         if not password or len(password) > PASSWORD_MOST:
             return None
@@ -244,33 +233,23 @@ class PasswordFile:
 
     def holds(self, user: str, proof: str) -> bool:
         """See Users."""
-        self._look()
-        account = self._accounts.get(user)
+        account = self._look().get(user)
         return account is not None and account.line() == proof
 
     def status(self) -> dict[str, Any]:
         """See Users."""
-        return {"file": str(self.path), "users": len(self._accounts), "version": self._version, "fault": self.fault}
+        file = self._file
+        return {"file": str(self.path), "users": len(file.value), "version": file.version, "fault": self.fault}
 
-    def _look(self) -> None:
-        now = self._clock()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        with self._lock:
-            self._looked = now
-            seen = stamp(self.path)
-            if seen == self._seen:
-                return
-            self._seen = seen
-            try:
-                self._accounts = read_accounts(self.path)
-            except PolicyError as exc:
-                self.fault = exc.message
-                log.error("%s; the accounts of before stay in force", exc)
-                return
-            self.fault = ""
-            self._version += 1
-            log.warning("%s: %d users", self.path, len(self._accounts))
+    def _look(self) -> Mapping[str, Account]:
+        try:
+            if self._file.look():
+                self.fault = ""
+                log.warning("%s: %d users", self.path, len(self._file.value))
+        except PolicyError as exc:
+            self.fault = exc.message
+            log.error("%s; the accounts of before stay in force", exc)
+        return self._file.value
 
 
 class Directory:

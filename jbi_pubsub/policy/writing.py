@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from jbi_pubsub.core import files
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.near import near_name
 
@@ -46,16 +46,10 @@ def written(path: Path, text: str) -> PolicySet:
     access_rules(document)
     policies = policies_of(document)
     document.check()
-    path = path.resolve()  # a link stays one
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text(text, "utf-8")
-        if path.exists():
-            new.chmod(path.stat().st_mode & 0o7777)
-        new.replace(path)
+        with files.written(path.resolve(), mode=None) as file:  # a link stays one
+            file.write(text.encode())
     except (OSError, UnicodeEncodeError) as exc:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
         raise ConfigurationError(f"{path} can't be written: {getattr(exc, 'strerror', None) or exc}") from exc
     return policies
 

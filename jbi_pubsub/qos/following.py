@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, OversizeError, PolicyError, ProtocolError, WireError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST
 from jbi_pubsub.core.values import converted, decoded, decoder_of
@@ -326,17 +326,13 @@ class Following:
         if self._state is None:
             return
         head = json.dumps(msgspec.to_builtins([self._standing, self._rates, self._lqm]))
-        new = self._state.with_name(f".{self._state.name}.{os.getpid()}")
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:  # noqa: PTH123  # its mode is set when it is made
-                file.write(f"{STATE_MARK}{head}\n{self._policies.write()}")
-            new.replace(self._state)
+            with written(self._state) as file:
+                file.write(f"{STATE_MARK}{head}\n{self._policies.write()}".encode())
         except OSError as exc:
             fault = f"policies are not kept in {self._state}: {exc}"
             if fault != self._state_fault:
                 log.error("%s", fault)
-            with suppress(OSError):  # it may not be there, or not be ours to remove
-                new.unlink()
             self._state_fault = fault
         else:
             self._state_fault = ""

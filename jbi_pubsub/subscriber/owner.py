@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.protocol.ownership import MIN_SECRET
 
 MAX_NAME: Final = 64
@@ -78,14 +77,6 @@ def _read(path: Path, what: str) -> str:
 def _made(path: Path, what: str) -> str:
     """A new secret, whole or not at all; if another process has been quicker, its own."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".secret-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{token_hex(32)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        Path(temporary).unlink()
+    with written(path, replaces=False) as file:
+        file.write(f"{token_hex(32)}\n".encode())
     return _read(path, what)

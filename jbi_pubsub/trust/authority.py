@@ -17,14 +17,12 @@ clocks differ.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +31,7 @@ from typing import Final, Literal, Self
 
 from jbi_pubsub.core.config import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
+from jbi_pubsub.core.files import locked, sync_folder, written
 from jbi_pubsub.core.wire.credentials import ends_soon, shown_time
 from jbi_pubsub.core.wire.x509 import Certificate, certificates, revocations
 
@@ -257,7 +256,7 @@ class Authority:
         _write(prepared / CA_FILE, _pem(signer.certificate))
         _write(prepared / REVOKED_FILE, _pem(signer.revoke([], (), 1, now)))
         prepared.rename(self._own)
-        _sync(self.folder)
+        sync_folder(self.folder)
 
     def _record(self, certificate: x509.Certificate) -> None:
         """The step that makes it an issued one."""
@@ -302,7 +301,7 @@ class Authority:
             _remove(gone)
         else:
             prepared.replace(place)
-        _sync(place.parent)
+        sync_folder(place.parent)
 
     def _spread_all(self) -> None:
         for path in self.folder.glob(f"*/{CERTIFICATE_FILE}"):
@@ -352,30 +351,14 @@ class Authority:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        deadline = time.monotonic() + LOCK_SECONDS
-        with contextlib.closing(_Lock(self.folder / ".lock")) as lock:
-            while not lock.is_taken():
-                if time.monotonic() >= deadline:
-                    raise StorageError(f"another process works in {self.folder}", hint="Try again when it has ended")
-                time.sleep(0.02)
-            yield
-
-
-class _Lock:
-    """flock(2): it ends with its process, however that ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def is_taken(self) -> bool:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        os.close(self._file)
+            lock = locked(self.folder / ".lock", patience=LOCK_SECONDS)
+        except BlockingIOError as exc:
+            raise StorageError(f"another process works in {self.folder}", hint="Try again when it has ended") from exc
+        try:
+            yield
+        finally:
+            os.close(lock)
 
 
 class _Signer:
@@ -536,20 +519,8 @@ def _pem(made: x509.Certificate | x509.CertificateRevocationList) -> bytes:
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """All of it, or nothing, whatever happens meanwhile."""
-    prepared = path.with_name(f".{path.name}.tmp")
-    prepared.unlink(missing_ok=True)
-    file = os.open(prepared, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError:
-        prepared.unlink(missing_ok=True)
-        raise
-    prepared.chmod(mode)  # whatever the umask
-    prepared.replace(path)
-    _sync(path.parent)
+    with written(path, mode=mode) as stream:
+        stream.write(data)
 
 
 def _remove(folder: Path) -> None:
@@ -558,12 +529,3 @@ def _remove(folder: Path) -> None:
         folder.unlink()
     else:
         shutil.rmtree(folder)
-
-
-def _sync(folder: Path) -> None:
-    """What was renamed in it stays so."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, paddin
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from jbi_pubsub.core.errors import ConfigurationError, SignatureError
-from jbi_pubsub.core.files import Stamp, stamp
+from jbi_pubsub.core.files import Watched
 from jbi_pubsub.core.signing import CERTIFICATE_MOST, CHAIN_MOST, Keys, SigningKey, binding_bytes, signed_uid
 from jbi_pubsub.core.wire import x509 as names
 
@@ -38,8 +38,6 @@ log = logging.getLogger("jbi_pubsub.trust")
 
 KEYS_MOST: Final = 10_000
 """Keys that are remembered; the oldest go."""
-LOOK_SECONDS: Final = 1.0
-"""How often it is looked whether the files of [tls] have changed."""
 RSA_LEAST: Final = 2048
 _UNREADABLE: Final = (
     ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion,
@@ -66,26 +64,23 @@ class CertificateSigner:
     def __init__(self, certificate: Path, key: Path, *, clock: Callable[[], float] = time.time) -> None:
         """PEM files of [tls]: the certificate, those of intermediate authorities behind it, and its key; read again
         when they change. Raises ConfigurationError."""
-        self._files = certificate, key
+        self._certificate = certificate
         self._own = ed25519.Ed25519PrivateKey.generate()
         self.public = self._own.public_key().public_bytes_raw()
         self._clock = clock
-        self._stamps = self._stamp()
-        self._holder = _Holder.read(*self._files)
-        self._generation = 0
-        self._look_at = clock() + LOOK_SECONDS
-        if why := self._holder.why_not(clock()):
+        self._holder = Watched((certificate, key), lambda: _Holder.read(certificate, key), clock=clock)
+        if why := self._holder.value.why_not(clock()):
             raise ConfigurationError(f"[tls] certificate {certificate} {why}", hint="Have another one issued")
 
     @property
     def generation(self) -> int:
         """Grows when the certificate is another one: what was `bound` before ends with the old one."""
-        self._look_again(self._clock())
-        return self._generation
+        self._look_again()
+        return self._holder.version
 
     def bound(self, holder: str, anchor: bytes = b"") -> SigningKey:
         """The key as that of a registration or delegate."""
-        by = self._holder
+        by = self._holder.value
         chain = tuple(_der(each) for each in by.chain)
         said = binding_bytes(holder, self.public, chain[0])
         return SigningKey(self.public, anchor, chain, _signed(by.key, said), self._own.sign(said))
@@ -93,34 +88,22 @@ class CertificateSigner:
     def sign(self, message: bytes) -> bytes:
         """The signature of some bytes. Raises SignatureError when the certificate has ended: nobody would take it."""
         now = self._clock()
-        if self._holder.why_not(now):
-            self._look_again(now)
-            if why := self._holder.why_not(now):
+        if self._holder.value.why_not(now):
+            self._look_again()
+            if why := self._holder.value.why_not(now):
                 raise SignatureError(
-                    f"[tls] certificate {self._files[0]} {why}: nobody would take what is signed with it",
+                    f"[tls] certificate {self._certificate} {why}: nobody would take what is signed with it",
                     hint="Have another one issued",
                 )
         return self._own.sign(message)
 
-    def _stamp(self) -> tuple[Stamp, ...]:
-        return tuple(map(stamp, self._files))
-
-    def _look_again(self, now: float) -> None:
+    def _look_again(self) -> None:
         """What the files say now counts. A certificate without its key may be on the way: then those before stay."""
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_SECONDS
-        if (stamps := self._stamp()) == self._stamps:
-            return
-        self._stamps = stamps
         try:
-            holder = _Holder.read(*self._files)
+            if self._holder.look():
+                log.info("[tls] certificate %s is another one, and signs from now on", self._certificate)
         except ConfigurationError as exc:
             log.error("what was read before goes on signing: %s", exc)
-            return
-        self._holder = holder
-        self._generation += 1
-        log.info("[tls] certificate %s is another one, and signs from now on", self._files[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +147,11 @@ class CertificateVerifier:
     def __init__(self, ca: Path, revoked: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         """PEM files: the authorities, and their lists of revoked certificates, both read again when they change. Raises
         ConfigurationError."""
-        self._authorities = Authorities(ca, revoked)
+        self._authorities = Authorities(ca, revoked, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         """By holder and pin. Good ones alone: what one party says wrongly keeps nobody from hearing another."""
-        self._look_at = 0.0
 
     def check_key(self, holder: str, key: SigningKey) -> str:
         """The name in the certificate of whoever holds the key. Raises SignatureError."""
@@ -178,9 +160,8 @@ class CertificateVerifier:
 
     def check(self, holder: str, message: bytes, signature: bytes, keys: Keys, pin: str = "") -> str:
         """The name in the certificate of who signed `message`; see Verifier."""
+        self._look_again()
         now = self._clock()
-        if now >= self._look_at or now < self._look_at - LOOK_SECONDS:
-            self._look_again()
         known = self._known.get((holder, pin))
         if known is None or now > known.ends:  # there may be another certificate for it
             known = self._learn(holder, keys(holder), pin)
@@ -211,7 +192,6 @@ class CertificateVerifier:
 
     def _look_again(self) -> None:
         """What the files say now decides, also of keys that were good."""
-        self._look_at = self._clock() + LOOK_SECONDS
         if self._authorities.read_again():
             with self._lock:
                 self._known.clear()
@@ -220,24 +200,20 @@ class CertificateVerifier:
 class Authorities:
     """The certificates of a file, which are believed, and what they have revoked."""
 
-    def __init__(self, ca: Path, revoked: Path | None) -> None:
+    def __init__(self, ca: Path, revoked: Path | None, clock: Callable[[], float]) -> None:
         """Raises ConfigurationError."""
         self._ca, self._revoked_file = ca, revoked
-        self._stamps = self._stamp()
-        self._anchors, self._revoked = self._read()
+        self._files = Watched((ca, revoked) if revoked is not None else (ca,), self._read, clock=clock)
 
     def read_again(self) -> bool:
         """Whether the files have changed; if they are no good now, those of before stay in force."""
-        stamps = self._stamp()
-        if stamps == self._stamps:
-            return False
-        self._stamps = stamps
         try:
-            self._anchors, self._revoked = self._read()
+            if not self._files.look():
+                return False
         except ConfigurationError as exc:
             log.error("what was read before stays in force: %s", exc)
             return False
-        log.info("authorities and revoked certificates read again: %d, %d", len(self._anchors), len(self._revoked))
+        log.info("authorities and revoked certificates read again: %d, %d", *map(len, self._files.value))
         return True
 
     def examine(self, holder: str, key: SigningKey, pin: str, now: float) -> _Known:
@@ -266,15 +242,16 @@ class Authorities:
 
     def _path(self, leaf: x509.Certificate, between: Sequence[x509.Certificate]) -> list[x509.Certificate]:
         """From the holder's certificate to the highest that is believed, both included. Raises SignatureError."""
+        anchors, revoked = self._files.value
         path = [leaf]
         if why := _unfit(leaf):
             raise SignatureError(f"its certificate may not sign: {why}")
         while True:  # also from one that is believed to those above it, which may have revoked it
             below = path[-1]
-            if (below.issuer.public_bytes(), below.serial_number) in self._revoked:
+            if (below.issuer.public_bytes(), below.serial_number) in revoked:
                 raise SignatureError(f"the certificate of {identity_of(below)} is revoked")
-            is_believed = below in self._anchors
-            candidates = (each for each in (*self._anchors, *(() if is_believed else between)) if each not in path)
+            is_believed = below in anchors
+            candidates = (each for each in (*anchors, *(() if is_believed else between)) if each not in path)
             issuer = next((each for each in candidates if _has_issued(each, below, len(path) - 1)), None)
             if issuer is not None:
                 path.append(issuer)
@@ -282,9 +259,6 @@ class Authorities:
                 return path
             else:
                 raise SignatureError(f"its certificate, {identity_of(leaf)}, is of no authority in [tls] ca")
-
-    def _stamp(self) -> tuple[Stamp, ...]:
-        return tuple(stamp(path) for path in (self._ca, self._revoked_file) if path is not None)
 
     def _read(self) -> tuple[list[x509.Certificate], frozenset[tuple[bytes, int]]]:
         anchors = _certificates(self._ca, "ca")

@@ -531,4 +531,4 @@ def test_a_file_that_is_being_begun_is_seen_with_its_head_or_not_at_all(
     log.close()
     assert len(seen) >= 3
     assert all(heads in ([], [b"JBILOG1"]) for heads in seen)
-    assert not list(tmp_path.glob("*.new"))
+    assert not list(tmp_path.glob("*.tmp"))

@@ -7,10 +7,11 @@ import os
 import random
 import resource
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from jbi_pubsub import JbiError, SubscriberAdapter
 from jbi_pubsub.core import spool as spool_module
 from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, LinkSection, PadSection, QueueSection
 from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, StorageError, UnknownUidError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.history import KeepRule, Query, Scope
 from jbi_pubsub.core.info_object import Head, InfoObject, LargeObject, TypeName, pack
 from jbi_pubsub.core.spool import SpooledPayload
@@ -655,13 +657,15 @@ def test_an_archive_without_room_refuses_large_payloads_alone(
     refused: list[JbiError] = []
     publisher, uid = opened(archived, archived.light(refused=lambda _uid, why: refused.append(why)), persist=True)
 
-    def full(path: Path, _payload: SpooledPayload) -> None:
-        path.write_bytes(b"begun")
-        raise OSError(28, "No space left on device")
+    @contextmanager
+    def full(path: Path) -> Iterator[BinaryIO]:
+        with written(path) as file:
+            yield file
+            raise OSError(28, "No space left on device")
 
-    for number, write in enumerate((full, beside._write, beside._write)):
+    for number, write in enumerate((full, written, written)):
         with monkeypatch.context() as patch:
-            patch.setattr(beside, "_write", write)
+            patch.setattr(beside, "written", write)
             publisher.publish(uid, b"<a>large</a>", picture)
             publisher.publish(uid, b"<a>%d</a>" % number, b"small")
             publisher.flush()
@@ -706,12 +710,12 @@ def test_files_that_go_meanwhile_refuse_nobody(tmp_path: Path, monkeypatch: pyte
     beside_it._known = lambda _: set()
     large_folder = tmp_path / "large"
     large_folder.mkdir()
-    for name in ("a.new", "b.payload"):
+    for name in (".a.payload.tmp", "b.payload"):
         (large_folder / name).write_bytes(bytes(5))
     stat = Path.stat
 
     def late(self: Path, **given: Any) -> os.stat_result:
-        if self.name == "a.new":
+        if self.name == ".a.payload.tmp":
             raise FileNotFoundError(self)
         return stat(self, **given)
 

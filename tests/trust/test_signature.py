@@ -367,13 +367,13 @@ def test_a_renewed_certificate_answers_for_the_same_key(tmp_path: Path, caplog: 
     verifier = CertificateVerifier(authority.ca, clock=lambda: now)
     uid, bound = registered(by)
     assert verifier.check_key(uid, bound) == "publisher.example"
-    assert by.generation == 0
+    assert by.generation == 1
 
     # When half of the new files is there
     Path(tls.key).write_bytes(Path(authority.issue("other.example", number=5).key).read_bytes())
     now += 2
     # Expect the old ones to go on
-    assert by.generation == 0
+    assert by.generation == 1
     assert "what was read before goes on signing" in caplog.text
 
     # When all of them are, and the old certificate has ended
@@ -382,7 +382,7 @@ def test_a_renewed_certificate_answers_for_the_same_key(tmp_path: Path, caplog: 
 
     # Expect the same registration to be believed, by who asks for its key again
     said = by.sign(b"said")
-    assert by.generation == 1
+    assert by.generation == 2
     uid_now, again = registered(by)
     assert uid_now == uid
     assert verifier.check(uid, b"said", said, lambda _: [again]) == "publisher.example"

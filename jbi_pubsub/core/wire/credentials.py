@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from jbi_pubsub.core.errors import ConfigurationError, WireError
-from jbi_pubsub.core.files import Stamp, stamp
+from jbi_pubsub.core.files import Watched
 
 from . import x509
 
@@ -90,7 +90,6 @@ class Credentials:
     def __init__(self, certificate: Path, key: Path, ca: Path, revoked: Path | None) -> None:
         """Reads them at once. Raises ConfigurationError."""
         self._certificate, self._key, self._ca, self._revoked = certificate, key, ca, revoked
-        self._lock = threading.Lock()  # covers looking, and what is known of the files
         self._watched: weakref.WeakKeyDictionary[ssl.SSLSocket, x509.Certificate] = weakref.WeakKeyDictionary()
         self._watching = threading.Lock()  # covers _watched
         self._serves = False
@@ -98,44 +97,42 @@ class Credentials:
         self._told_soon = 0.0
         self.problem = ""
         """Why the files as they are now are not in force; "" when they are."""
-        self._stamp = self._stamped()
-        self._looked = time.monotonic()
-        self._loaded = self._load()
+        self._files = Watched(self._paths(), self._load, every=LOOK_SECONDS)
         self._tell_end(time.time())
 
     def server(self) -> ssl.SSLContext:
         """For listening, as the files are now."""
         self.look()
-        return self._loaded.server
+        return self._files.value.server
 
     def client(self) -> ssl.SSLContext:
         """For connecting, as the files are now."""
         self.look()
-        return self._loaded.client
+        return self._files.value.client
 
     @property
     def facts(self) -> Facts:
         """What is in force."""
-        return self._loaded.facts
+        return self._files.value.facts
 
     def serve(self) -> str:
         """We are about to be known by our key; SHA-256 (hex) of it."""
         self._serves = True
-        return self._loaded.facts.certificate.key
+        return self.facts.certificate.key
 
     def look(self) -> None:
         """Take the files anew if they have changed, and end the connections of those who are revoked now."""
-        if time.monotonic() - self._looked < LOOK_SECONDS or not self._lock.acquire(blocking=False):
-            return
         try:
-            self._looked = time.monotonic()
-            stamped = self._stamped()
-            if stamped != self._stamp or self.problem:
-                self._stamp = stamped  # of before the reading: what is written meanwhile is another change
-                self._take()
-            self._tell_end(time.time())
-        finally:
-            self._lock.release()
+            if self._files.look():
+                self.problem = ""
+                log.info("TLS files of %s were read again", self._certificate)
+                self._end_revoked()
+        except ConfigurationError as exc:
+            if str(exc) != self.problem:
+                log.error("what was read of the [tls] files before stays in force: %s", exc)
+            self.problem = str(exc)
+            self._files.forget()
+        self._tell_end(time.time())
 
     def watch(self, sock: ssl.SSLSocket) -> x509.Certificate:
         """The peer's certificate; the connection ends when that is revoked. Raises WireError if it is already."""
@@ -151,21 +148,7 @@ class Credentials:
                 raise WireError(f"TLS: the certificate of {peer.identity} is revoked")
         return peer
 
-    def _take(self) -> None:
-        try:
-            loaded = self._load()
-            if self._serves and loaded.facts.certificate.key != self._loaded.facts.certificate.key:
-                raise ConfigurationError(
-                    f"TLS key {self._key}: it is another one, and a server is known by its key",
-                    hint="Start this process again, or renew for the same key (`jbi certs renew`)",
-                )
-        except ConfigurationError as exc:
-            if str(exc) != self.problem:
-                log.error("what was read of the [tls] files before stays in force: %s", exc)
-            self.problem = str(exc)
-            return
-        self._loaded, self.problem = loaded, ""
-        log.info("TLS files of %s were read again", self._certificate)
+    def _end_revoked(self) -> None:
         with self._watching:
             revoked = [(sock, peer) for sock, peer in self._watched.items() if self.facts.is_revoked(peer.holder)]
         for sock, _ in revoked:
@@ -193,14 +176,16 @@ class Credentials:
     def _paths(self) -> tuple[Path, ...]:
         return (self._certificate, self._key, self._ca, *([self._revoked] if self._revoked else []))
 
-    def _stamped(self) -> tuple[Stamp, ...]:
-        return tuple(map(stamp, self._paths()))
-
     def _load(self) -> _Loaded:
         facts = read_facts(self._certificate, self._ca, self._revoked)
         self._check_key()
         if self._revoked is not None:
             self._check_lists(facts, self._revoked, time.time())
+        if self._serves and facts.certificate.key != self.facts.certificate.key:
+            raise ConfigurationError(
+                f"TLS key {self._key}: it is another one, and a server is known by its key",
+                hint="Start this process again, or renew for the same key (`jbi certs renew`)",
+            )
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.verify_mode = ssl.CERT_REQUIRED
         server.num_tickets = 0  # TLS 1.3 tickets make a fresh socket readable although no request came
