@@ -32,6 +32,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.access import AccessPolicy, Action, Subject, demand, denied
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import (
     BackPressureError,
@@ -203,8 +204,8 @@ class ReplayFeed:
     """The access rules are others, or its terms."""
     revision: int = 0
     """Of the terms by which the round is asked."""
-    failures: int = 0
-    """One after the other."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(2 * AGAIN_SECONDS, FAILED_SECONDS))
+    """Pauses while the archive fails."""
     is_ready: bool = False
 
     def wake(self) -> None:
@@ -880,7 +881,7 @@ class History:
                 feed.subscription.replayed += self._move(feed, found)
                 if found:
                     self._is_at(feed, max(feed.after, *(each.position for each in found)))
-                feed.failures = 0
+                feed.backoff.reset()
             elif progress.state == "finished":
                 if progress.error:
                     log.warning("subscription %s: what it catches up with is %s", feed.subscription.uid, progress.error)
@@ -991,8 +992,7 @@ class History:
         if feed.results is not None:
             feed.results.cancel()
         feed.results = None
-        feed.failures += 1
-        self._alarm(feed, min(AGAIN_SECONDS * 2**feed.failures, FAILED_SECONDS))
+        self._alarm(feed, feed.backoff.pause())
 
     def _leave_replay(self, feed: ReplayFeed) -> None:
         with self._changed:

@@ -156,7 +156,7 @@ class Lane(Handing):
         """Judge some objects."""
         if self._blocked is not None:
             if not self._is_unblocked():
-                return 0, 0, self._wait_again()
+                return 0, 0, self._backoff.pause()
             self._close()
         if self.rests.is_too_much:
             return 0, 0, self.rests.step()
@@ -194,7 +194,7 @@ class Lane(Handing):
                 return 0.0
         self._since = min(self._since, now)
         if now - self._since < self._pipeline.patience:
-            return pause or self._wait_again()
+            return pause or self._backoff.pause()
         return self._refuse_first(parcel, self._pipeline.no_stage() if pause else self._pipeline.no_room())
 
     def _refuse_first(self, parcel: Parcel, why: JbiError) -> float:
@@ -297,7 +297,7 @@ class Lane(Handing):
         self._intake.refuse(refused)
         self._in_hand, self._left = self.rests.put(batch, mail), self.rests.taken()
         if self._blocked is not None:
-            return self._wait_again()
+            return self._backoff.pause()
         self._close()
         return 0.0
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.pad.delivery import Deliveries
@@ -49,7 +50,7 @@ class Handing:
         """What there is no room for."""
         self._since = math.inf
         """When it began to wait."""
-        self._again = AGAIN_FIRST
+        self._backoff = Backoff(2 * AGAIN_FIRST, AGAIN_MOST)
         self._left: list[Piece] = []
         """Goes on when all else that the step came to is handed out: what is behind that is for some of those."""
 
@@ -68,12 +69,9 @@ class Handing:
             self._has_room()
         return self._blocked is None
 
-    def _wait_again(self) -> float:
-        self._again = min(2 * self._again, AGAIN_MOST)
-        return self._again
-
     def _has_room(self) -> None:
-        self._since, self._again = math.inf, AGAIN_FIRST
+        self._since = math.inf
+        self._backoff.reset()
 
 
 class Batch(NamedTuple):
@@ -205,7 +203,7 @@ class Rest(Handing):
         """Do some pieces, with the baton; another task that has it may ask for it, too."""
         if self._blocked is not None:
             if not self._is_unblocked():
-                return 0, 0, self._wait_again()
+                return 0, 0, self._backoff.pause()
             self._finish()
         size = 0
         deliveries = Deliveries()
@@ -226,7 +224,7 @@ class Rest(Handing):
             for piece in self._in_hand:
                 piece.run.mail = self._pipeline.mails
         if not self._is_handed_out(deliveries):
-            return count, size, self._wait_again()
+            return count, size, self._backoff.pause()
         self._finish()
         return count, size, 0.0
 

@@ -185,6 +185,12 @@ class Heard:
 
 
 @pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries without jitter."""
+    monkeypatch.setattr("jbi_pubsub.core.backoff.random.uniform", lambda _least, most: most)
+
+
+@pytest.fixture
 def heard() -> Heard:
     return Heard()
 

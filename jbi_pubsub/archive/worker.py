@@ -32,6 +32,7 @@ import msgspec
 
 from jbi_pubsub.archive import desk, upkeep
 from jbi_pubsub.archive.desk import Desk, Setup
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.child import end_with, environment
 from jbi_pubsub.core.errors import ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
@@ -200,7 +201,7 @@ class ProcessWorker:
 
     def _run(self) -> None:
         """The thread's life. A child ends with the thread that has started it, so it is this one."""
-        pause = 0.0
+        pause, backoff = 0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._is_closed.wait(pause):
             started = time.monotonic()
             with guarded("archive worker"):
@@ -208,7 +209,10 @@ class ProcessWorker:
             if self._is_closed.is_set():
                 return
             lived = time.monotonic() - started
-            pause = 0.0 if lived > GOOD_SECONDS else min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+            pause = backoff.pause()
+            if lived > GOOD_SECONDS:
+                backoff.reset()
+                pause = 0.0
             log.error("the archive's worker has ended after %.1f s; it is started again in %.1f s", lived, pause)
 
     def _live(self) -> None:

@@ -33,6 +33,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     BackPressureError,
@@ -127,8 +128,8 @@ class Relayed:
     """That one has our name: it may be a process before this one that was killed, until its lease ends."""
     is_refused: bool = False
     """It can't be registered there, although the other side is not away."""
-    refused: int = 0
-    """How often it was refused so, one time after the other."""
+    backoff: Backoff | None = None
+    """Pauses while it is refused so."""
     again: float = 0.0
     """When it is tried again (clock)."""
 
@@ -410,7 +411,7 @@ class Direction:
         if there is not None and there.bridge != self._bridge:
             relay.why = f"relayed by bridge {there.bridge}" if there.bridge else "published there itself"
             relay.is_others, relay.is_former = True, _name_of(there.bridge) == _name_of(self._bridge)
-            relay.refused, relay.again = 0, 0.0  # when it is gone it is ours at once
+            relay.backoff, relay.again = None, 0.0  # when it is gone it is ours at once
             if relay.stands:  # two came at once, and the lookup services have taken the other one
                 self._drop(uid, relay)
             return
@@ -441,12 +442,12 @@ class Direction:
             relay.why, relay.is_refused = exc.message, not (waits or isinstance(exc, _AWAY))
             self._trouble(uid, exc)
             if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
-                relay.refused += 1
-                relay.again = self._clock() + min(REFUSED_MOST, self._terms.poll * 2 ** min(relay.refused, 10))
+                relay.backoff = relay.backoff or Backoff(2 * self._terms.poll, REFUSED_MOST)
+                relay.again = self._clock() + relay.backoff.pause()
             return
         with self._lock:
             self._told.pop(uid, None)
-        relay.why, relay.refused, relay.again, relay.is_refused = "", 0, 0.0, False
+        relay.why, relay.backoff, relay.again, relay.is_refused = "", None, 0.0, False
         with relay.lock:
             relay.stands = True
             while relay.parked and relay.stands:

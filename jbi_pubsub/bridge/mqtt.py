@@ -42,6 +42,7 @@ import msgspec
 
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.codegen.types.untyped import bundle_without
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
@@ -102,7 +103,7 @@ ALIASES_MOST: Final = 16
 """Topics that the broker may send as a number (Topic Alias Maximum)."""
 SESSION_MOST: Final = (1 << 32) - 1
 AGAIN_MOST: Final = 30.0
-"""Seconds until a broker is connected to again that ends connections, or sends what can't be read; the first time 1."""
+"""Seconds until a broker is connected to again that ends connections, or sends what can't be read."""
 STEADY_SECONDS: Final = 10.0
 """A connection that lasts so long is none of these."""
 RETAINED_MOST: Final = 10_000
@@ -225,7 +226,7 @@ class MqttPlatform:
         self._connection = 0
         self._since = 0.0
         """When it began (monotonic seconds)."""
-        self._again = 1.0
+        self._backoff = Backoff(2.0, AGAIN_MOST)
         self._aliases: dict[int, bytes] = {}
         self._seen: OrderedDict[bytes, bytes] = OrderedDict()
         """Digests of topics, and of what came there last."""
@@ -601,9 +602,8 @@ class MqttPlatform:
     def _pause(self) -> float:
         """Seconds until the next connection: ever longer while none lasts."""
         if time.monotonic() - self._since >= STEADY_SECONDS:
-            self._again = 1.0
-        pause, self._again = self._again, min(self._again * 2, AGAIN_MOST)
-        return pause
+            self._backoff.reset()
+        return self._backoff.pause()
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
         self._tell("the broker does not answer")

@@ -10,7 +10,6 @@ ids, and what was not acknowledged is sent again. Subscribers drop what they hav
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.arguments import called
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -461,7 +461,7 @@ class DelegateConnection:
             return self._proxy, self._opened
 
     def _run(self) -> None:
-        backoff = BACKOFF_FIRST
+        backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
         while not self._stopping.is_set():
             began, taken = time.monotonic(), self._taken
             with guarded("publisher connection"):
@@ -491,9 +491,8 @@ class DelegateConnection:
                     if not self._refusals:
                         log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:
-                backoff = BACKOFF_FIRST
-            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-            backoff = min(2 * backoff, BACKOFF_MOST)
+                backoff.reset()
+            self._stopping.wait(backoff.pause())
 
     def _send_on_a_line(self) -> None:
         proxy, opened = self._attached()

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.guard import guarded
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -40,22 +41,23 @@ class Tries:
 
     def __init__(self) -> None:
         self._object_id = ""
-        self._tries = self._failures = 0
+        self._tries = 0
+        self._backoff = Backoff(PAUSE_FIRST, PAUSE_MOST)
 
     def failed(self, object_id: str) -> float | None:
         """Seconds until it gets it again; None: it has had it often enough."""
         if object_id != self._object_id:
             self._object_id, self._tries = object_id, 0
         self._tries += 1
-        self._failures += 1
+        pause = self._backoff.pause()
         if self._tries >= TRIES:
             self._object_id = ""
             return None
-        return float(min(PAUSE_MOST, PAUSE_FIRST * 2 ** min(self._failures - 1, 16)))
+        return pause
 
     def taken(self) -> None:
         """It has not failed."""
-        self._failures = 0
+        self._backoff.reset()
 
 
 class Client(Protocol):

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.core.backoff import Backoff, jitter
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -534,7 +535,7 @@ class DelegateSession:
     # -- the session's thread -----------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        backoff = BACKOFF_FIRST
+        backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
         unreachable_since: float | None = None
         while not self._stopping.is_set():
             with guarded("subscriber session"):
@@ -544,7 +545,8 @@ class DelegateSession:
                         return
                     self._open_if_needed()
                     self._reconcile()
-                    backoff, unreachable_since = BACKOFF_FIRST, None
+                    backoff.reset()
+                    unreachable_since = None
                     self._wait_for_work()
                     continue
                 except (UnknownUidError, UnknownLeaseError) as exc:
@@ -565,8 +567,7 @@ class DelegateSession:
                     continue
                 except JbiError as exc:
                     log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
-            self._pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-            backoff = min(2 * backoff, BACKOFF_MOST)
+            self._pause(backoff.pause())
 
     def _pause(self, seconds: float) -> None:
         """Until the delegate is tried again: so long, or until a query is asked, whose application waits."""
@@ -588,7 +589,7 @@ class DelegateSession:
             part.fail(why)
         for uid in wanted:
             self._refuse(uid, why)
-        again = time.monotonic() + REFUSED_AGAIN * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
+        again = time.monotonic() + REFUSED_AGAIN * jitter()
         with self._changed:
             self._changed.wait_for(lambda: self._dirty or self._stopping.is_set(), again - time.monotonic())
             self._refused_before |= set(self._refused)
@@ -1012,7 +1013,7 @@ class DelegateSession:
     def _receive_all(self) -> None:
         receiver: Receiver | None = None
         session_id = ""
-        backoff = BACKOFF_FIRST
+        backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
         while not self._stopping.is_set():
             opened = self._await_session()
             if opened is None:
@@ -1029,9 +1030,9 @@ class DelegateSession:
                     log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
                     if self._parted:
                         self._lose_session(exc, opened.uid)
-            useful = receiver.position > position or time.monotonic() - began > 1.0
-            backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
-            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            if receiver.position > position or time.monotonic() - began > 1.0:
+                backoff.reset()
+            self._stopping.wait(backoff.pause())
 
     def _await_session(self) -> Opened | None:
         with self._changed:

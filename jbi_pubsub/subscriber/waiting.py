@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.guard import guarded
 
 AGAIN_FIRST: Final = 5.0
@@ -19,7 +20,7 @@ class Waiting:
 
     def __init__(self, look: Callable[[str], bool], *, name: str) -> None:
         self._look = look
-        self._pause = AGAIN_FIRST
+        self._backoff = Backoff(AGAIN_FIRST, AGAIN_MOST)
         self._changed = threading.Condition()
         self._waiting: dict[str, None] = {}
         self._thread: threading.Thread | None = None
@@ -32,7 +33,7 @@ class Waiting:
             if self._stopping:
                 return
             self._waiting[uid] = None
-            self._pause = AGAIN_FIRST
+            self._backoff.reset()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
@@ -51,10 +52,9 @@ class Waiting:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._waiting)
-                self._changed.wait_for(lambda: self._stopping, self._pause)
+                self._changed.wait_for(lambda: self._stopping, self._backoff.pause())
                 if self._stopping:
                     return
-                self._pause = min(2 * self._pause, AGAIN_MOST)
                 waiting = list(self._waiting)
             for uid in waiting:
                 with guarded("look at a subscription without a match"):

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
@@ -361,11 +362,11 @@ class _Watched:
 
     ref: ServiceRef
     kind: Kind
+    backoff: Backoff
     listed: bool = True
     facts: Facts | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
-    failures: int = 0
     due: float = 0.0
     asking: Future[None] | None = None
     client: ControlClient | None = None
@@ -535,7 +536,7 @@ class Observer:
         for key, (kind, ref) in list(found.items())[:SERVERS_MOST]:
             known = self._watched.get(key)
             if known is None:
-                self._watched[key] = _Watched(ref, kind)
+                self._watched[key] = _Watched(ref, kind, Backoff(self._every, AGAIN_MOST))
             elif known.ref.endpoints != ref.endpoints:
                 known.ref, known.due = ref, 0.0
         return gone
@@ -585,10 +586,10 @@ class Observer:
         as that: it counts for no rate."""
         watched.error = error
         if facts is None:
-            watched.failures += 1
-            watched.due = now + min(AGAIN_MOST, self._every * 2 ** min(watched.failures - 1, 10))
+            watched.due = now + watched.backoff.pause()
             return
-        watched.failures, watched.due = 0, 0.0
+        watched.backoff.reset()
+        watched.due = 0.0
         watched.facts, watched.told = facts, told
         if now - began > 2 * ANSWER_SECONDS:
             return

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
@@ -42,6 +42,7 @@ from zeroconf import (
     Zeroconf,
 )
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
@@ -154,7 +155,7 @@ class _Suggestion:
     sources: set[str]
     due: float
     asked: float = -math.inf
-    pause: float = PAUSE_FIRST
+    backoff: Backoff = field(default_factory=lambda: Backoff(PAUSE_FIRST, PAUSE_MOST))
     failing_since: float | None = None
 
 
@@ -184,7 +185,8 @@ class Suggestions:
             if known is not None:
                 if len(known.sources) < self._most:
                     known.sources.add(source)
-                known.due, known.pause = max(now, known.asked + PAUSE_FIRST), PAUSE_FIRST
+                known.due = max(now, known.asked + PAUSE_FIRST)
+                known.backoff.reset()
             elif self._make_room():
                 self._book[endpoint] = _Suggestion({source}, now)
 
@@ -202,7 +204,8 @@ class Suggestions:
         found = self._book.get(endpoint)
         if found is not None:
             found.due = found.asked = now
-            found.pause, found.failing_since = PAUSE_FIRST, None
+            found.failing_since = None
+            found.backoff.reset()
 
     def failed(self, endpoint: str, now: float) -> None:
         """Nobody has answered there, or none that we want: asked again after a pause, forgotten in the end."""
@@ -212,7 +215,7 @@ class Suggestions:
         since = found.failing_since = now if found.failing_since is None else found.failing_since
         if now - since > SUGGESTION_SECONDS:
             del self._book[endpoint]
-        found.asked, found.due, found.pause = now, now + found.pause, min(2 * found.pause, PAUSE_MOST)
+        found.asked, found.due = now, now + found.backoff.pause()
 
     def _withdraw(self, source: str, kept: Container[str]) -> None:
         for endpoint in [e for e, each in self._book.items() if source in each.sources and e not in kept]:
@@ -235,7 +238,7 @@ class _Refusal:
 
     error: AccessDeniedError
     due: float
-    pause: float
+    backoff: Backoff
 
 
 class LookupDiscovery:
@@ -428,8 +431,8 @@ class LookupDiscovery:
         self._problems[endpoint] = problem
         before = self._refusals.pop(endpoint, None)
         if refusal is not None:
-            pause = min(2 * before.pause, REFUSED_MOST) if before is not None else PAUSE_FIRST
-            self._refusals[endpoint] = _Refusal(refusal, time.monotonic() + pause, pause)
+            backoff = before.backoff if before is not None else Backoff(PAUSE_FIRST, REFUSED_MOST)
+            self._refusals[endpoint] = _Refusal(refusal, time.monotonic() + backoff.pause(), backoff)
         for forgotten in self._problems.keys() - {endpoint, *self._locators, *self._suggestions}:
             del self._problems[forgotten]
             self._refusals.pop(forgotten, None)

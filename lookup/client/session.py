@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoder_of
@@ -238,13 +238,13 @@ class RegistrarSession:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = BACKOFF_FIRST
+        backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
         while not self._stopping:
             with guarded("lookup session"):
                 try:
                     self._connect()
                     while self._work():
-                        backoff = BACKOFF_FIRST  # not before: who answers the first call may fail at the next, always
+                        backoff.reset()  # not before: who answers the first call may fail at the next, always
                 except JbiError as exc:
                     self._tell_away(exc)
             if self.connected or self.away_since is None:
@@ -255,8 +255,7 @@ class RegistrarSession:
             self._progress()
             with self._changed:
                 if not self._stopping:
-                    self._changed.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-            backoff = min(backoff * 2, BACKOFF_MOST)
+                    self._changed.wait(backoff.pause())
         with guarded("lookup session"):
             self._leave()
 

@@ -469,11 +469,9 @@ class _Waits(threading.Condition):
         return False
 
 
-def test_a_lookup_service_that_answers_the_first_call_alone_is_not_asked_without_pause(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("steady")
+def test_a_lookup_service_that_answers_the_first_call_alone_is_not_asked_without_pause(desk: Desk) -> None:
     # Given a lookup service that can be connected to, but does not answer to a registration
-    monkeypatch.setattr(session_module.random, "uniform", lambda _least, most: most)
     failing(desk, "register", *[WireTimeoutError("no answer")] * 6)
     failures: list[int] = []
     session = a_session()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_a_source_that_names_another_endpoint_names_the_old_one_no_more():
     assert list(book) == ["h:2"]
 
 
+@pytest.mark.usefixtures("steady")
 def test_one_that_does_not_answer_is_asked_more_and_more_seldom_and_forgotten_in_the_end():
     book, now, asked = Suggestions(), NOW, []
     book.suggest("mdns a", ["h:1"], now)

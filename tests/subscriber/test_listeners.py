@@ -228,6 +228,7 @@ def test_a_function_that_only_makes_a_coroutine_takes_nothing(
     assert eventually(lambda: subscription.lost) == {"listener_failed": 1}
 
 
+@pytest.mark.usefixtures("steady")
 def test_pauses_grow_while_a_listener_takes_nothing_and_are_bounded() -> None:
     tries = Tries()
     # When one object after the other fails

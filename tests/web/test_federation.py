@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ProtocolError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.web.federation import ROWS_MOST, TEXT_MOST, VALUES_MOST, Observer, Snapshot, _Watched, checked, harmless
@@ -212,7 +213,7 @@ def test_an_answer_that_was_taken_long_after_it_was_given_makes_no_peak(
     said = pad.overview()
     monkeypatch.setattr(pad, "overview", lambda: {**said, "published": int(now * 10)})
     observer = Observer(federation.config, addresses=(pad.address,), clock=lambda: now)
-    watched = _Watched(observer._fixed[pad.address], "delegate")
+    watched = _Watched(observer._fixed[pad.address], "delegate", Backoff(1.0, 1.0))
     call = observer._call
 
     def stopped(each: Any) -> Any:
