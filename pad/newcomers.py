@@ -322,7 +322,7 @@ class Newcomers:
         if result is None:  # one of them was amended meanwhile
             with group.table.amendment:
                 result = self._decide(kept, topic, group, metadata)
-        if result is None or result == NOBODY:
+        if result is None or result is NOBODY:
             return
         self._shelves.found(kept)
         for subscription in result.oversize:
