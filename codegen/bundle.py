@@ -36,9 +36,9 @@ MAX_SCHEMA_BYTES: Final = 8 << 20
 """All documents together; NewsML-G2 2.34, the largest schema looked at, has 1.6 MB."""
 
 MAX_DOCUMENTS: Final = 200
+"""Documents of one bundle; NewsML-G2 has 3, GML 3.2 with all it imports 64."""
 COUNTED: Final = 10
 """Up to so many times what is allowed it is looked how much there is."""
-"""Documents of one bundle; NewsML-G2 has 3, GML 3.2 with all it imports 64."""
 
 XML_NAMESPACE_SCHEMA: Final = (
     b'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace="http://www.w3.org/XML/1998/namespace">'

@@ -107,9 +107,9 @@ REGISTRATIONS_MOST: Final = 10_000
 INCARNATIONS_TOLD: Final = 64
 """So often an archive may be started within the lease of an item of its own until a query is called incomplete."""
 TEXT_MOST: Final = 1_024
+"""Characters of the name of a type or registration."""
 QUERY_BOUNDS: Final = msgspec.structs.replace(BOUNDS, item_bytes=1 << 20)
 """Bytes of a query: 10,000 ids of objects are half of it."""
-"""Characters of the name of a type or registration."""
 
 Contracting = Callable[[Caller | None, TypeName, Wish], tuple[Contract | None, GrantedQos]]
 """What policies decide for a query. Raises ConfigurationError, QosDeniedError."""

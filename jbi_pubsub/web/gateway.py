@@ -88,9 +88,9 @@ STALL_SECONDS: Final = 30.0
 ALIVE_SECONDS: Final = 15.0
 """A stream that has nothing to say says so."""
 TIDY_SECONDS: Final = 1.0
+"""Between two looks for what nobody uses any more, and for users who are none any more."""
 LATE_SECONDS: Final = 1.0
 """Beyond that: whoever was kept so long from looking for what nobody uses gives everybody IDLE_SECONDS more."""
-"""Between two looks for what nobody uses any more, and for users who are none any more."""
 SUBSCRIBE_SECONDS: Final = 5.0
 """For the lookup services to take a subscription."""
 
