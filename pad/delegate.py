@@ -129,7 +129,6 @@ NO_SCHEMA: Final = SchemaBundle("", ())
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
 
-
 SOURCES_MOST: Final = 3
 """Names of publishers told of one type."""
 TYPES_MOST: Final = 200
@@ -158,6 +157,8 @@ class PublisherConnection:
     term: float = ANY
     """Of its lease, as it was asked for (seconds)."""
     registrations: dict[int, Registration] = field(default_factory=dict)
+    untold: dict[str, JbiError] = field(default_factory=dict)
+    """By registration why a lookup service refuses to list it, until this is told."""
     caller: Caller | None = None
     """None: the application that a peer publisher lives in, which may do everything."""
 
@@ -698,16 +699,16 @@ class Delegate:
         ids are ignored."""
         with self._lock:
             registration = self._registrations.get(uid)
-            if registration is not None and why.is_final:
-                registration.untold = why
+            if registration is not None and why.is_final and (of := self._connections.get(registration.connection)):
+                of.untold[uid] = why
 
-    def refusals(self, connection_id: str) -> list[tuple[str, ErrorReport]]:
-        """Registrations that lookup services refuse to list, and why; each once. Raises UnknownUidError."""
-        told = [each for each in list(self.connection(connection_id).registrations.values()) if each.untold is not None]
-        found = [(each.uid, report(each.untold)) for each in told if each.untold is not None]
-        for each in told:
-            each.untold = None
-        return found
+    def refusals(self, connection: PublisherConnection) -> list[tuple[str, ErrorReport]]:
+        """Registrations that lookup services refuse to list, and why; each once. Asked with each batch."""
+        if not connection.untold:
+            return []
+        with self._lock:
+            untold, connection.untold = connection.untold, {}
+        return [(uid, report(why)) for uid, why in untold.items()]
 
     def take_back_unlisted(self, connection_id: str, uid: str) -> bool:
         """Take a registration back that no lookup service has listed yet; whether that was so."""
@@ -730,10 +731,7 @@ class Delegate:
     def _settling(self, settle: float) -> float:
         """Seconds until all have come or had the time to; 0: they have."""
         now = self._clock()
-        return max(
-            (topic.announced + settle - now for topic in self._topics if topic.is_awaited),
-            default=0.0,
-        )
+        return max((topic.announced + settle - now for topic in self._topics if topic.is_awaited), default=0.0)
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, timeout: float) -> int:
         """How many subscriptions a registration matches, as soon as there are `count`, or after `timeout` seconds.
@@ -1758,7 +1756,9 @@ class Delegate:
                 self._end_contract(registration.contract)
                 self._quota.give_back(registration.share)
                 self._keep_key(registration)
-                self._keep_number(registration, of or self._connections.get(registration.connection))
+                if (whose := of or self._connections.get(registration.connection)) is not None:
+                    whose.untold.pop(registration.uid, None)
+                self._keep_number(registration, whose)
                 self._account.close_registration(registration)
                 self._topics.leave(registration, self._clock())
             self._tell_quality(self._offers.withdraw(registrations))

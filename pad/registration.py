@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from jbi_pubsub.core.errors import JbiError, MetadataError
+from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, prefix_of
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import SigningKey
@@ -99,8 +99,6 @@ class Registration:
     bad_signature: int = 0
     share: tuple[str, int] = field(default=("", 0), repr=False)
     """What its request takes of its peer's (see account.RequestQuota)."""
-    untold: JbiError | None = None
-    """Why a lookup service refuses to list it, until its publisher is told."""
     has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""

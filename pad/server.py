@@ -657,10 +657,10 @@ class DisseminationServer:
         `coming` holds the chunks of large objects by registration number, `refused` what is to be reported.
         """
         try:
-            registrations = self.delegate.connection(connection_id).registrations
+            registrations = (connection := self.delegate.connection(connection_id)).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        refused += self.delegate.refusals(connection_id)
+        refused += self.delegate.refusals(connection)
         deliveries = Deliveries()
         pipeline = self.delegate.pipeline
         taken: list[Parcel] = []
@@ -688,10 +688,10 @@ class DisseminationServer:
     def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, Gathering], intake: Intake) -> None:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
         try:
-            registrations = self.delegate.connection(connection_id).registrations
+            registrations = (connection := self.delegate.connection(connection_id)).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        intake.tell(self.delegate.refusals(connection_id))
+        intake.tell(self.delegate.refusals(connection))
         intake.begin()
         try:
             for number, run in _runs(items, coming, self._clock()):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub.core.config import QosSection
-from jbi_pubsub.core.errors import JbiError, MetadataError, OversizeError
+from jbi_pubsub.core.errors import ErrorReport, JbiError, MetadataError, OversizeError, report
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate
@@ -121,12 +121,39 @@ def test_what_another_lookup_service_refuses_later_comes_back_with_the_next_obje
     assert subscriber.wait_matched(standing) == 1
     federation.lookup(limits=FEW)
     pad.community.look_in(federation.config.lookup.groups, federation.config.lookup.locators)
-    eventually(lambda: pad.delegate._registrations[registration].untold)
+    eventually(lambda: any(registration in each.untold for each in pad.delegate._connections.values()))
     publisher.publish(registration, track(30, n=1))
     assert subscriber.receive(standing, 60.0) is not None
     assert isinstance(eventually(lambda: told.get(registration)), OversizeError)
     assert "20" in told[registration].hint
     assert publisher.status()["delegates"].popitem()[1]["refused"] == 0, "no object was refused"
+
+
+def test_a_refusal_that_comes_while_another_is_told_is_told_next(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given two registrations that a lookup service refuses, when it refuses one again while the publisher is told,
+    then each refusal is told once; nothing is kept of a registration that was taken back."""
+    delegate, publisher = federation.pad().delegate, federation.light()
+    alpha = publisher.connect_to_delegate("alpha", "rome")
+    first, second = (str(publisher.register_publisher(alpha, TRACK, track(points))) for points in (2, 3))
+    (connection,) = delegate._connections.values()
+    delegate.unlisted(first, OversizeError("first"))
+    delegate.unlisted(second, OversizeError("second"))
+
+    def telling(why: JbiError) -> ErrorReport:
+        if why.message == "first":
+            delegate.unlisted(first, OversizeError("again"))
+        return report(why)
+
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.report", telling)
+    told = [(uid, why.message) for uid, why in delegate.refusals(connection)]
+    assert told == [(first, "first"), (second, "second")]
+    assert [(uid, why.message) for uid, why in delegate.refusals(connection)] == [(first, "again")]
+    assert delegate.refusals(connection) == []
+    delegate.unlisted(second, OversizeError("second"))
+    publisher.unregister_publisher(second)
+    assert delegate.refusals(connection) == []
 
 
 def test_what_passes_by_itself_is_waited_for_and_called_by_its_name(
