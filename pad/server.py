@@ -197,7 +197,7 @@ class DisseminationServer:
         if self._stages.archive is not None:
             self.users.append(self._stages.archive.uses)
         self._control = ControlServer(exports | dict(also))
-        self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
+        self._threads = {threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True): 5.0}
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             undo.callback(self._access.close)
             if self._stages.quality is not None:
@@ -318,12 +318,14 @@ class DisseminationServer:
             endpoint.start()
         if self._sockets is not None:
             self._sockets.start()
-        self._reaper.start()
         if self._stages.archive is not None:
             self._stages.archive.appeared = self._show_again
         self._show()
         if self.characteristics:
-            threading.Thread(target=self._tell_namesakes, name=f"{self.name}-namesakes", daemon=True).start()
+            tell = guarded(f"{self.name} namesakes")(self._tell_namesakes)
+            self._threads[threading.Thread(target=tell, name=f"{self.name}-namesakes", daemon=True)] = 1.0
+        for thread in self._threads:
+            thread.start()
         if self._stages.quality is not None:
             self._stages.quality.follow(self.community, self.server_id)
         if self._measurements is not None:
@@ -366,10 +368,8 @@ class DisseminationServer:
     def _answers(self, ref: ServiceRef) -> bool:
         try:
             fetch_status(ref, self._config.security(), timeout=NAMESAKE_SECONDS)
-        except WireError:
-            return False
-        except JbiError as exc:
-            log.debug("%s: %s", self.name, exc)
+        except JbiError as exc:  # who refuses runs
+            return not isinstance(exc, WireError)
         return True
 
     def _show_again(self) -> None:
@@ -418,8 +418,8 @@ class DisseminationServer:
             endpoint.stop()
         if self._stages.quality is not None:
             self._stages.quality.close()
-        if self._reaper.ident is not None:  # else it never started
-            self._reaper.join(5.0)
+        for thread in filter(threading.Thread.is_alive, self._threads):  # else it never started, or is done
+            thread.join(self._threads[thread])
         return left
 
     def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:

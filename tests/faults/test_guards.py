@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jbi_pubsub.core.guard import faults
+from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.dissemination import Judgement
+from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.shelf import Shelves
 from jbi_pubsub.publisher.connection import DelegateConnection
 from jbi_pubsub.subscriber.session import DelegateSession
@@ -53,6 +56,43 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, str], Calla
         return shows
 
     return inject
+
+
+def test_a_fault_while_others_of_a_name_are_looked_for_is_counted(
+    failing: Callable[[type, str, str], Callable[[], bool]], federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a fault in what a new delegate looks for besides, when it starts, expect the fault to be counted
+    shows = failing(DisseminationServer, "_tell_namesakes", "pad-alpha-rome namesakes")
+    federation.pad()
+    eventually(shows)
+
+
+def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
+    federation: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that asks another one of its name, which does not answer until all else has stopped
+    asked, answered = threading.Event(), threading.Event()
+
+    def fetch(*_: Any, **__: Any) -> None:
+        asked.set()
+        answered.wait(60.0)
+
+    monkeypatch.setattr("jbi_pubsub.pad.server.fetch_status", fetch)
+    first = federation.pad()
+    eventually(lambda: first.community.lookup(ServiceTemplate(first.server_id)))
+    second = federation.pad()
+    assert asked.wait(60.0)
+    (asking,) = [each for each in second._threads if each.name == "pad-alpha-rome-namesakes"]
+    stop = second._endpoint.stop
+
+    def stop_and_answer() -> None:
+        stop()
+        threading.Timer(0.2, answered.set).start()
+
+    monkeypatch.setattr(second._endpoint, "stop", stop_and_answer)
+    # When it stops, expect nothing of it to go on
+    second.stop(0.5)
+    assert not asking.is_alive()
 
 
 @pytest.mark.parametrize(
