@@ -512,13 +512,13 @@ class Delegate:
             had = self._relayed_up_to(uid, request.origin)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            share = self._quota.take(connection.caller, size)
-            try:
+            with contextlib.ExitStack() as undo:
+                share = self._quota.take(connection.caller, size)
+                undo.callback(self._quota.give_back, share)
                 contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
-            except JbiError:
-                self._quota.give_back(share)
-                raise
-            topic = self._topic_for(entries, gate.type)
+                undo.callback(self._end_contract, contract)
+                topic = self._topic_for(entries, gate.type)
+                undo.pop_all()
             judgement = Judgement(
                 gate, request.entries, topic.table, validate=request.validate, well_formed=request.well_formed,
                 origin=self._origin(connection.name, request),

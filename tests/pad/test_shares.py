@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, OversizeError, PredicateError, rebuild
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.wire import ServiceRef
@@ -18,6 +20,7 @@ from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.pad import account
 from jbi_pubsub.pad.account import RequestQuota
+from jbi_pubsub.pad.dissemination import MatchTable
 from jbi_pubsub.pad.history import check_query
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import owned_uid
@@ -170,6 +173,35 @@ def test_a_registration_is_bounded_as_a_whole(federation: Any, figures: Any, str
     with pytest.raises(OversizeError, match="262,144"):
         peer.publishing.register(connection, request, owned_uid("registration", SECRET), 1)
     assert pad.status()["registrations"] == []
+
+
+def test_a_registration_that_comes_to_nothing_takes_nothing(
+    federation: Any, figures: Any, stranger: Callable[..., Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a subscription that waits, and a fault when it is put in for a new registration, then neither the share
+    nor the contract of that stands; without the fault it is made, and the subscription matches it."""
+    federation.config = msgspec.structs.replace(federation.config, qos=QosSection(mode="on"))
+    pad = federation.pad()
+    peer = stranger(pad)
+    peer.subscribe(SubscriptionRequest("s"))
+    connection = peer.publishing.connect("stranger", 60.0).uid
+    uid, request = owned_uid("registration", SECRET), PublisherRequest(read_bundle(figures.schema), (), secret=SECRET)
+
+    def standing() -> tuple[dict[str, int], dict[str, int]]:
+        return dict(peer.taken), pad.status()["qos"]["policy"]["contracts"]
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    before = standing()
+    with monkeypatch.context() as patched:
+        patched.setattr(MatchTable, "add", fails)
+        with pytest.raises(RuntimeError, match="a fault"):
+            pad.delegate.register_publisher(connection, request, uid=uid, number=1)
+    assert standing() == before
+    made = pad.delegate.register_publisher(connection, request, uid=uid, number=1)
+    assert len(made.topic.table) == 1
+    assert standing() != before
 
 
 def test_a_query_is_bounded_as_a_whole() -> None:
