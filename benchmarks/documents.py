@@ -25,8 +25,9 @@ from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.pad.dissemination import Judgement, MatchTable
-from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.pad.matching.dissemination import Judgement
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SCHEMA = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">

@@ -24,7 +24,7 @@ from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.message import compose, single
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SIZES = (1_000, 64_000)

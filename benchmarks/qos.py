@@ -38,7 +38,7 @@ from jbi_pubsub.core.info_object import Cause, Head, pack
 from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.examples.narrow import run_link
-from jbi_pubsub.pad.outlet import Waiting
+from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.file import parse
 from jbi_pubsub.policy.policyfile import policies_of, review

@@ -19,10 +19,10 @@ from typing import Any
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
-from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.outlet import Budget
-from jbi_pubsub.pad.server import _whole
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.server.server import _whole
 from jbi_pubsub.protocol.publications import PUBLICATION, WHOLE
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 

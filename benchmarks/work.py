@@ -29,8 +29,8 @@ from jbi_pubsub.core.config import LookupSection
 from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 DATA: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
 METADATA: Final = (DATA / "fig1.xml").read_bytes()

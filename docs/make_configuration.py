@@ -56,7 +56,7 @@ is nothing to configure; what can't be loaded is told in the log and left out.
   `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
 - `types.NAME`: `catalogue(address)` gives a `codegen.types.catalogue.TypeCatalogue`, where a delegate with `[types]
   folder = "NAME://address"` keeps its [type repository](types.md).
-- `store.NAME`: `store(address)` gives a `pad.keeping.Keeping`, where a delegate with `[archive] folder =
+- `store.NAME`: `store(address)` gives a `pad.past.store_protocol.Keeping`, where a delegate with `[archive] folder =
   "NAME://address"` keeps its [archive](archive.md).
 - `access.NAME`: `policy(address, component)` gives a `core.access.AccessPolicy`, which a server with `[policy] file =
   "NAME://address"` asks; one that has `login` as well (`core.access.Accounts`) checks passwords.

@@ -35,7 +35,7 @@ from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 FEDERATIONS: Final = Path(__file__).parent.parent / "examples" / "data" / "hla"
 IMAGERY: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"

@@ -39,7 +39,7 @@ WAITING: Final = 8
 WIRE_BYTES: Final = 3_000
 """Of an object on the delivery connection, as in the paper."""
 FRAMING: Final = 26
-"""Heads of a batch, its item's length, and the item (core/wire/stream.py, pad/delivery.py)."""
+"""Heads of a batch, its item's length, and the item (core/wire/stream.py, pad/egress/session.py)."""
 TYPES: Final = ("important", "normal")
 LIMIT: Final = 300_000
 """Bits a second."""

@@ -33,7 +33,13 @@ from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
+<<<<<<< HEAD
 from jbi_pubsub.testing import LocalFederation
+=======
+from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.pad.server.server import DisseminationServer
+>>>>>>> ed52b1a (The delegate's room is divided into eight: model, matching, egress, mail, past, ingress, delegate, server)
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
@@ -283,7 +289,7 @@ that imports all of it anew takes half a second of a core. tests/cli/test_proces
 @pytest.fixture(scope="session")
 def _forks() -> None:
     """Starts that process, with the library that is tested, whatever folder a test works in."""
-    FORKS.set_forkserver_preload(["jbi_pubsub.cli.servers", "jbi_pubsub.cli.clients", "jbi_pubsub.pad.server"])
+    FORKS.set_forkserver_preload(["jbi_pubsub.cli.servers", "jbi_pubsub.cli.clients", "jbi_pubsub.pad.server.server"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(jbi_pubsub.__file__).parent.parent), prepend=os.pathsep)
         forkserver.ensure_running()

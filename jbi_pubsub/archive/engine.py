@@ -38,14 +38,7 @@ from jbi_pubsub.archive.upkeep import AGAIN_SECONDS, Applied, Free, Going, Retai
 from jbi_pubsub.archive.volume import RECORD, LogVolume, Record
 from jbi_pubsub.archive.worker import Asked, ProcessWorker, ThreadWorker, Told, Worker
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import (
-    BackPressureError,
-    ConfigurationError,
-    ProtocolError,
-    StorageError,
-    rebuild,
-    report,
-)
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, ProtocolError, StorageError, rebuild, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, Found, KeepRule, Query, Source
 from jbi_pubsub.core.info_object import Parcel, TypeName
@@ -89,7 +82,7 @@ class _Note:
 
 
 class Archive:
-    """See the module; `pad/keeping.py` says what each call does. Any thread."""
+    """See the module; `pad/past/store_protocol.py` says what each call does. Any thread."""
 
     def __init__(
         self,

@@ -22,9 +22,9 @@ from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.archiving import Archiving, entries_of
-from jbi_pubsub.pad.keeping import Keeping
-from jbi_pubsub.pad.shelf import Shelves
+from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.past.archiving import Archiving, entries_of
+from jbi_pubsub.pad.past.store_protocol import Keeping
 from jbi_pubsub.protocol.entries import ANSWERING_TYPES, ArchiveEntry
 from jbi_pubsub.protocol.replies import Described
 from jbi_pubsub.protocol.requests import QueryRequest

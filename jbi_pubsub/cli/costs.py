@@ -25,9 +25,9 @@ from jbi_pubsub.core.wire.stream import Line, Receiver
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, OBJECT
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.ownership import owned_uid

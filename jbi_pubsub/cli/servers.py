@@ -32,7 +32,7 @@ from .show import counted
 from .signals import ending_signals
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.server import DisseminationServer
+    from jbi_pubsub.pad.server.server import DisseminationServer
 
 log = logging.getLogger("jbi_pubsub.cli")
 
@@ -286,7 +286,7 @@ def pad(
             )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import repository_of
-    from jbi_pubsub.pad.server import DisseminationServer
+    from jbi_pubsub.pad.server.server import DisseminationServer
 
     managed = {} if policy is None else {"policy__file": policy, "qos__mode": "on"}
     config = settings.load(

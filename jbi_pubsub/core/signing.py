@@ -170,7 +170,7 @@ def anchor_of(secret: str) -> bytes:
 
 def signed_uid(anchor: bytes, key: bytes) -> str:
     """The id of a signed registration. Nobody can have another key for it, not even who knows the secret: that would be
-    a second preimage of 128 bits (see `owned_uid` of pad/subscription.py)."""
+    a second preimage of 128 bits (see `owned_uid` of pad/model/subscription.py)."""
     return f"registration-{digest(b'jbi-pubsub signed registration 1' + bytes(1) + anchor + key).hex()[:32]}"
 
 

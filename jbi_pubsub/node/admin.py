@@ -29,10 +29,10 @@ from jbi_pubsub.core.signing import Signer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Security
-from jbi_pubsub.pad.calls import STATUS_ROWS, shortened
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.own import OwnRegistration
-from jbi_pubsub.pad.witness import Happening
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.model.events import Happening
+from jbi_pubsub.pad.server.exports import STATUS_ROWS, shortened
+from jbi_pubsub.pad.server.system_publisher import OwnRegistration
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import fetch_terms
 from jbi_pubsub.qos import measurement

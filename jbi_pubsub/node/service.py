@@ -1,8 +1,8 @@
 """A node: lookup service, delegate, types, archive and gateways in one process, started and stopped as one.
 
 It adds no way for an object: whatever comes, comes to the one `Delegate`. Parts are known by what they can do
-(`Lookup`, `Dissemination`, `Gateway`; persistence is `pad.keeping.Keeping`, types `pad.types.ServedTypes`, rights
-`core.access.AccessPolicy`), and made by `Parts`.
+(`Lookup`, `Dissemination`, `Gateway`; persistence is `pad.past.store_protocol.Keeping`, types
+`pad.model.type_repository.ServedTypes`, rights `core.access.AccessPolicy`), and made by `Parts`.
 
 They start from the lookup service on, and stop in this order, whatever fails on the way: gateways take nothing more;
 the delegate leaves the lookup services, delivers what waits, and tells its subscribers; its archive is synced; the type
@@ -34,8 +34,8 @@ from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.lookup.entry import Entry, EntryRep
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.types import ServedTypes
+from jbi_pubsub.pad.model.type_repository import ServedTypes
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.trust.settings import signer_of
 

@@ -21,9 +21,9 @@ from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.trust.settings import signer_of
 

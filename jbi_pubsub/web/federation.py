@@ -462,7 +462,7 @@ class Observer:
     ) -> tuple[int, list[dict[str, Any]], list[str]]:
         """How many subscriptions of these servers (by id) there are in which `search` occurs, and `count` of them from
         number `start` on; each with the id of its `server`. The servers follow each other; `order` (see
-        pad/overview.py) holds within each. Those that do not answer are named last.
+        pad/delegate/overview.py) holds within each. Those that do not answer are named last.
 
         Blocks for as long as the servers take to answer, ANSWER_SECONDS each at most: not for an event loop.
         """

@@ -35,7 +35,7 @@ from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, remi
 from jbi_pubsub.pad.mail.outbox import FINAL, Attempt, Changes, Ledger, Loss, MailQueue, Outbox
 from jbi_pubsub.pad.mail.reminder import Reminder, Reminders
 from jbi_pubsub.pad.mail.store import KeptMail, MailStore
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.mail_links import check_base, link
 from jbi_pubsub.protocol.requests import check_recipients
 

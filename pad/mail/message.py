@@ -25,7 +25,7 @@ import msgspec
 
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import looks_like_xml
-from jbi_pubsub.pad.subscription import shown_entry
+from jbi_pubsub.pad.model.subscription import shown_entry
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

@@ -36,7 +36,7 @@ from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, LEVELS
 from jbi_pubsub.core.wire.places import share_of
 from jbi_pubsub.pad.mail.message import Content
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.model.subscription import Subscription
 
 LONGEST_PAUSE: Final = 60.0
 """Seconds; pauses double up to here."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.pad.mail.outbox import LONGEST_PAUSE
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.model.subscription import Subscription
 
 TERMS: Final = 4
 """A lease that is shorter than so many times [mail] reminder_seconds is not reminded of: whoever asks for it knows."""

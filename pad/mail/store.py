@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.sqlite import check_tables, opened, transaction
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.outbox import Changes, Ledger, Letter
-from jbi_pubsub.pad.store import check_tables, opened, transaction
 
 MAIL_VERSION: Final = 1
 """Version of the mail queue's tables (SQLite user_version)."""

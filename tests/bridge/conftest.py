@@ -14,7 +14,7 @@ from jbi_pubsub.bridge.platform import SideSubscriber
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.info_object import SchemaBundle
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from tests.conftest import Federation, Figures, test_config
 
 ALPHA, BRAVO = ("alpha", "rome"), ("bravo", "paris")

@@ -22,7 +22,7 @@ from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Head, TypeName, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, ExpirationEntry, InformationType
 from tests.bridge.conftest import ALPHA, BRAVO, Place, taken
 

@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.protocol.entries import HOPS_MOST, Origin, origin_of
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest

@@ -13,7 +13,7 @@ from jbi_pubsub.capi import Connection, ConnectionManager
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.registry import open_registry
 from jbi_pubsub.core.config import ArchiveSection, Config, PolicySection, TypesSection
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 PREDICATE = (
     "<predicate><predicateName/><predicateType>XPath</predicateType>"

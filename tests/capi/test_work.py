@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
-from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.egress.session import Deliveries
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 OBJECTS = 200

@@ -21,7 +21,7 @@ from jbi_pubsub.core.config import ArchiveSection, PolicySection, TypesSection
 from jbi_pubsub.core.errors import EntryError, ProtocolError
 from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.info_object import Head, pack
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.replies import Described
 from jbi_pubsub.protocol.services import HistoryProxy

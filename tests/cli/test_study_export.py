@@ -25,8 +25,8 @@ from jbi_pubsub.core.errors import OversizeError, StudyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.overview import page_of_terms
-from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.pad.delegate.overview import page_of_terms
+from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status import Terms

@@ -16,7 +16,7 @@ from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import TypesSection
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 Said = Callable[..., tuple[int, str, str]]
 

@@ -13,8 +13,8 @@ import pytest
 from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.hub import HubSender
-from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
+from jbi_pubsub.pad.egress.session import SubscriberSession
 
 pytestmark = pytest.mark.processes
 

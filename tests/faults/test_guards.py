@@ -10,10 +10,10 @@ import pytest
 
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.dissemination import Judgement
-from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.shelf import Shelves
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.matching.dissemination import Judgement
+from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.publisher.connection import DelegateConnection
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
@@ -77,7 +77,7 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
         asked.set()
         answered.wait(60.0)
 
-    monkeypatch.setattr("jbi_pubsub.pad.server.fetch_status", fetch)
+    monkeypatch.setattr("jbi_pubsub.pad.server.server.fetch_status", fetch)
     first = federation.pad()
     eventually(lambda: first.community.lookup(ServiceTemplate(first.server_id)))
     second = federation.pad()

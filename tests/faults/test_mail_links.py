@@ -20,7 +20,7 @@ from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.mailbox import AnyPort
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.services import follow_link
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

@@ -28,7 +28,7 @@ from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import DIGEST_ATTRIBUTE, SubscriptionRequest
 

@@ -21,7 +21,7 @@ from jbi_pubsub.node import log as node_log
 from jbi_pubsub.node.admin import EVENTS_WAITING, NodeCalls, NodeProxy, Statistics, event_document
 from jbi_pubsub.node.log import NodeLog
 from jbi_pubsub.node.service import NodeService
-from jbi_pubsub.pad.witness import Happening
+from jbi_pubsub.pad.model.events import Happening
 from jbi_pubsub.policy import users
 from jbi_pubsub.policy.users import Account, write_accounts
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jbi_pubsub.core.quality import Contract, Settings
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.model.subscription import Subscription
 
 
 def stand_under(delegate: Delegate, uid: str, **settings: Any) -> list[Subscription]:

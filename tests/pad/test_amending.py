@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.pad.delegate import NOT_BEFORE
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.protocol.deliveries import ITEM
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from tests.pad.test_first_object import UNIT, World

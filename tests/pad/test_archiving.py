@@ -18,11 +18,11 @@ from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, ConfigurationError, JbiError, StorageError
 from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
-from jbi_pubsub.pad.archiving import Archiving, entries_of
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.shelf import Shelves
-from jbi_pubsub.pad.stages import Stages
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.ingress.stages import Stages
+from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.qos.enforcement import Enforcement
@@ -43,7 +43,7 @@ class Archived(World):
             return Stages(shelves, archive=self.archive, quality=quality)
 
         with monkeypatch.context() as patched:
-            patched.setattr("jbi_pubsub.pad.delegate.stages_of", stages)
+            patched.setattr("jbi_pubsub.pad.delegate.delegate.stages_of", stages)
             super().__init__()
         self.keeping = keeping
 
@@ -436,11 +436,11 @@ import sys, threading
 from jbi_pubsub import Config
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LookupSection
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 config = Config(lookup=LookupSection(multicast=False, locators=()))
 server = DisseminationServer(config, TypeRepository(), characteristics=("a", "b"))
 server.start()
-ours = ("jbi_pubsub.archive", "jbi_pubsub.pad.archiving", "jbi_pubsub.pad.history", "duckdb")
+ours = ("jbi_pubsub.archive", "jbi_pubsub.pad.past.archiving", "jbi_pubsub.pad.past.queries", "duckdb")
 found = [name for name in sys.modules if name.startswith(ours)]
 before = {thread.name.rpartition("-")[0] for thread in threading.enumerate()} - {""}
 found += sorted(before - {"deliver", "mail", "pad-a-b"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import OversizeError
-from jbi_pubsub.pad import dissemination
+from jbi_pubsub.pad.matching import dissemination
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 COSTLY = "//a[//b[//c{}]]"

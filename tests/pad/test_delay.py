@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jbi_pubsub.pad.outlet import DELAY_SECONDS, Delay
+from jbi_pubsub.pad.egress.queue import DELAY_SECONDS, Delay
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 

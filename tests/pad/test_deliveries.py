@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, Hello, Line, greet
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS
 

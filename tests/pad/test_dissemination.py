@@ -13,9 +13,10 @@ from jbi_pubsub.core.errors import ConfigurationError, MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter
-from jbi_pubsub.pad.dissemination import Judgement, MatchTable, disseminate
-from jbi_pubsub.pad.shelf import OVERHEAD, Shelf, Shelves
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.matching.dissemination import Judgement, disseminate
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.matching.recent import OVERHEAD, Shelf, Shelves
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.conformity import REMEMBERED_BYTES
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 

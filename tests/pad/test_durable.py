@@ -15,7 +15,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, Oversi
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.protocol.deliveries import ASK_AGAIN, END, ITEM, Heard
 from jbi_pubsub.protocol.replies import Granted
 from jbi_pubsub.protocol.requests import NEW, Start

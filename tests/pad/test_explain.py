@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.pad.explanation import find_subscription
+from jbi_pubsub.pad.matching.explanation import find_subscription
 
 
 def test_each_level_says_why(federation: Any, figures: Any) -> None:

@@ -25,12 +25,12 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import NOT_BEFORE, Delegate
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.pipeline import GAP_MOST
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.shelf import OLD_SECONDS, Shelves
-from jbi_pubsub.pad.topics import GHOST_SECONDS
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE, Delegate
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.ingress.pipeline import GAP_MOST
+from jbi_pubsub.pad.matching.recent import OLD_SECONDS, Shelves
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.matching.topics import GHOST_SECONDS
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
@@ -340,7 +340,7 @@ def test_a_publisher_that_has_left_leaves_its_objects_for_those_who_stood(world:
 
 
 def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jbi_pubsub.pad.topics.GHOSTS_MOST", 10)
+    monkeypatch.setattr("jbi_pubsub.pad.matching.topics.GHOSTS_MOST", 10)
     for number in range(30):
         made = world.register(EntryRep(UNIT, (f"unit-{number}",)))
         world.publish(made)
@@ -488,7 +488,7 @@ def test_of_what_leaves_the_shelf_during_a_pass_it_is_told_how_much(
     registration = world.register()
     for _ in range(10):
         world.publish(registration)
-    monkeypatch.setattr("jbi_pubsub.pad.newcomers.SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("jbi_pubsub.pad.egress.late_join.SLICE_SECONDS", -1.0)
     late = world.subscribe(age=50.0)
     owe = world.delegate._newcomers._owe
     taken: list[int] = []
@@ -739,7 +739,7 @@ def test_without_a_thread_newcomers_live_and_are_told(world: World, monkeypatch:
 
 def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a publisher that has left an object behind, and room for two such topics
-    monkeypatch.setattr("jbi_pubsub.pad.topics.GHOSTS_MOST", 2)
+    monkeypatch.setattr("jbi_pubsub.pad.matching.topics.GHOSTS_MOST", 2)
     honest = world.register(EntryRep(UNIT, ("honest",)))
     world.publish(honest)
     world.delegate.unregister_publisher(world.connection, honest.uid)

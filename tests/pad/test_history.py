@@ -31,10 +31,10 @@ from jbi_pubsub.core.info_object import LossNotice, Parcel
 from jbi_pubsub.core.quality import Contract, Rate, Settings
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.history import AGAIN_SECONDS, SESSION_MOST, History
-from jbi_pubsub.pad.quality import Pulled
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
+from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.pad.model.quality import Pulled
+from jbi_pubsub.pad.past.queries import AGAIN_SECONDS, SESSION_MOST, History
 from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.entries import ArchiveEntry
 from jbi_pubsub.protocol.replies import Finished, QueryOpened

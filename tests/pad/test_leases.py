@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import jbi_pubsub.pad.delegate as delegate_module
+import jbi_pubsub.pad.delegate.delegate as delegate_module
 from jbi_pubsub import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
@@ -19,10 +19,10 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.dissemination import MatchTable
-from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.delegate.store import Kept, SubscriptionStore, Whose
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 

@@ -146,7 +146,7 @@ def test_a_refusal_that_comes_while_another_is_told_is_told_next(
             delegate.unlisted(first, OversizeError("again"))
         return report(why)
 
-    monkeypatch.setattr("jbi_pubsub.pad.delegate.report", telling)
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.delegate.report", telling)
     told = [(uid, why.message) for uid, why in delegate.refusals(connection)]
     assert told == [(first, "first"), (second, "second")]
     assert [(uid, why.message) for uid, why in delegate.refusals(connection)] == [(first, "again")]

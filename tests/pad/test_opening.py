@@ -13,7 +13,7 @@ import pytest
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, PortInUseError, StorageError
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.outbox import UNSUBSCRIBED, Attempt, Ledger, Letter, Loss, MailQueue
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SETTINGS = MailSection(retries=2, retry_seconds=1.0, suspend_after=3, digest_objects=4, queue_bound=40)

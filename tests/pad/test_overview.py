@@ -14,7 +14,13 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.overview import LEASES_MOST, NAMES_MOST, PAGE_MOST, leases_ending, publishers_by_name
+from jbi_pubsub.pad.delegate.overview import (
+    LEASES_MOST,
+    NAMES_MOST,
+    PAGE_MOST,
+    leases_ending,
+    publishers_by_name,
+)
 from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.services import STATUS, AdminProxy, fetch_page, fetch_status
 

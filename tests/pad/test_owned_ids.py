@@ -22,7 +22,7 @@ from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import check_owner, owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status

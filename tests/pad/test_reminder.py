@@ -9,7 +9,7 @@ import pytest
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.pad.mail import reminder
 from jbi_pubsub.pad.mail.reminder import Reminder, Reminders, Schedule
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 HOUR = 3600.0

@@ -17,10 +17,10 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PredicateError
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
-from jbi_pubsub.pad.delegate import NOT_BEFORE
-from jbi_pubsub.pad.outlet import arrears_of
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
+from jbi_pubsub.pad.egress.queue import arrears_of
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.replies import Granted
 from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest

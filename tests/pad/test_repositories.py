@@ -10,8 +10,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.errors import LookupNotFoundError
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.pad import types
-from jbi_pubsub.pad.types import Repositories
+from jbi_pubsub.pad.server import types
+from jbi_pubsub.pad.server.types import Repositories
 
 
 class Community:

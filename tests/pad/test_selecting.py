@@ -10,9 +10,10 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.combined import NAMESPACE, Provenance
 from jbi_pubsub.core.info_object import Head, TypeName
 from jbi_pubsub.core.quality import Contract, Settings
-from jbi_pubsub.pad import dissemination
-from jbi_pubsub.pad.dissemination import Judgement, MatchTable
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.matching import dissemination
+from jbi_pubsub.pad.matching.dissemination import Judgement
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SPACES = (("og", NAMESPACE),)

@@ -18,11 +18,10 @@ from jbi_pubsub.core.wire.endpoint import Caller, Security
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
-from jbi_pubsub.pad import account
-from jbi_pubsub.pad.account import RequestQuota
-from jbi_pubsub.pad.dissemination import MatchTable
-from jbi_pubsub.pad.history import check_query
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.model.quota import RequestQuota
+from jbi_pubsub.pad.past.queries import check_query
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, HistoryProxy, SubscriptionsProxy
@@ -105,7 +104,7 @@ def test_a_template_that_no_lookup_service_watches_for_is_refused_at_the_call(fe
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that a peer may have standing."""
     most = 20_000
-    monkeypatch.setattr(account.RequestQuota.__init__, "__defaults__", (most,))
+    monkeypatch.setattr(RequestQuota.__init__, "__defaults__", (most,))
     return most
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.pad import delivery
-from jbi_pubsub.pad.delivery import CHUNK_BYTES, SubscriberSession
-from jbi_pubsub.pad.outlet import Budget
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.egress import session as delivery
+from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress.session import CHUNK_BYTES, SubscriberSession
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 

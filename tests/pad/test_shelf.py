@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, object_id_of, pack
-from jbi_pubsub.pad.shelf import OLD_BYTES, OLD_SECONDS, OVERHEAD, SPAN_SECONDS, SPANS, Gone, Shelf, Shelves
+from jbi_pubsub.pad.matching.recent import OLD_BYTES, OLD_SECONDS, OVERHEAD, SPAN_SECONDS, SPANS, Gone, Shelf, Shelves
 
 UID = "registration-" + 32 * "a"
 

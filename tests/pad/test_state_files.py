@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec import msgpack
 
-import jbi_pubsub.pad.store as store_module
+import jbi_pubsub.pad.delegate.store as store_module
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.pad.delegate.store import Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]

@@ -9,7 +9,7 @@ import msgspec
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.calls import STATUS_ROWS, shortened
+from jbi_pubsub.pad.server.exports import STATUS_ROWS, shortened
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 
 

@@ -16,10 +16,10 @@ from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import Delegate
-from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.egress.session import Deliveries
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 

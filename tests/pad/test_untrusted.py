@@ -51,11 +51,11 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
-from jbi_pubsub.pad.delegate import UNATTACHED_SECONDS
-from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.outlet import SHARE, Budget
-from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import compile_subscription
+from jbi_pubsub.pad.delegate.delegate import UNATTACHED_SECONDS
+from jbi_pubsub.pad.egress.queue import SHARE, Budget
+from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.pad.model.subscription import compile_subscription
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest, check_recipients
 from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status

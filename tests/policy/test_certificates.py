@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import AccessDeniedError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.tls import TlsIdentity
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy

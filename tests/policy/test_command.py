@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.cli.app import run
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 
 @pytest.fixture

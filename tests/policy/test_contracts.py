@@ -30,8 +30,8 @@ from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.newcomers import Newcomers
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.egress.late_join import Newcomers
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.manager import AccessManager, access_of
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.ownership import owned_uid
@@ -314,7 +314,7 @@ def test_without_a_policy_nothing_of_it_runs(tmp_path: Path) -> None:
 import sys, threading
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, LookupSection
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 config = Config(lookup=LookupSection(locators=(), multicast=False))
 pad = DisseminationServer(config, TypeRepository(), characteristics=("a", "b"))
 pad.start()

@@ -35,7 +35,7 @@ from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy import users as module
 from jbi_pubsub.policy.manager import access_of
 from jbi_pubsub.policy.users import (

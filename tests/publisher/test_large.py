@@ -25,8 +25,8 @@ from jbi_pubsub.core.files import written
 from jbi_pubsub.core.history import KeepRule, Query, Scope
 from jbi_pubsub.core.info_object import Head, InfoObject, LargeObject, TypeName, pack
 from jbi_pubsub.core.spool import SpooledPayload
-from jbi_pubsub.pad import beside
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.past import blobs as beside
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.publications import LAST_CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.publisher.lanes import Lanes
@@ -543,7 +543,7 @@ def test_a_filter_looks_at_what_fits_into_memory(
     publisher.publish(uid, b"<a/>", path)
     assert received(subscriber, whole).payload_size == received(subscriber, cut).payload_size == SIZE
     # Expect the same of what does not fit into memory
-    monkeypatch.setattr("jbi_pubsub.pad.dissemination.MEMORY_BYTES", 1_000_000)
+    monkeypatch.setattr("jbi_pubsub.pad.matching.dissemination.MEMORY_BYTES", 1_000_000)
     publisher.publish(uid, b"<a/>", path)
     assert received(subscriber, whole).payload_size == received(subscriber, cut).payload_size == SIZE
     # Expect XML that does not to be told as lost, unless it is wished as it is
@@ -617,7 +617,7 @@ def test_an_archive_has_large_payloads_wherever_it_keeps_them(
     archived: Federation, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, most: int
 ) -> None:
     # Given a delegate with an archive, and a payload that fits into memory, or does not
-    monkeypatch.setattr("jbi_pubsub.pad.archiving.MEMORY_BYTES", most)
+    monkeypatch.setattr("jbi_pubsub.pad.past.archiving.MEMORY_BYTES", most)
     qos = msgspec.structs.replace(archived.config.qos, mode=mode)
     config = msgspec.structs.replace(archived.config, qos=qos)
     pad = archived.pad(config=config)
@@ -651,7 +651,7 @@ def test_an_archive_without_room_refuses_large_payloads_alone(
     archived: Federation, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an archive that may have one such payload, and a disk that is full for a while
-    monkeypatch.setattr("jbi_pubsub.pad.archiving.MEMORY_BYTES", SIZE - 1)
+    monkeypatch.setattr("jbi_pubsub.pad.past.archiving.MEMORY_BYTES", SIZE - 1)
     archive = msgspec.structs.replace(archived.config.archive, max_payload_bytes=2 * SIZE - 1)
     archived.pad(config=msgspec.structs.replace(archived.config, archive=archive))
     refused: list[JbiError] = []
@@ -683,7 +683,7 @@ def test_a_rule_that_gives_up_payloads_takes_files_and_what_is_damaged_is_told(
     archived: Federation, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an archive with two payloads in files, of which one has lost its end
-    monkeypatch.setattr("jbi_pubsub.pad.archiving.MEMORY_BYTES", SIZE - 1)
+    monkeypatch.setattr("jbi_pubsub.pad.past.archiving.MEMORY_BYTES", SIZE - 1)
     pad = archived.pad()
     publisher, uid = opened(archived, persist=True)
     for _ in range(2):
@@ -731,8 +731,8 @@ def test_an_archive_that_has_no_folder_refuses_what_does_not_fit_into_memory(
     large: Federation, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an archive of a plug-in
-    monkeypatch.setattr("jbi_pubsub.pad.stages._keeping_of", lambda _config: MemoryKeeping())
-    monkeypatch.setattr("jbi_pubsub.pad.archiving.MEMORY_BYTES", SIZE - 1)
+    monkeypatch.setattr("jbi_pubsub.pad.ingress.stages._keeping_of", lambda _config: MemoryKeeping())
+    monkeypatch.setattr("jbi_pubsub.pad.past.archiving.MEMORY_BYTES", SIZE - 1)
     archive = ArchiveSection(folder="memory://x")
     large.pad(config=msgspec.structs.replace(large.config, archive=archive))
     refused: list[JbiError] = []

@@ -13,7 +13,7 @@ import pytest
 
 from jbi_pubsub import Config, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.core.config import QosSection
-from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.ingress.pipeline import Pipeline
 
 POLICIES = """
 [space]

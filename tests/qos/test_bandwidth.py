@@ -24,9 +24,9 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.levels import ALL, LevelledSession
-from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.egress.queue import Arrears, Budget, Waiting
+from jbi_pubsub.pad.ingress.levels import ALL, LevelledSession
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -668,7 +668,7 @@ def test_off_imports_nothing_of_it() -> None:
         "from jbi_pubsub import Config\n"
         "from jbi_pubsub.codegen.repository import TypeRepository\n"
         "from jbi_pubsub.core.config import LookupSection\n"
-        "from jbi_pubsub.pad.server import DisseminationServer\n"
+        "from jbi_pubsub.pad.server.server import DisseminationServer\n"
         "config = Config(lookup=LookupSection(multicast=False, locators=()))\n"
         "server = DisseminationServer(config, TypeRepository(), characteristics=('a', 'b'))\n"
         "server.start()\n"

@@ -20,9 +20,9 @@ from jbi_pubsub.core.errors import BackPressureError, JbiError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.quality import Rate, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
-from jbi_pubsub.pad.intake import REPORT_AGAIN, Intake, Reports
+from jbi_pubsub.pad.ingress.admission import REPORT_AGAIN, Intake, Reports
+from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered
@@ -812,7 +812,7 @@ def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
 
 KILLED = """
 import sys, time
-from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.cli import main
 Pipeline.judge = lambda *_: time.sleep(3600)
 sys.argv = ["jbi", *ARGUMENTS]
@@ -857,7 +857,7 @@ import sys, threading
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LookupSection
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 config = Config(lookup=LookupSection(locators=(LOCATOR,), groups=(GROUP,), multicast=False))
 server = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
 server.start()

@@ -19,8 +19,8 @@ from lxml import etree
 from jbi_pubsub import RegistrationUid, Wish
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.pad.intake import Intake, Lane
-from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.ingress.admission import Intake, Lane
+from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.policy import condition, manager, policyfile
 from jbi_pubsub.policy.policy import PolicySet
 from tests.qos.conftest import Judging

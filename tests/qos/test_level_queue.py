@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, Rate, Settings
-from jbi_pubsub.pad.outlet import Waiting
+from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.qos.queue import LevelQueue
 
 

@@ -22,7 +22,7 @@ from jbi_pubsub.core.quality import Contract, Settings, Shape
 from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail.message import Content, single
 from jbi_pubsub.pad.mail.outbox import Attempt, Loss, MailQueue
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 SETTINGS = MailSection(retries=2, retry_seconds=1.0, digest_objects=4, queue_bound=400)

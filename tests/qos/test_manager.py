@@ -22,20 +22,13 @@ from jbi_pubsub.cli import steering
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.cli.settings import Settings
 from jbi_pubsub.core.config import PolicySection, QosSection
-from jbi_pubsub.core.errors import (
-    AccessDeniedError,
-    JbiError,
-    OversizeError,
-    PolicyError,
-    ProtocolError,
-    StorageError,
-)
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, OversizeError, PolicyError, ProtocolError, StorageError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining, PolicyManager, PolicyProxy

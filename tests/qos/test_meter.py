@@ -21,8 +21,8 @@ from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.values import decoder_of
-from jbi_pubsub.pad import delegate as delegate_module
-from jbi_pubsub.pad.outlet import Waiting
+from jbi_pubsub.pad.delegate.delegate import delegate as delegate_module
+from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.meter import (

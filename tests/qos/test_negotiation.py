@@ -20,7 +20,7 @@ from jbi_pubsub.core.config import ClientSection, PadSection, PolicySection, Qos
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import UNMET_MOST, Settings, Unmet, unmet
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy import manager
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -298,7 +298,7 @@ def test_what_is_off_is_not_imported_and_has_no_thread() -> None:
 import sys, threading
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, LookupSection
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 config = Config(lookup=LookupSection(multicast=False, locators=()))
 server = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
 server.start()

@@ -21,12 +21,13 @@ from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 from jbi_pubsub.examples.overload import document, predicate
-from jbi_pubsub.pad import intake
-from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, UNITED_SECONDS, MatchTable
-from jbi_pubsub.pad.intake import PUBLISHED_LEAST, Intake, Lane
-from jbi_pubsub.pad.pipeline import Pipeline
-from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.ingress import admission as intake
+from jbi_pubsub.pad.ingress.admission import PUBLISHED_LEAST, Intake, Lane
+from jbi_pubsub.pad.ingress.pipeline import Pipeline
+from jbi_pubsub.pad.matching.dissemination import UNITED_SECONDS
+from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS, MatchTable
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.tasks import TaskManager

@@ -11,7 +11,7 @@ from contracts import stand_under
 
 from jbi_pubsub import Config, RegistrationUid
 from jbi_pubsub.core.quality import Shape
-from jbi_pubsub.pad.pipeline import RUN_BYTES, Pipeline
+from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, Pipeline
 from jbi_pubsub.qos.shaping import PICTURE_SECONDS, Shaper
 from tests.conftest import eventually
 from tests.qos.conftest import Judging

@@ -18,7 +18,7 @@ from jbi_pubsub.core.access import NONE_IN_PARTICULAR
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.services import AdminProxy
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"

@@ -594,8 +594,8 @@ def test_a_signed_object_that_is_shaped_is_taken_by_who_has_asked_for_shapes(
 
 def test_without_qos_nothing_of_it_is_imported() -> None:
     script = (
-        "import sys, jbi_pubsub, jbi_pubsub.pad.server, jbi_pubsub.publisher.peer; from jbi_pubsub import Config\n"
-        "from jbi_pubsub.pad.stages import stages_of\n"
+        "import sys, jbi_pubsub.pad.server.server, jbi_pubsub.publisher.peer; from jbi_pubsub import Config\n"
+        "from jbi_pubsub.pad.ingress.stages import stages_of\n"
         "assert stages_of(Config()).quality is None\n"
         "print([name for name in sys.modules if name.startswith(('jbi_pubsub.qos', 'PIL'))])"
     )

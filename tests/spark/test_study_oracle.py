@@ -13,7 +13,7 @@ from lxml import etree
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
-from jbi_pubsub.pad.delegate import NOT_BEFORE
+from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.protocol.deliveries import ITEM, SHARED
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription

@@ -38,7 +38,7 @@ from jbi_pubsub.core.signing import (
     signed_uid,
 )
 from jbi_pubsub.core.wire.tls import TlsIdentity, _names
-from jbi_pubsub.pad.signed import Seals
+from jbi_pubsub.pad.matching.signatures import Seals
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.protocol.ownership import check_publisher
 from jbi_pubsub.protocol.requests import PublisherRequest
@@ -589,7 +589,7 @@ def test_who_does_not_sign_or_verify_has_no_library_for_it(start: Callable[..., 
     # Given a process that publishes and subscribes with what is usual
     process = start(
         script="import sys, jbi_pubsub, jbi_pubsub.cli.servers, jbi_pubsub.cli.clients\n"
-        "from jbi_pubsub.pad.stages import stages_of\nstages_of(jbi_pubsub.Config())\n"
+        "from jbi_pubsub.pad.ingress.stages import stages_of\nstages_of(jbi_pubsub.Config())\n"
         "loaded = sys.modules.keys() - {'jbi_pubsub.trust.settings'}\n"
         "print([name for name in loaded if name.startswith(('cryptography', 'jbi_pubsub.trust.'))])"
     )

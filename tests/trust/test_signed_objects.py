@@ -18,8 +18,8 @@ from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Par
 from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad import delegate
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.delegate.delegate import delegate
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
 from jbi_pubsub.trust.signature import CertificateSigner

@@ -23,7 +23,7 @@ from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, Policy
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.xpath import compile_predicate
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 SMALL = 20_000
 """Bytes of a file of the log: some of what a test publishes is in packs soon."""

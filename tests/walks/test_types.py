@@ -25,7 +25,7 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.services import TYPES, TypesProxy
 
 IMAGERY = TypeName("mil.af.rl.jbi.Intel_Imagery")

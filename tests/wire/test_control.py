@@ -41,7 +41,7 @@ from jbi_pubsub.lookup.client.proxy import RegistrarInfo
 from jbi_pubsub.lookup.item import ServiceItem, ServiceMatches
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.replies import Opened, Subscribed
 
 pack = msgspec.msgpack.encode

@@ -41,7 +41,7 @@ from jbi_pubsub.core.wire.stream import (
     listen,
     welcome,
 )
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 LINE = b"<metadata><name>T%05d</name><lat>34.817</lat><long>67.817</long></metadata>"
 

@@ -17,7 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.wire import ServiceRef, transport
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.transport import UnixListener
-from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 

@@ -1,0 +1,1 @@
+"""The delegate itself: contracts of publishers and subscribers, under one lock."""

@@ -1,0 +1,1 @@
+"""Delivery to subscribers: sessions, queues, and what those get who come late."""

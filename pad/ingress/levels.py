@@ -1,0 +1,597 @@
+"""Sessions under quality of service: what waits goes by importance, in the strategy's shares, paced by its link.
+
+As in delivery.py, with these rules beside:
+
+- An outlet waits for its turn at each level that its queue has something for; a large object goes on at the level that
+  it began at, or higher if something more important waits behind it.
+- A batch has the levels that it is allowed, and no more bytes; an object of more than two batches goes in chunks.
+- What expires, and settings that change, are looked at by a sweep: no object that waits needs a timer.
+- A subscriber may have as many objects as its application took lately in a round trip, twice: beyond that they wait
+  here, where what is more important may still pass them.
+- Losses are told with the next turn of their outlet; one that has none soon is told at the highest level.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.info_object import Cause, Parcel, Part
+from jbi_pubsub.core.pacing import Shares
+from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.core.wire.hub import HubSender, Turns
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
+from jbi_pubsub.pad.egress.queue import Outlet, Waiting
+from jbi_pubsub.pad.egress.session import Delivery, Parts, SubscriberSession, chunk_head, item_head, placed_head
+from jbi_pubsub.pad.model.quality import CatchingUp, Quality
+from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.deliveries import SHARED_MOST
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST
+
+ALL: Final = (1 << LEVELS) - 1
+TOP: Final = 1 << (LEVELS - 1)
+URGED_MOST: Final = 16
+"""Outlets of a session that are told their losses out of turn in a sweep: losses must not take the link."""
+PREFETCH_SECONDS: Final = 0.1
+"""For so long, and a round trip, an application has enough."""
+
+
+class LevelledQueue(Protocol):
+    """What holds objects back for one subscription, by level: see qos/queue.py."""
+
+    levels: int
+    next_expiry: float
+
+    def __len__(self) -> int: ...
+    def put(self, waiting: Waiting, now: float) -> None: ...
+    def select(self, level: int, now: float) -> Waiting | None: ...
+    def is_front(self, waiting: Waiting, now: float) -> bool: ...
+    def take(self) -> Waiting: ...
+    def has_room_for(self, parcel: Parcel, now: float) -> bool: ...
+    def is_least(self, parcel: Parcel) -> bool: ...
+    def drop_least(self) -> Waiting: ...
+    def drop_oldest(self) -> Waiting: ...
+    def expire(self, now: float) -> None: ...
+    def refresh(self, now: float) -> bool: ...
+
+
+class Links(Turns, Protocol):
+    """Which sessions are behind which links, and when they send: see qos/bandwidth.py."""
+
+    def assign(self, sender: HubSender, link: str) -> None:
+        """It is behind that link; "": behind none."""
+        ...
+
+    def leave(self, sender: HubSender) -> None:
+        """It is over."""
+        ...
+
+
+class Cut(Iterator[memoryview]):
+    """What is left of a large object: pieces as large as they may be by then."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._chunks = chunks(parts, CHUNK_BYTES)
+        """Of what lies in a file no more is read than goes."""
+        self._views: deque[memoryview] = deque()
+        self._fill()
+
+    def __next__(self) -> memoryview:
+        """The next part of it."""
+        if not self._views:
+            raise StopIteration
+        view = self._views.popleft()
+        self._fill()
+        return view
+
+    def take(self, size: int) -> tuple[list[memoryview], bool]:
+        """About so many bytes, and whether that was all. Raises StorageError."""
+        pieces: list[memoryview] = []
+        while self._views and size > 0:
+            view = self._views[0]
+            pieces.append(view[:size])
+            if len(view) <= size:
+                self._views.popleft()
+                self._fill()
+            else:
+                self._views[0] = view[size:]
+            size -= len(pieces[-1])
+        return pieces, not self._views
+
+    def _fill(self) -> None:
+        if not self._views and (chunk := next(self._chunks, None)) is not None:
+            self._views.append(chunk)
+
+
+class LevelledOutlet(Outlet):
+    """What one subscription has waiting and under way, by level."""
+
+    __slots__ = (
+        "_from",
+        "_session",
+        "_since",
+        "contract",
+        "cut_level",
+        "levelled",
+        "link",
+        "prefetch",
+        "rings",
+        "urged",
+    )
+
+    def __init__(self, subscription: Subscription, session: LevelledSession, *, held: bool) -> None:
+        super().__init__(subscription, held=held)
+        self._session = session
+        self.contract = subscription.contract or Contract()
+        if subscription.is_replayed and subscription.contract is not None:
+            self.contract = CatchingUp(self.contract, self.is_past)
+        self.link = ""
+        """That its session was told of."""
+        self.levelled = session.quality.queue_of(
+            self.contract, lambda waiting, cause: session.dropped(self, waiting, cause)
+        )
+        self.queue = _Fifo(self.levelled)
+        self.rings = 0
+        """Bit mask of the levels that it waits for its turn at."""
+        self.cut_level = 0
+        """At which the large object goes that is being cut."""
+        self.urged = False
+        """Its losses are told at the highest level."""
+        self.prefetch = min(self.bound, PREFETCH_LEAST)
+        self._since, self._from = 0.0, 0
+
+    @property
+    def credit(self) -> int:
+        """How many objects more its subscriber may have."""
+        return self.prefetch - self.sent + self.consumed
+
+    @property
+    def levels(self) -> int:
+        """Bit mask of what it could send now."""
+        if self.cutting is None and self.source is None and not self.untold and not self.held:  # nearly always
+            return self.levelled.levels if self.prefetch > self.sent - self.consumed else 0
+        if self.held:
+            return 0
+        if self.cutting is not None:
+            return 1 << max(self.cut_level, self.levelled.levels.bit_length() - 1)
+        levels = 0
+        if self.waiting and self.credit > 0:
+            levels = self.levelled.levels
+            if self.source is not None:  # what came before goes out first
+                levels = 1 << max(self.contract.level, levels.bit_length() - 1)
+        if self.untold:
+            levels |= TOP if self.urged else levels or 1 << self.contract.level
+        return levels
+
+    def may_send(self) -> bool:
+        """Whether something can go out now."""
+        return self.levels > 0
+
+    def put(self, waiting: Waiting, size: int) -> None:
+        """One more waits, of `size` bytes; whatever is lost for it is told."""
+        now = self._session.now
+        if not waiting.arrived:
+            waiting.arrived = waiting.parcel.since or now
+        waiting.put_into(self)
+        self.waiting += 1
+        self.waiting_bytes += size
+        self.levelled.put(waiting, now)
+
+    def has_next(self, waiting: Waiting, now: float) -> bool:
+        """Whether it could send that object next."""
+        if not self.waiting or self.credit <= 0 or self.held or self.cutting is not None or self.untold:
+            return False
+        return self.source.head() is waiting if self.source is not None else self.levelled.is_front(waiting, now)
+
+    def drop_least(self) -> Waiting:
+        """Of the least important the oldest, to be lost; before them what came before the subscription."""
+        if self.source is not None:
+            return self.drop_oldest()
+        waiting = self.levelled.drop_least()
+        self.forget(waiting)
+        return waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        """It does not wait here any more, and is not sent."""
+        waiting.places -= 1
+        self.waiting -= 1
+        self.waiting_bytes -= waiting.parcel.size
+
+    def adapt(self, now: float, trip: float) -> None:
+        """What its application may have by what it took lately."""
+        if now - self._since < PREFETCH_SECONDS:
+            return
+        taken = (self.consumed - self._from) / (now - self._since)
+        self._since, self._from = now, self.consumed
+        self.prefetch = min(self.bound, max(PREFETCH_LEAST, int(2 * taken * (PREFETCH_SECONDS + trip))))
+
+
+class _Fifo:
+    """A level queue as outlets know queues; puts go to it directly."""
+
+    def __init__(self, queue: LevelledQueue) -> None:
+        self._queue = queue
+        self.take = queue.take
+        self.drop_oldest = queue.drop_oldest
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, waiting: Waiting) -> None:
+        """Not known when."""
+        raise NotImplementedError
+
+    def head(self) -> Waiting:
+        """Not known of which level."""
+        raise NotImplementedError
+
+
+class ByLevel:
+    """Outlets that can send something, by level: those of a level take turns, levels share by the strategy."""
+
+    def __init__(self, strategy: Callable[[], Strategy]) -> None:
+        self._strategy = strategy
+        self._known = strategy()
+        self._shares = Shares(self._known, self._known.link)
+        self._rings: list[deque[LevelledOutlet]] = [deque() for _ in range(LEVELS)]
+        self.levels = 0
+        """Bit mask of the rings that are not empty. Read without a lock."""
+
+    def __len__(self) -> int:
+        return self.levels.bit_count()
+
+    def append(self, outlet: Any, /) -> None:
+        """It waits for its turn at the levels that it can send at."""
+        levels = outlet.levels & ~outlet.rings
+        if not levels:
+            return
+        outlet.rings |= levels
+        self.levels |= levels
+        while levels:
+            level = levels.bit_length() - 1
+            self._rings[level].append(outlet)
+            levels &= ~(1 << level)
+
+    def next(self, levels: int) -> tuple[LevelledOutlet, int] | None:
+        """Whose turn it is, of these levels, and at which."""
+        while waiting := self.levels & levels:
+            level = self._shares.next(waiting)
+            ring = self._rings[level]
+            outlet = ring.popleft()
+            outlet.rings &= ~(1 << level)
+            if not ring:
+                self.levels &= ~(1 << level)
+            if outlet.levels >> level & 1:
+                return outlet, level
+            self.append(outlet)  # what stood here has gone, with another one's turn; it has something else maybe
+        return None
+
+    def charge(self, level: int, size: int) -> None:
+        """So much was sent."""
+        self._shares.charge(level, size)
+
+    def look(self) -> None:
+        """The strategy may have changed."""
+        strategy = self._strategy()
+        if strategy is not self._known:
+            self._known = strategy
+            self._shares.set(strategy, strategy.link)
+
+    def popleft(self) -> Outlet:
+        """Whoever is next."""
+        found = self.next(ALL)
+        assert found is not None
+        return found[0]
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        for ring in self._rings:
+            for outlet in ring:
+                outlet.rings = 0
+            ring.clear()
+        self.levels = 0
+
+
+class LevelledSession(SubscriberSession):
+    """See the module."""
+
+    def __init__(self, session_id: str, *, quality: Quality, **options: Any) -> None:
+        """`options`: those of SubscriberSession."""
+        super().__init__(session_id, **options)
+        self.quality = quality
+        self._ready: ByLevel = ByLevel(quality.strategy)
+        self._sender.levels = self._levels
+        self._sender.backlog = lambda: self._bytes
+        self._busy: dict[LevelledOutlet, None] = {}
+        """Those that may have something waiting."""
+        self.now = 0.0
+        self._piece = self._chunk
+        self._level = 0
+        """What is taken just now counts as."""
+        self._is_whole = False
+        """Nothing is to come behind it in its batch."""
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription, *, held: bool = False) -> None:
+        """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
+        super().add(subscription, held=held)
+        outlet = self._outlets[subscription.number]
+        assert isinstance(outlet, LevelledOutlet)
+        self._follow_links([outlet])
+
+    def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
+        return LevelledOutlet(subscription, self, held=held)
+
+    def offer(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        at_once: bool = False,
+        blocked: list[Delivery] | None = None,
+        waited: float = 0.0,
+    ) -> list[Subscription]:
+        """As that of SubscriberSession; how long it waited already counts for deadlines."""
+        self.now = self._clock()
+        return super().offer(deliveries, at_once=at_once, blocked=blocked, waited=waited)
+
+    def _put(self, outlet: Outlet, parcels: Sequence[Parcel]) -> None:
+        self.now = self._clock()
+        super()._put(outlet, parcels)
+
+    def dropped(self, outlet: LevelledOutlet, waiting: Waiting, cause: Cause) -> None:
+        """It is not in the outlet's queue any more."""
+        outlet.forget(waiting)
+        outlet.leaves(waiting.parcel)
+        if waiting.places == 0:
+            self._charge(-waiting.parcel.size)
+        self._lose(outlet, cause)
+
+    def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
+        """See SubscriberSession; the least important goes first, be it the object itself."""
+        assert isinstance(outlet, LevelledOutlet)
+        outlet.levelled.expire(self.now)
+        if not self._is_full(outlet) or outlet.levelled.has_room_for(parcel, self.now):
+            return True, True
+        if self._policy(outlet) != "drop_oldest":
+            return super()._make_room(outlet, parcel, waits=waits)
+        is_by_age = outlet.contract.settings.queue == "drop_oldest"  # because policies say so; else by importance
+        return self._displace(outlet, parcel, is_by_age=is_by_age), True
+
+    def _policy(self, outlet: Outlet) -> str:
+        assert isinstance(outlet, LevelledOutlet)
+        said = outlet.contract.settings.queue or outlet.subscription.request.policy
+        return "drop_oldest" if said == "drop_least" else said
+
+    def _displace(self, outlet: LevelledOutlet, parcel: Parcel, *, is_by_age: bool) -> bool:
+        """Drop what is less important, or has waited longer, until there is room; whether there is."""
+        before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
+        wanted = parcel.size if others_hold else 0
+        dropped = 0
+
+        def is_wanting() -> bool:
+            return outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted
+
+        while outlet.waiting and is_wanting() and (is_by_age or not outlet.levelled.is_least(parcel)):
+            waiting = outlet.drop_oldest() if is_by_age else outlet.drop_least()
+            if waiting.places == 0:
+                self._charge(-waiting.parcel.size)
+            dropped += 1
+        has_room = not is_wanting()
+        if not has_room:
+            outlet.subscription.matched += 1
+        if count := dropped + (not has_room):
+            self._lose(outlet, Cause.QUEUE_OVERFLOW, count)
+        return has_room
+
+    def _make_ready(self, outlet: Any) -> None:
+        if outlet.cutting is None and not outlet.untold:
+            if not outlet.waiting:
+                return
+            rings = outlet.rings
+            if rings and outlet.source is None and not outlet.levelled.levels & ~rings:
+                return  # it waits for its turn at all levels that it has something for
+        if outlet.prefetch <= outlet.sent - outlet.consumed and outlet.waiting:
+            now = self._clock()
+            outlet.adapt(now, self._delay.seconds(now))
+        self._busy[outlet] = None
+        self._ready.append(outlet)
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def _levels(self) -> int:
+        """Bit mask of what could go out now; maybe of what has just gone or expired, too. Asked without our lock."""
+        levels = self._ready.levels
+        if self._granted or self._expelled or self._is_to_ask or (self._parting and not levels):
+            return levels | TOP
+        if self._finished and self._is_finished:
+            return levels | TOP
+        return levels
+
+    def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
+        """What goes out next, of these levels: outlets take turns. On the hub's thread."""
+        items: list[Parts] = []
+        size = highest = 0
+        with self._changed:
+            self._freed = 0
+            self.now = self._clock()
+            self._piece = min(self._chunk, max_bytes)
+            self._is_whole = False
+            while len(items) < max_items and size < max_bytes and not self._is_whole:
+                found = self._ready.next(levels)
+                if found is None:
+                    break
+                outlet, self._level = found
+                sent = self._next(outlet, items, max_items, max_bytes - size)
+                self._ready.charge(self._level, sent)
+                highest = max(highest, self._level)
+                size += sent
+                self._make_ready(outlet)
+            self._sender.level = highest if items else max(0, levels.bit_length() - 1)
+            self._take_rest(items, max_items)
+        return items
+
+    def _next(self, outlet: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        if outlet.cutting is not None:
+            item = self._next_chunk(outlet)
+        elif outlet.untold:
+            item = self._next_notice(outlet)
+            outlet.urged = outlet.urged and bool(outlet.untold)
+        else:
+            return self._next_run(outlet, items, max_items, max_bytes)
+        items.append(item)
+        return sum(map(len, item))
+
+    def _next_run(self, first: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        """Objects of one level, one if others wait there, too; one that others take as well goes by itself."""
+        level, most = self._level, min(first.credit, max_items - len(items))
+        largest = self._chunk if self._piece >= self._chunk else 2 * self._piece
+        head = item_head([first])
+        is_queue, take = first.source is None, first.levelled.take
+        count = size = sent = 0
+        while count < most and sent < max_bytes:
+            waiting = first.levelled.select(level, self.now) if is_queue else self._head(first, level)
+            if waiting is None or (count and (len(waiting.outlets) > 1 or waiting.parcel.size > largest)):
+                break
+            parcel = waiting.parcel
+            if parcel.size > largest:
+                self._take_from([first], waiting)
+                first.cutting, first.cut_level = Cut(parcel.parts), level
+                first.goes(parcel)
+                items.append(self._next_chunk(first))
+                return sum(map(len, items[-1]))
+            if len(waiting.outlets) > 1:
+                return self._next_shared(first, waiting, items)
+            if first.feed is not None:
+                head = placed_head(first, parcel)
+            if not is_queue:
+                self._take_from([first], waiting)
+                items.append((head, *parcel.parts))
+                self._fly(first.counted, 1)
+                return len(head) + parcel.size
+            take()
+            waiting.places -= 1
+            if not waiting.places:
+                self._freed += parcel.size
+            items.append((head, *parcel.parts))
+            count += 1
+            size += parcel.size
+            sent += len(head) + parcel.size
+            if self._ready.levels >> level & 1:  # somebody else's turn
+                break
+        if count:
+            first.took(count, size)
+            self._fly(first.counted, count)
+        return sent
+
+    def _head(self, outlet: LevelledOutlet, level: int) -> Waiting | None:
+        """What goes out next of it."""
+        while outlet.source is not None:  # of what came before the subscription
+            waiting = outlet.source.head()
+            deadline = outlet.contract.of(waiting.parcel).deadline
+            has_expired = 0.0 < waiting.parcel.expires <= self.now
+            is_in_time = deadline is None or not waiting.arrived or self.now < waiting.arrived + deadline
+            if is_in_time and not has_expired:
+                return waiting
+            outlet.drop_oldest()
+            if waiting.places == 0:
+                self._charge(-waiting.parcel.size)
+            self._lose(outlet, Cause.EXPIRED if has_expired else Cause.DEADLINE)
+        return outlet.levelled.select(level, self.now)
+
+    def _next_shared(self, first: LevelledOutlet, waiting: Waiting, items: list[Parts]) -> int:
+        """An object for all subscriptions that could send it now; it counts as what the most important of them is."""
+        together: list[LevelledOutlet] = [first]
+        for one in waiting.outlets:
+            if one is not first and len(together) < SHARED_MOST:
+                assert isinstance(one, LevelledOutlet)
+                if one.has_next(waiting, self.now):
+                    together.append(one)
+        parcel = waiting.parcel
+        level = max(self._level, *(one.contract.of(parcel).importance - 1 for one in together))
+        if level > self._level and self._sender.paced:
+            self._is_whole = True  # the batch counts as that
+            if items:
+                return 0
+            self._level = level
+        self._take_from(together, waiting)
+        waiting.outlets = waiting.outlets[SHARED_MOST:] or () if waiting.places else ()
+        self._fly(tuple([one.subscription for one in together]), 1)
+        head = item_head(together)
+        items.append((head, *parcel.parts))
+        return len(head) + parcel.size
+
+    def _take_from(self, outlets: Sequence[LevelledOutlet], waiting: Waiting) -> None:
+        for outlet in outlets:
+            outlet.front.take()
+            outlet.took(1, waiting.parcel.size)
+            waiting.places -= 1
+        if waiting.places == 0:
+            self._freed += waiting.parcel.size
+
+    def _next_chunk(self, outlet: Outlet) -> Parts:
+        assert isinstance(outlet, LevelledOutlet)
+        assert isinstance(outlet.cutting, Cut)
+        try:
+            pieces, is_last = outlet.cutting.take(self._piece)
+        except StorageError as exc:
+            return self._break_off(outlet, exc)
+        if is_last:
+            outlet.cutting = None
+        self._fly(outlet.counted if is_last else (), 1)
+        return chunk_head(outlet, is_last=is_last), *pieces
+
+    # -- meanwhile ----------------------------------------------------------------------------------------------
+
+    def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
+        """Meters are told how long the way to the application was behind the queue: on the link, and there."""
+        under_way = self._delay.seconds(self._clock())
+        for number, (waited, jitter) in delays.items():
+            outlet = self._outlets.get(number)
+            meter = outlet.subscription.contract.meter if outlet and outlet.subscription.contract else None
+            if meter is not None:
+                meter.reached(under_way + waited / 1e6, jitter / 1e6)
+
+    def sweep(self) -> None:
+        """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,
+        a few times a second."""
+        if not self._busy:
+            return
+        with self._changed:
+            self.now = now = self._clock()
+            self._ready.look()
+            urged, trip = 0, self._delay.seconds(now)
+            busy = list(self._busy)
+            for outlet in busy:
+                outlet.levelled.refresh(now)
+                outlet.levelled.expire(now)
+                outlet.adapt(now, trip)
+                if outlet.untold and outlet.cutting is None and not outlet.urged and urged < URGED_MOST:
+                    outlet.urged = True
+                    urged += 1
+                self._ready.append(outlet)
+                if not outlet.waiting and not outlet.rings and not outlet.untold and outlet.cutting is None:
+                    del self._busy[outlet]
+            self._changed.notify_all()
+        self._follow_links(busy)
+        self._sender.ready()
+
+    def _follow_links(self, outlets: Sequence[LevelledOutlet]) -> None:
+        """The session is behind the link that its contracts name; if they name several, behind the last one that was
+        named."""
+        for outlet in outlets:
+            link = outlet.contract.settings.link
+            if link != outlet.link:
+                outlet.link = link
+                self.quality.links.assign(self._sender, link)
+                if self._closed:  # meanwhile: it has left already
+                    self.quality.links.leave(self._sender)
+
+    def close(self, cause: Cause) -> None:
+        """The session is over: whatever waits is lost under `cause`."""
+        super().close(cause)
+        with self._changed:  # a sweep may be under way
+            self._busy.clear()
+        self.quality.links.leave(self._sender)

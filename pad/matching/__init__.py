@@ -1,0 +1,1 @@
+"""Matching of objects with subscriptions, and the computation of what each gets. Pure."""

@@ -1,0 +1,144 @@
+"""A publisher registration at a delegate, and the topic that it shares with others of equal entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, prefix_of
+from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.matching.dissemination import Judgement
+from jbi_pubsub.pad.matching.match_table import MatchTable
+from jbi_pubsub.pad.matching.recent import Shelf
+from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.entries import Origin
+
+Entries = tuple[EntryRep, ...]
+
+COUNTED: Final = 1_000
+"""Who has come to a topic: of more it is not asked whether all that were told are there."""
+
+
+@dataclass(eq=False, slots=True)
+class Topic:
+    """All registrations with equal entries share one match table and one shelf. It outlives the last of them for as
+    long as somebody may come late for what they have published."""
+
+    key: str
+    entries: Entries
+    type: TypeName
+    table: MatchTable = field(default_factory=MatchTable)
+    shelf: Shelf = field(default_factory=Shelf)
+    registrations: int = 0
+    schema: SchemaBundle | None = None
+    """Of the type, for whoever comes when nobody publishes it any more."""
+    is_partly_kept: bool = False
+    """Not all objects that may lie on its shelf are archived."""
+    announced: float = -math.inf
+    """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
+    told: int = 0
+    unannounced: set[str] = field(default_factory=set)
+    """Registrations that no lookup service has told of: as long as there is one the shelf stays young."""
+    came: set[tuple[str, Entries]] = field(default_factory=set)
+    """Sessions with the templates that they have subscribed to it by, one for each that they watch for; COUNTED at
+    most."""
+
+    def note(self, subscription: Subscription) -> None:
+        """A subscription has come."""
+        if len(self.came) < COUNTED:
+            self.came.add((subscription.owner, subscription.request.entries))
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody who was told of its objects, or is to be told yet, has not come."""
+        told = min(self.told, COUNTED)
+        return bool(self.shelf.kept) and (len(self.came) < told or math.isinf(self.shelf.young_until))
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """A publisher registration at a delegate. `sequence` is that of the last object taken."""
+
+    uid: str
+    number: int
+    connection: str = field(repr=False)
+    gate: InformationTypeGate
+    topic: Topic
+    judgement: Judgement
+    signing: SigningKey | None = field(default=None, repr=False)
+    """What its objects are signed with."""
+    contract: Contract | None = field(default=None, repr=False)
+    """What policies have decided for it, with QoS."""
+    seconds: Callable[[], float] | None = field(default=None, repr=False)
+    """What judging one of its objects takes, with QoS, as soon as one has come."""
+    persist: bool = False
+    """Its objects are archived."""
+    marked: bool | None = None
+    """What its publisher says of that."""
+    expiration: float = 0.0
+    """Seconds after publication at which what waits is lost; 0.0: never."""
+    local: bool = False
+    """Its objects are for the subscribers here alone: bridges and networks do not take them on."""
+    archived: int = 0
+    """Number of the last object that the archive had when it came."""
+    origin: Origin | None = None
+    """Of one that is relayed from another platform."""
+    sequence: int = 0
+    judged: int = 0
+    """Number of the last object that was judged: what is between is under way."""
+    published: int = 0
+    refused: int = 0
+    unmatched: int = 0
+    signed: int = 0
+    """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
+    bad_signature: int = 0
+    share: tuple[str, int] = field(default=("", 0), repr=False)
+    """What its request takes of its peer's (see account.RequestQuota)."""
+    has_ended: bool = False
+    has_settled: bool = False
+    """Its publisher has waited once for those who come late."""
+    _prefix: str = field(init=False, repr=False)
+
+    @property
+    def tells_gaps(self) -> bool:
+        """Whether a number that does not come is an object that did not; the first one may be any."""
+        return self.sequence > 0 and (self.origin is None or self.origin.first is not None)
+
+    def __post_init__(self) -> None:
+        self._prefix = prefix_of(self.uid)
+
+    def check_head(self, head: Head) -> None:
+        """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
+        readers drop what has the id of a mail that they had."""
+        known = self.gate.type
+        if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
+            raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
+        if head.own_id and head.own_id != numbered(self._prefix, head.sequence):
+            raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
+        if self.origin is not None and not 0 < len(head.via) == head.hops:
+            raise MetadataError(f"object {head.object_id} is relayed, and does not say by which platforms it came")
+
+    def status(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "uid": self.uid,
+            "type": str(self.gate.type),
+            "published": self.published,
+            "refused": self.refused,
+            "unmatched": self.unmatched,
+            "persist": self.persist,
+            "via": list(self.origin.via) if self.origin is not None else [],
+            "signs": self.signing is not None,
+            "signed": self.signed,
+            "bad_signature": self.bad_signature,
+            "subscriptions": len(self.topic.table),
+            "partitioned": self.topic.table.parts is not None,
+            "kept": len(self.topic.shelf.kept),
+            **self.topic.table.stats(),
+        }

@@ -1,0 +1,206 @@
+"""Subscriptions as a delegate keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.quality import Contract, Unmet
+from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.protocol.conditions import compile_conditions
+from jbi_pubsub.protocol.requests import SubscriptionRequest
+
+if TYPE_CHECKING:
+    from jbi_pubsub.core.wire.endpoint import Caller
+    from jbi_pubsub.pad.model.rights import Rights
+    from jbi_pubsub.pad.past.durable import Durable
+
+
+FAR: Final = sys.maxsize
+"""A position that no object reaches: of a subscription that is on its way into the match tables."""
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
+
+    `number` names it on the data plane of its session. Counters of objects are changed under the lock of
+    who holds them, the session or the mail queue.
+    """
+
+    request: SubscriptionRequest
+    owner: str = field(repr=False)
+    number: int
+    predicate: Predicate | None
+    """On the metadata."""
+    payload_filter: PayloadFilter | None
+    lease_id: str = field(default="", repr=False)
+    """Of an e-mail-only subscription."""
+    caller: Caller | None = field(default=None, repr=False)
+    """Who has asked for it, the last time; None: the application that a peer publisher lives in."""
+    matched: int = 0
+    delivered: int = 0
+    suppressed: int = 0
+    unfiltered: int = 0
+    """Payloads passed on unchanged because they are not XML, although there is a filter."""
+    unshaped: int = 0
+    """Payloads passed on unchanged although its contract has a shape."""
+    saved: int = 0
+    """Bytes less that were queued for it, by its shape."""
+    mailed: int = 0
+    """Objects times recipients that the mail server has taken."""
+    digest_seconds: float = 0.0
+    """How long objects are gathered for one mail; 0 sends each by itself."""
+    mail_waiting: int = 0
+    """Objects in the mail queue."""
+    mail_suspended: dict[str, str] = field(default_factory=dict)
+    """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
+    place: int = 0
+    """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    rights: Rights | None = field(default=None, repr=False)
+    """Of its caller, where access is restricted."""
+    unmet: tuple[Unmet, ...] = field(default=(), repr=False)
+    """What it requires and publishers that it gets objects of do not offer."""
+    contract: Contract | None = field(default=None, repr=False)
+    """What policies have decided for it, with QoS."""
+    narrowed_by: str = ""
+    """The rules that let through a part of some type alone."""
+    durable: Durable | None = field(default=None, repr=False)
+    """What it has had, over restarts."""
+    set_aside: str = ""
+    """Why it is not evaluated for some registration that it matches; "" where it is for all."""
+    share: tuple[str, int] = field(default=("", 0), repr=False)
+    """What its request takes of its peer's (see totals.RequestQuota)."""
+    is_replayed: bool = False
+    """It began in the past, and catches up with an archive."""
+    replayed: int = 0
+    """Objects that it caught up with; they count in the others, too."""
+    combined: Predicate | None = field(default=None, repr=False)
+    """On the combined view, instead of one on the metadata (see core/combined.py)."""
+    is_selective: bool = field(default=False, repr=False)
+    """It does not want all that it matches by the metadata: it has a predicate on the combined view, or does not want
+    what some publish."""
+    lost: Counter[str] = field(default_factory=Counter)
+    revision: int = field(default=0, repr=False)
+    """Of its terms; odd while they change."""
+    ended: Cause = Cause.CANCELLED
+    """Why what still comes for it after its end is lost."""
+
+    @property
+    def uid(self) -> str:
+        """The subscriber's id for it."""
+        return self.request.uid
+
+    def meter_lost(self, type_name: str) -> None:
+        """An object is lost that was in no queue."""
+        if self.contract is not None and self.contract.meter is not None:
+            self.contract.meter.lost(type_name)
+
+    def amend(self, other: Subscription) -> None:
+        """It has the terms of `other` from now on: what it asks for, not what came of it."""
+        self.revision += 1
+        self.request, self.set_aside = other.request, ""
+        self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
+        self.is_selective, self.narrowed_by, self.contract = other.is_selective, other.narrowed_by, other.contract
+        self.revision += 1
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
+        return self.charges_by(self.predicate)
+
+    def charges_by(self, predicate: Predicate | None) -> tuple[Charge, ...]:
+        """The same, where it is matched by another predicate than its own."""
+        wanted = self.payload_filter
+        charges: list[Charge] = []
+        if predicate is not None and predicate.evaluates:
+            charges.append((predicate.identity, CHARGED * predicate.cost))
+        if self.combined is not None and self.combined.evaluates:
+            charges.append((self.combined.identity, CHARGED * self.combined.cost))
+        if wanted is not None:
+            charges.append((wanted, CHARGED * wanted.cost))
+        return tuple(charges)
+
+    def status(self) -> dict[str, object]:
+        """Plain data for status pages."""
+        request = self.request
+        evaluated = [each for each in (self.predicate, self.combined, self.payload_filter) if each is not None]
+        return {
+            "uid": self.uid,
+            "owner": shown(self.owner),
+            "template": [shown_entry(e) for e in request.entries],
+            "predicate": request.predicate,
+            "filter": request.payload_filter,
+            **({"view": request.view} if request.view != "metadata" else {}),
+            **({"unlike": request.unlike} if request.unlike else {}),
+            **({"local": request.local} if request.local else {}),
+            "narrowed_by": self.narrowed_by,
+            "recipients": list(request.recipients),
+            "direct": request.direct,
+            "policy": request.policy,
+            "bound": request.bound,
+            "matched": self.matched,
+            "delivered": self.delivered,
+            "mailed": self.mailed,
+            "mail_waiting": self.mail_waiting,
+            "mail_suspended": dict(self.mail_suspended),
+            "mail_digest_seconds": self.digest_seconds,
+            "suppressed": self.suppressed,
+            "unfiltered": self.unfiltered,
+            "unshaped": self.unshaped,
+            "saved": self.saved,
+            "failed": sum(each.errors for each in evaluated),
+            "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
+            "replayed": self.replayed,
+            "lost": dict(self.lost),
+            **({"set_aside": self.set_aside} if self.set_aside else {}),
+            **({"qos": _qos(self.contract)} if self.contract is not None else {}),
+            **({"unmet": msgspec.to_builtins(self.unmet)} if self.unmet else {}),
+        }
+
+
+def _qos(contract: Contract) -> dict[str, object]:
+    """Plain data: what is in force, and what came of it."""
+    settings = contract.settings
+    rate = settings.max_rate
+    return {
+        "importance": settings.importance,
+        "deadline": settings.deadline,
+        "shapes": [str(shape) for shape in settings.shapes],
+        "max_size": settings.max_size,
+        "max_rate": f"{rate.amount:g} {rate.unit}/s" if rate is not None else None,
+        "replace": settings.replace,
+        "version": settings.version,
+        **(contract.meter.status(time.monotonic()) if contract.meter is not None else {}),
+    }
+
+
+def shown(uid: str) -> str:
+    """How a session or connection id, which is the right to what it names, is shown to others."""
+    kind, dash, _ = uid.partition("-")
+    return f"{kind}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}" if dash else uid
+
+
+def compile_subscription(request: SubscriptionRequest, *, owner: str, number: int) -> Subscription:
+    """The subscription of a request, checked. Raises PredicateError (naming the argument), AddressError,
+    ConfigurationError, OversizeError."""
+    conditions = compile_conditions(request)
+    return Subscription(
+        request, owner, number, conditions.predicate, conditions.payload_filter, combined=conditions.combined,
+        digest_seconds=conditions.digest_seconds,
+        is_selective=conditions.combined is not None or bool(request.unlike) or request.local,
+    )  # fmt: skip
+
+
+def shown_entry(entry: EntryRep) -> str:
+    """For people: its class, and the fields that are set."""
+    set_fields = [f"{name}={value}" for name, value in entry.as_dict().items() if value is not None]
+    return f"{entry.cls.name}({', '.join(set_fields)})"

@@ -1,0 +1,1 @@
+"""The past: an archive's queries, durable subscriptions, and answers from elsewhere."""

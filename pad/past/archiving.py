@@ -1,0 +1,418 @@
+"""The archive's part of the stage `keep`: which registrations are kept, and how their objects get there.
+
+Rules:
+- Whether a registration is kept is decided when it opens: what its publisher says, else a `[[keep]]` rule, else that a
+  durable subscription waits for it. Objects of others cost nothing.
+- Positions are the shelf's. Of what is kept they are given and appended under one lock, so that the archive has its
+  objects in their order.
+- What could not be appended is taken off the shelf again, and refused. What was appended is acknowledged, or with
+  quality of service done, when it is on disk; what is lost before that is refused, although it was delivered.
+- An object that the archive has from our time before, as its publisher was not told, is delivered and not kept twice.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.combined import Provenance
+from jbi_pubsub.core.errors import EntryError, JbiError, OversizeError, ProtocolError, StorageError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.history import Found, KeepRule, Query, Scope, Source, TakenIn
+from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
+from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.lookup.entry import EntryRep, check_rep
+from jbi_pubsub.pad.matching.recent import Kept, Shelves
+from jbi_pubsub.pad.matching.registration import Entries, Registration
+from jbi_pubsub.pad.past.blobs import Beside
+from jbi_pubsub.pad.past.store_protocol import Keeping
+from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
+
+Synced = Callable[[StorageError | None], None]
+"""Told that what was waited for is on disk, or why it never will be."""
+
+TYPES_TOLD_MOST: Final = 4_096
+"""Characters of the names of all types that lookup services are told."""
+IDS_AT_ONCE: Final = 1_000
+ANSWER_BYTES: Final = 1 << 20
+ANSWER_SECONDS: Final = 60.0
+"""For the next answer: the archive reads through what is not indexed."""
+SYNC_AGAIN: Final = 0.05
+"""Seconds until the thread goes on after a fault of ours."""
+
+
+class Archiving:
+    """See the module. Any thread; `close` closes the archive."""
+
+    def __init__(
+        self,
+        keeping: Keeping,
+        shelves: Shelves,
+        *,
+        wall: Callable[[], float] = time.time,
+        beside: Beside | None = None,
+    ) -> None:
+        """Positions go on behind those of the archive. `beside`: where payloads are that are too large for memory;
+        None: such objects are refused."""
+        self.keeping: Final = keeping
+        self._shelves = shelves
+        shelves.position = max(shelves.position, keeping.end)
+        self._wall = wall
+        self._lock = threading.Lock()
+        """Of giving positions and appending."""
+        self._under_way: dict[int, int] = {}
+        """First and last positions, by the last, of runs that were appended and not all offered to sessions yet."""
+        self._rules: tuple[tuple[re.Pattern[str], KeepRule], ...] = ()
+        self._changed = threading.Condition()
+        """Of what is below."""
+        self._wanted: list[tuple[int, Synced]] = []
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self.refused = 0
+        """Objects that were not kept, or not on disk."""
+        self._types = {source.type.name for source in keeping.sources()}
+        self.is_wanted: Callable[[Entries], bool] = lambda _: False
+        """Whether a durable subscription waits for a registration of those entries."""
+        self._beside = beside
+        if beside is not None:
+            beside.follow(self._ids)
+        self.appeared: Callable[[], None] = lambda: None
+        """Called when there is something of a type of which there was nothing."""
+
+    # -- which ----------------------------------------------------------------------------------------------------
+
+    def follow(self, rules: Sequence[KeepRule]) -> None:
+        """These say from now on what is kept, of registrations that open, and how long."""
+        self._rules = tuple((re.compile("|".join(map(fnmatch.translate, rule.types))), rule) for rule in rules)
+        self.keeping.follow(rules)
+
+    def is_kept(
+        self,
+        persist: bool | None,  # a publisher's word
+        type_: TypeName,
+        entries: Entries,
+    ) -> bool:
+        """Whether a registration is kept whose publisher says so, says not, or says nothing."""
+        if persist is not None:
+            return persist
+        if self.is_wanted(entries):
+            return True
+        rule = self._rule_of(type_.name)
+        return rule is not None and rule.count != 0
+
+    def open(self, uid: str, type_: TypeName, provenance: Provenance | None, entries: Entries) -> int:
+        """A registration is to be kept: the number of its last object that is already. `provenance`: None if it is
+        among the entries, or not known. Raises StorageError."""
+        self.open_all([(uid, type_, provenance, entries)])
+        return self.keeping.last_sequence(uid)
+
+    def open_all(self, registrations: Sequence[tuple[str, TypeName, Provenance | None, Entries]]) -> None:
+        """These (id, type, provenance, entries) are to be kept: one write, however many. Raises StorageError."""
+        self.keeping.register(*(_source(*registration) for registration in registrations))
+        types = {type_.name for _, type_, _, _ in registrations}
+        if not types <= self._types:
+            self._types |= types
+            self.appeared()
+
+    def entry(self) -> EntryRep:
+        """What lookup services are told of it."""
+        types = " ".join(sorted(self._types))
+        is_short = len(types) <= TYPES_TOLD_MOST and len(types.split()) == len(self._types)
+        incarnation = next(iter(self.keeping.incarnations), None)
+        return ArchiveEntry(types=types if is_short else None, incarnation=incarnation).rep()
+
+    # -- objects --------------------------------------------------------------------------------------------------
+
+    def room(self, registration: Registration, parcel: Parcel) -> float:
+        """See Stages.room. Raises StorageError, OversizeError."""
+        if not registration.persist:
+            return 0.0
+        size = parcel.size
+        if size >= COST_LEAST and (size := max(size, len(parcel.payload))) > MEMORY_BYTES and self._beside is None:
+            raise OversizeError(
+                f"object of {size} bytes: an archive takes up to {MEMORY_BYTES}, and its registration is archived",
+                hint="Register with persist=False for larger ones", size=size, limit=MEMORY_BYTES,
+            )  # fmt: skip
+        return self.keeping.room(size)
+
+    def keep(self, registration: Registration, run: Sequence[Parcel], now: float) -> list[Kept]:
+        """Objects of a registration that is kept, on the shelf and in the archive. Raises StorageError: none of them is
+        in either."""
+        if not run:
+            return []
+        shelf, archived = registration.topic.shelf, registration.archived
+        whole = [parcel if parcel.size < COST_LEAST else self._recorded(parcel) for parcel in run]
+        with self._lock:
+            kept = self._shelves.keep(shelf, run, registration.judgement, now, archived=archived)
+            appended = [(at.position, each) for at, each in zip(kept, whole, strict=True) if at.parcel.position]
+            if appended:
+                self._under_way[appended[-1][0]] = appended[0][0]
+                try:
+                    self.keeping.append(appended, self._wall())
+                except StorageError:
+                    del self._under_way[appended[-1][0]]
+                    self._shelves.withdraw(kept)
+                    self.refused += len(kept)
+                    raise
+        return kept
+
+    def _recorded(self, parcel: Parcel) -> Parcel:
+        """An object as it is appended: in memory, or without its payload, which is on disk already. Raises
+        StorageError."""
+        if self._beside is None or len(parcel.payload) <= MEMORY_BYTES:
+            return parcel.in_memory()
+        return self._beside.keep(parcel)
+
+    def whole(self, found: Found) -> Parcel:
+        """A result of a query, with its payload wherever that is. Raises ProtocolError, StorageError."""
+        parcel = Parcel.received(found.data)
+        if parcel.head.payload_length <= MEMORY_BYTES or self._beside is None or len(parcel.payload):
+            return parcel
+        return self._beside.whole(parcel)
+
+    def offered(self, parcels: Iterable[Parcel]) -> None:
+        """What became of these is with the sessions, in their queues or nowhere: whole runs of `keep`."""
+        for parcel in parcels:
+            self._under_way.pop(parcel.position, None)
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Positions (first, last) that were given, and of which something may still come to a session. What is not
+        there any more is with the sessions."""
+        return [(first, last) for last, first in list(self._under_way.items())]
+
+    def take_in(self, parcels: Sequence[Parcel], entries: Mapping[str, Entries]) -> TakenIn:
+        """Keep objects that were published elsewhere, or before, under positions behind all others: whoever asks for
+        the past finds them, and nobody else gets them. What is here already or was deleted here is left out. `entries`:
+        of their registrations, as far as they are known. Metadata are what was published, XML or not. Raises
+        StorageError, PredicateError, ProtocolError or EntryError for what is none."""
+        wanted = {parcel.head.object_id: parcel for parcel in parcels}
+        known = self._known(wanted)
+        deleted = self.keeping.are_deleted([each for each in wanted if each not in known])
+        run = [parcel for uid, parcel in wanted.items() if uid not in known and uid not in deleted]
+        self._introduce(run, entries)
+        if run:
+            self.keeping.room(sum(parcel.size for parcel in run))
+            with self._lock:
+                first = self._shelves.reserve(len(run))
+                self.keeping.append(list(enumerate(run, first)), self._wall())
+            self.keeping.sync(first + len(run) - 1)
+        return TakenIn(len(run), len(parcels) - len(run) - len(deleted), len(deleted))
+
+    def _known(self, wanted: Mapping[str, Parcel]) -> set[str]:
+        """Which of these objects are here."""
+        found: set[str] = set()
+        types = {TypeName(parcel.head.type_name, parcel.head.type_version) for parcel in wanted.values()}
+        ids = list(wanted)
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            query = Query(scopes=tuple(map(Scope, types)), object_ids=tuple(ids[start : start + IDS_AT_ONCE]))
+            found |= {Parcel.received(each.data).head.object_id for each in self.answers(query)}
+        return found
+
+    def _ids(self, ids: Collection[str]) -> set[str]:
+        """Which of these are of objects that are here, not deleted, and have their payloads. Raises StorageError."""
+        types = {source.type for source in self.keeping.sources()}
+        if not types:
+            return set()
+        query = Query(scopes=tuple(map(Scope, types)), object_ids=tuple(ids))
+        found = ((Parcel.received(each.data).head, each.received) for each in self.answers(query))
+        return {head.object_id for head, received in found if not self._is_given_up(head.type_name, received)}
+
+    def _is_given_up(self, type_name: str, received: float) -> bool:
+        """Whether a rule gives up the payload of what was received then. What it may hold longer is left alone."""
+        rule = self._rule_of(type_name)
+        if rule is None or rule.payload_age is None or rule.latest_by or rule.until_durables:
+            return False
+        return received < self._wall() - rule.payload_age
+
+    def _rule_of(self, type_name: str) -> KeepRule | None:
+        return next((rule for types, rule in self._rules if types.match(type_name)), None)
+
+    def uses(self, type_: TypeName) -> str:
+        """What of that type is here, in words; "" for nothing."""
+        if type_ not in {source.type for source in self.keeping.sources()}:
+            return ""
+        try:
+            found = any(True for _ in self.answers(Query(scopes=(Scope(type_),), limit=1)))
+        except JbiError as exc:
+            return f"archived objects, perhaps: {exc.message}"
+        return "archived objects" if found else ""
+
+    def answers(self, query: Query) -> Iterator[Found]:
+        """All that a query finds. Raises StorageError, also when nothing comes for too long."""
+        came = threading.Event()
+        results = self.keeping.open(query, came.set)
+        until = time.monotonic() + ANSWER_SECONDS
+        try:
+            while True:
+                came.clear()
+                state = results.progress().state
+                found = results.take(IDS_AT_ONCE, ANSWER_BYTES)
+                if found:
+                    yield from found
+                    until = time.monotonic() + ANSWER_SECONDS
+                if not found and state == "finished":
+                    return
+                if not found and (state != "running" or time.monotonic() >= until):
+                    raise StorageError(f"the archive does not answer: {results.progress().error or 'it is slow'}")
+                if not found:
+                    came.wait(0.1)
+        finally:
+            results.cancel()
+
+    def _introduce(self, run: Sequence[Parcel], entries: Mapping[str, Entries]) -> None:
+        """Registrations that are not known here, of what is brought."""
+        known = {source.uid: source.type for source in self.keeping.sources()}
+        here = frozenset(known)
+        for parcel in run:
+            head, type_ = parcel.head, TypeName(parcel.head.type_name, parcel.head.type_version)
+            if not (head.type_name and head.registration and head.sequence):
+                raise ProtocolError(f"object {head.object_id} has no type, registration or number")
+            if len(parcel.payload) not in (0, head.payload_length):
+                raise ProtocolError(f"object {head.object_id} has another payload than its head says")
+            if known.setdefault(head.registration, type_) != type_:
+                raise ProtocolError(f"object {head.object_id}: its registration is of {known[head.registration]}")
+        new = []
+        for uid in {parcel.head.registration for parcel in run} - here:
+            type_ = known[uid]
+            own = InformationType(name=type_.name, version=type_.version, local=local_name(type_.name)).rep()
+            told = entries.get(uid) or (own,)
+            for entry in told:
+                check_rep(entry)
+            new.append((uid, type_, None, told))
+        if new:
+            self.open_all(new)
+
+    def here(self, arm: Callable[[int], None]) -> int:
+        """The position up to which all that is kept was appended. `arm` is told before anything later is."""
+        with self._lock:
+            position = self._shelves.position
+            arm(position)
+        return position
+
+    def deleted(self) -> None:
+        """Objects were deleted: what is beside them is to go soon."""
+        if self._beside is not None:
+            self._beside.sweep()
+
+    def wait_synced(self, position: int) -> None:
+        """Return when what was appended up to there is on disk, or lost."""
+        self._why(position)
+
+    def sync(self, parcels: Sequence[Parcel], *, comes_again: bool = False) -> list[tuple[Parcel, StorageError]]:
+        """Wait until those of the objects that are kept are on disk, and if some of them came again, all that is
+        appended; those that never will be, and why."""
+        last = self.keeping.end if comes_again else max((parcel.position for parcel in parcels), default=0)
+        if not last:
+            return []
+        try:
+            self.keeping.sync(last)
+        except StorageError:
+            lost = [(p, why) for p in parcels if p.position and (why := self._why(p.position)) is not None]
+            self.refused += len(lost)
+            return lost
+        return []
+
+    def _why(self, position: int) -> StorageError | None:
+        """Why that is not on disk; None: it is."""
+        try:
+            self.keeping.sync(position)
+        except StorageError as exc:
+            return exc
+        return None
+
+    def when_synced(self, position: int, told: Synced) -> None:
+        """Have `told` called, on a thread of ours, when that position is on disk, or lost: for who may not wait."""
+        with self._changed:
+            if not self._is_stopping:
+                self._wanted.append((position, told))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="archive-sync", daemon=True)
+                    self._thread.start()
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._is_stopping or self._wanted:
+            with guarded("archive-sync"):
+                self._sync()
+                continue
+            with self._changed:
+                self._changed.wait(SYNC_AGAIN)
+
+    def _sync(self) -> None:
+        with self._changed:
+            while not self._wanted and not self._is_stopping:
+                self._changed.wait()
+            wanted, self._wanted = self._wanted, []
+        if wanted:
+            self._why(max(position for position, _ in wanted))  # once for all
+        for position, told in wanted:
+            with guarded("archive-sync"):
+                why = self._why(position)
+                self.refused += why is not None
+                told(why)
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self.keeping.status(), "refused": self.refused, "rules": [rule.name for _, rule in self._rules]}
+
+    def close(self) -> None:
+        """What waits is synced, and the archive closed."""
+        with self._changed:
+            is_first, self._is_stopping = not self._is_stopping, True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(10.0)
+        if self._beside is not None:
+            self._beside.close()
+        if is_first:
+            self.keeping.close()
+
+
+def _source(uid: str, type_: TypeName, provenance: Provenance | None, entries: Entries) -> Source:
+    kept = entries if provenance is None else (*entries, ProvenanceEntry.of(provenance).rep())
+    return Source(uid, type_, provenance.publisher if provenance else "", msgspec.msgpack.encode(kept))
+
+
+def provenance_of(source: Source) -> Provenance:
+    """Who publishes under a registration that is kept, and where, as it is kept; of one that was kept before that was,
+    its publisher alone. Raises StorageError."""
+    told = _told(source.entries)
+    return told if told.publisher or not source.publisher else told._replace(publisher=source.publisher)
+
+
+@lru_cache(maxsize=16_384)
+def _told(entries: bytes) -> Provenance:
+    rep = next((e for e in entries_of(entries) if e.cls.name == ProvenanceEntry.entry_name), None)
+    if rep is None:
+        return Provenance()
+    try:
+        told = ProvenanceEntry.from_rep(rep)
+    except EntryError:  # of another version
+        return Provenance()
+    return Provenance(
+        told.publisher or "",
+        told.node or "",
+        tuple((told.addresses or "").split()),
+        told.owner or "",
+        told.relayed is not None,
+    )
+
+
+@lru_cache(maxsize=4_096)
+def entries_of(data: bytes) -> Entries:
+    """Of a registration that is kept. Raises StorageError."""
+    try:
+        return decoder_of(Entries).decode(data)
+    except msgspec.DecodeError as exc:
+        raise StorageError(f"entries of a registration in the archive can't be read: {exc}") from exc

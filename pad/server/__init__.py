@@ -1,0 +1,1 @@
+"""The delegate as a server: exports, types, metrics."""

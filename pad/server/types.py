@@ -1,0 +1,284 @@
+"""The type repository over the network: what a delegate answers about types, and what it asks of others.
+
+A delegate with a repository has an entry `jbi.Types` on its item. Whoever does not know a type asks those that have
+one, and believes them when they are of one mind; a delegate with a repository of its own keeps a copy. What is asked
+of others is answered from their own repositories alone, so that a question ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jbi_pubsub.core.access import AccessPolicy, Subject, denied
+from jbi_pubsub.core.descriptors import Change, Descriptor, Held, Key, Kind, Property, TypeRegistry, conflict, unknown
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, SchemaError, UnknownUidError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.wire.control import exported
+from jbi_pubsub.core.wire.endpoint import Caller, Security
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.pad.model.type_repository import ServedTypes
+from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, InformationType
+from jbi_pubsub.protocol.repositories import ASK_SECONDS, held_elsewhere
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.server.server import DisseminationServer
+
+log = logging.getLogger("jbi_pubsub.pad")
+
+NOBODY_SECONDS: Final = 10.0
+"""How long it counts that no lookup service was there to ask."""
+ASKING: Final = 8
+"""Types that others are asked about at once: whoever calls us with names of his own must not keep all of them busy."""
+USERS_MOST: Final = 1_000
+"""Registrations elsewhere that are counted."""
+PAGE: Final = 500
+"""Descriptors, or changes, in one answer: 4 MB with the longest descriptions."""
+
+
+class Repositories:
+    """The say of type repositories, ours and those of other delegates, in what is published here."""
+
+    def __init__(self, server_id: str, types: ServedTypes, community: JoinManager, security: Security) -> None:
+        self._server_id = server_id
+        self._types = types
+        self._community = community
+        self._security = security
+        self._asking = threading.BoundedSemaphore(ASKING)
+        self._nobody_until = 0.0
+        """Monotonic seconds until which nobody waits for a lookup service again."""
+
+    def check(self, gate: InformationTypeGate) -> None:
+        """A type that is about to be published: ours said its word when it was opened. Raises TypeConflictError, and
+        SchemaError for one that has to be known and is not."""
+        registry = self._types.registry
+        key = _type(gate.type)
+        if registry is None and not self._types.only_known:
+            return
+        known = registry.find(key) if registry is not None else None
+        if known is not None:
+            if known.state == "deprecated":
+                log.warning("%s is deprecated, and is published", gate.type)
+            return
+        held = self.elsewhere(key)
+        if held is None:
+            if self._types.only_known:
+                raise SchemaError(
+                    f"{gate.type} is in no type repository, and none but known types are published here",
+                    hint="Add it (`jbi types add`), or unset [types] only_known",
+                    type=str(gate.type),
+                )
+            return
+        if held.descriptor.digest != gate.digest:
+            raise conflict(gate.type, held.descriptor.digest, gate.digest)
+        if registry is not None:  # the schema that we have opened: what the other one says of its own is its word
+            named = msgspec.structs.replace(gate.bundle, type=gate.type)
+            registry.keep(Held(held.descriptor, named), f"copy for {self._server_id[:8]}")
+
+    def schema(self, type_: TypeName) -> SchemaBundle | None:
+        """The schema by which a type is known, published here or in a repository, ours or another's; None for one that
+        is not. Raises TypeConflictError, StorageError."""
+        open_ = self._types.find(type_)
+        if open_ is not None and not open_.bundle.is_none:
+            return open_.bundle
+        registry, key = self._types.registry, _type(type_)
+        if registry is not None and registry.find(key) is not None:
+            return registry.schema(key)
+        held = self.elsewhere(key)
+        return held.bundle if held is not None else None
+
+    def elsewhere(self, key: Key) -> Held | None:
+        """What other delegates' repositories hold of it. Raises TypeConflictError when they are not of one mind."""
+        if not self._community.connected() and time.monotonic() < self._nobody_until:
+            return None  # it was waited for just now: strangers must not make all threads wait
+        if not self._asking.acquire(timeout=ASK_SECONDS):
+            log.warning("other type repositories are not asked about %s: too many ask already", key[1])
+            return None
+        try:
+            return held_elsewhere(self._community, self._security, key, but=self._server_id)
+        finally:
+            if not self._community.connected():
+                self._nobody_until = time.monotonic() + NOBODY_SECONDS
+            self._asking.release()
+
+
+class TypeCalls:
+    """The exported object `types`: the information object types that are published or known here. Reading is action
+    `status`, also `publish` or `subscribe` for the schema of one's type; changing is action `types`, and is in the
+    audit log whether a rule asks for that or not."""
+
+    def __init__(self, server: DisseminationServer, types: ServedTypes, access: AccessPolicy) -> None:
+        self._server = server
+        self._types = types
+        self._access = access
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @exported
+    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
+        type_ = TypeName(name, version)
+        self._server.allow_type(caller, type_)
+        found = self._server.repositories.schema(type_) or self._server.delegate.former_schema(type_)
+        if found is None:
+            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here, and in no type repository")
+        return found
+
+    @exported
+    def held(self, caller: Caller, kind: Kind, name: str, version: str) -> Held | None:
+        """From our own repository alone."""
+        key: Key = (kind, TypeName(name, version))
+        self._server.allow_type(caller, key[1])
+        registry = self._types.registry
+        told = registry.find(key) if registry is not None else None
+        return Held(told, registry.schema(key)) if registry is not None and told is not None else None
+
+    @exported
+    def list(self, caller: Caller, kind: Kind, after: int) -> tuple[Descriptor, ...]:
+        self._server.allow(caller, "status")
+        return self._registry().all(kind)[max(0, after) :][:PAGE]
+
+    @exported
+    def show(self, caller: Caller, kind: Kind, name: str, version: str) -> tuple[Descriptor, tuple[Property, ...]]:
+        registry, key = self._reading(caller, kind, name, version)
+        told = registry.find(key)
+        if told is None:
+            raise unknown(key)
+        return told, registry.properties(key)
+
+    @exported
+    def property(self, caller: Caller, kind: Kind, name: str, version: str, wanted: str) -> bytes:
+        registry, key = self._reading(caller, kind, name, version)
+        return registry.property(key, wanted)
+
+    @exported
+    def history(self, caller: Caller, kind: Kind, name: str, version: str, after: int) -> tuple[Change, ...]:
+        registry, key = self._reading(caller, kind, name, version)
+        return registry.history(key)[max(0, after) :][:PAGE]
+
+    @exported
+    def faults(self, caller: Caller) -> tuple[str, ...]:
+        self._server.allow(caller, "administer")  # it names files
+        return self._registry().faults()
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    @exported
+    def add(
+        self, caller: Caller, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str
+    ) -> Descriptor:
+        self._changing(caller, bundle.type, f"add {kind}", some=True)
+        self._sweep(self._registry())
+        party = caller.identity or caller.address.rpartition(":")[0]
+        told = self._types.add(
+            bundle,
+            by=_who(caller),
+            caller=party,
+            kind=kind,
+            parent=parent,
+            description=description,
+            agreed=lambda type_, digest: self._agree(caller, (kind, type_), digest),
+        )
+        log.info("%s has added %s %s", _who(caller), kind, told.type)
+        return told
+
+    @exported
+    def describe(self, caller: Caller, kind: Kind, name: str, version: str, text: str) -> Descriptor:
+        registry, key = self._writing(caller, kind, name, version, "describe")
+        return registry.describe(key, text, _who(caller))
+
+    @exported
+    def deprecate(self, caller: Caller, kind: Kind, name: str, version: str, undo: bool) -> Descriptor:
+        registry, key = self._writing(caller, kind, name, version, "deprecate")
+        return registry.set_state(key, "active" if undo else "deprecated", _who(caller))
+
+    @exported
+    def set_property(
+        self, caller: Caller, kind: Kind, name: str, version: str, wanted: str, data: bytes | None
+    ) -> None:
+        registry, key = self._writing(caller, kind, name, version, f"property {wanted[:100]}")
+        registry.set_property(key, wanted, data, _who(caller))
+
+    @exported
+    def remove(self, caller: Caller, kind: Kind, name: str, version: str, force: bool) -> bool:
+        registry, key = self._writing(caller, kind, name, version, "remove")
+        self._sweep(registry)
+        users = self._server.type_users(key[1]) if kind == "type" else ()
+        gone = registry.remove(key, _who(caller), users=users, force=force)
+        log.info("%s has removed %s %s%s", _who(caller), kind, key[1], "" if gone else ", which is in use")
+        return gone
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _registry(self) -> TypeRegistry:
+        if self._types.registry is None:
+            raise ConfigurationError(
+                f"{self._server.name} has no type repository", hint="Start it with `--types FOLDER`, or [types] folder"
+            )
+        return self._types.registry
+
+    def _reading(self, caller: Caller, kind: Kind, name: str, version: str) -> tuple[TypeRegistry, Key]:
+        self._server.allow(caller, "status", Subject(name, version))
+        return self._registry(), (kind, TypeName(name, version))
+
+    def _writing(self, caller: Caller, kind: Kind, name: str, version: str, what: str) -> tuple[TypeRegistry, Key]:
+        self._changing(caller, TypeName(name, version), f"{what} ({kind})")
+        return self._registry(), (kind, TypeName(name, version))
+
+    def _changing(self, caller: Caller, type_: TypeName, what: str, *, some: bool = False) -> None:
+        """Raises AccessDeniedError. `some`: what type it is shows when its schema has been opened, which costs."""
+        subject = Subject(type_.name, type_.version if type_.name else "", what, some=some)
+        decision = self._access.allow(caller, "types", subject)
+        if not some or not decision:
+            self._access.record(caller, "types", subject, dataclasses.replace(decision, audit=True))
+        if not decision:
+            raise denied(caller, "types", subject)
+
+    def _agree(self, caller: Caller, key: Key, digest: str) -> None:
+        """Whether it may be added: by the rules, and by what other repositories hold."""
+        self._changing(caller, key[1], f"add {key[0]}")
+        held = self._server.repositories.elsewhere(key)
+        if held is not None and held.descriptor.digest != digest:
+            raise conflict(key[1], held.descriptor.digest, digest)
+
+    def _sweep(self, registry: TypeRegistry) -> None:
+        """What was removed by force goes when nothing uses it any more."""
+        for told in registry.removed():
+            if not self._server.type_users(told.type):
+                registry.remove(told.key, "nothing uses it any more", users=())
+
+
+def users_of(
+    type_: TypeName, here: int, community: JoinManager, server_id: str, others: Sequence[Callable[[TypeName], str]]
+) -> tuple[str, ...]:
+    """What uses a type, in words: registrations here and at other delegates, and what `others` say."""
+    found = [_counted(here, "here")] if here else []
+    wanted = InformationType(name=type_.name, version=type_.version).rep()
+    template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
+    try:
+        items = community.lookup(template, limit=USERS_MOST, timeout=ASK_SECONDS)
+    except JbiError as exc:
+        log.warning("other delegates' registrations of %s are not counted: %s", type_, exc)
+        items = []
+    elsewhere = sum(item.proxy.service_id != server_id for item in items)
+    found += [_counted(elsewhere, "elsewhere")] if elsewhere else []
+    return (*found, *filter(None, (each(type_) for each in others)))
+
+
+def _type(type_: TypeName) -> Key:
+    return "type", type_
+
+
+def _counted(count: int, where: str) -> str:
+    return f"{count} registration{'' if count == 1 else 's'} {where}"
+
+
+def _who(caller: Caller) -> str:
+    return caller.user or caller.identity or caller.address.rpartition(":")[0] or caller.address
