@@ -21,7 +21,7 @@ from .codegen.repository import TypeRepository
 from .core.config import Config
 from .lookup.registrar import Registrar, RegistrarLimits
 from .lookup.server import LookupServer
-from .pad.server import DisseminationServer
+from .pad.server.server import DisseminationServer
 from .publisher import PublisherAdapter, PublisherAdapterLight
 from .subscriber import SubscriberAdapter
 

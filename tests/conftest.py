@@ -33,13 +33,7 @@ from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
-<<<<<<< HEAD
 from jbi_pubsub.testing import LocalFederation
-=======
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
-from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.server.server import DisseminationServer
->>>>>>> ed52b1a (The delegate's room is divided into eight: model, matching, egress, mail, past, ingress, delegate, server)
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
