@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count as count_from
@@ -136,8 +137,6 @@ class SubscriberAdapter:
         self._signatures: SignatureCheck | None = None
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
-        self._amending = threading.Lock()
-        """One amendment at a time."""
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
         self._by_uid: dict[str, _Watch] = {}
@@ -314,7 +313,7 @@ class SubscriberAdapter:
         watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
-        except Exception:
+        except BaseException:
             self._forget(subscription)
             raise
         subscription.stand()
@@ -348,9 +347,8 @@ class SubscriberAdapter:
         the old terms again. Raises UnknownUidError, ArgumentError, PredicateError, SchemaError, LookupNotFoundError,
         and what a delegate refuses with (AccessDeniedError, QosDeniedError, OversizeError, ConfigurationError)."""
         local = self._find(subscription)
-        seconds = self._config.lookup.timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        with self._amending:
+        deadline = time.monotonic() + (self._config.lookup.timeout if timeout is None else timeout)
+        with local.amending:
             before = local.request
             predicate = before.predicate if predicate is None else predicate
             wanted = before.payload_filter if payload_filter is None else payload_filter
@@ -361,16 +359,16 @@ class SubscriberAdapter:
                 qos=before.qos if qos is None else qos,
             )  # fmt: skip
             compile_conditions(request)
-            opened = None
-            if local.first_level is not None:
-                entries, opened = self._entries(local.first_level, predicate, prefixes)
-                request = msgspec.structs.replace(request, entries=entries)
-            former = self._rewatch(local, request.entries, opened, deadline)
+            assert local.first_level is not None
+            entries, opened = self._entries(local.first_level, predicate, prefixes)
+            request = msgspec.structs.replace(request, entries=entries)
             try:
-                return self._amend(local, request, deadline)
-            except JbiError:
-                self._rewatch(local, before.entries, former, deadline)
-                self._amend(local, before, deadline, is_awaited=False)
+                with self._rewatching(local, entries, opened, deadline):
+                    return self._amend(local, request, deadline)
+            except BaseException as exc:
+                if local.request is not before:
+                    until = deadline if isinstance(exc, JbiError) else 0.0  # who interrupts does not wait
+                    self._amend(local, before, until, is_awaited=False)
                 raise
             finally:
                 local.end_amendment()
@@ -865,44 +863,46 @@ class SubscriberAdapter:
     # -- delegates ----------------------------------------------------------------------------------------------
 
     def _watch(self, subscription: LocalSubscription, opened: TypeName | None) -> _Watch:
-        entries = subscription.request.entries
         with self._lock:
-            watch = self._watches.get(entries)
-            if watch is None:
-                watch = self._watches[entries] = _Watch(self, entries, opened)
-            watch.hold(subscription)  # now: the watch ends with the last one that it holds
+            watch = self._held(subscription, subscription.request.entries, opened)
             self._subscriptions[subscription.uid] = subscription
             self._by_uid[subscription.uid] = watch
         watch.begin(subscription, self._community)
         return watch
 
-    def _rewatch(
+    def _held(self, subscription: LocalSubscription, entries: tuple[EntryRep, ...], opened: TypeName | None) -> _Watch:
+        """Under the lock: the watch of that template, which ends with the last subscription that it holds."""
+        watch = self._watches.get(entries)
+        if watch is None:
+            watch = self._watches[entries] = _Watch(self, entries, opened)
+        watch.hold(subscription)
+        return watch
+
+    @contextmanager
+    def _rewatching(
         self, subscription: LocalSubscription, entries: tuple[EntryRep, ...], opened: TypeName | None, deadline: float
-    ) -> TypeName | None:
-        """Have it stand wherever that template matches, instead of its own; the type whose schema was opened for the
-        former one. Raises LookupNotFoundError: the former one stays."""
+    ) -> Iterator[None]:
+        """Have it stand wherever that template matches as well, and no more by its own once what is done meanwhile has
+        succeeded. Raises UnknownUidError, LookupNotFoundError."""
         with self._lock:
-            former = self._by_uid[subscription.uid]
-            if former.entries == entries:
-                return former.type
-            watch = self._watches.get(entries)
-            if watch is None:
-                watch = self._watches[entries] = _Watch(self, entries, opened)
-            watch.hold(subscription)
+            former = self._by_uid.get(subscription.uid)
+            if former is None:
+                self._forget_if_idle(opened)
+                raise unknown_uid("subscription", subscription.uid, "register_subscriber")
+            watch = self._held(subscription, entries, opened)
+        kept = former
         try:
-            watch.begin(subscription, self._community)
-            self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
-        except JbiError:
+            if watch is not former:
+                watch.begin(subscription, self._community)
+                self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
+            yield
+            kept = watch
+        finally:
             with self._lock:
-                self._let_go(watch, subscription)
-            raise
-        with self._lock:
-            if self._by_uid.get(subscription.uid) is not former:  # it was cancelled meanwhile
-                self._let_go(watch, subscription)
-            else:
-                self._by_uid[subscription.uid] = watch
-                self._let_go(former, subscription)
-        return former.type
+                if stands := self._by_uid.get(subscription.uid) is former:
+                    self._by_uid[subscription.uid] = kept
+                if watch is not former:  # the former one has let go of what was cancelled meanwhile
+                    self._let_go(former if stands and kept is watch else watch, subscription)
 
     def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
         """Have the subscription registered with the delegate or peer publisher of a matching item."""
@@ -964,16 +964,12 @@ class SubscriberAdapter:
             self._subscriptions.pop(subscription.uid, None)
             self._told.pop(subscription.uid, None)
             sessions = list(self._sessions.values())
-            self._unwatch(subscription)
+            watch = self._by_uid.pop(subscription.uid, None)
+            if watch is not None:
+                self._let_go(watch, subscription)
         for session in sessions:
             session.unwant(subscription.uid)
         subscription.close()
-
-    def _unwatch(self, subscription: LocalSubscription) -> None:
-        """Under the lock."""
-        watch = self._by_uid.pop(subscription.uid, None)
-        if watch is not None:
-            self._let_go(watch, subscription)
 
     def _let_go(self, watch: _Watch, subscription: LocalSubscription) -> None:
         """Under the lock: a watch ends with the last subscription that it holds."""

@@ -173,12 +173,12 @@ class LocalSubscription:
         """Of the payload filters that it has, and had before it was amended: what comes may be cut by one of these."""
         self.first_level: FirstLevel | None = None
         """What its template is made of; None for who has no predicate to amend."""
+        self.amending = threading.Lock()
+        """One amendment at a time."""
         self.revision = 0
         """How often it was amended."""
-        self._refused: tuple[int, JbiError] | None = None
-        """The amendment that a delegate refuses, and why."""
-        self._awaited = 0
-        """The amendment whose caller waits for answers."""
+        self._refusals: dict[int, JbiError | None] = {}
+        """Of the amendment whose caller waits for answers: why a delegate refuses it."""
         self.takes_shapes = bool(request.qos.shape)
         """Whether a delegate's word is taken for payloads that it has shaped (docs/signatures.md)."""
         self._listener = listener
@@ -229,26 +229,25 @@ class LocalSubscription:
             self.filter_digests = tuple(dict.fromkeys((*_digests(request), *self.filter_digests)))[:FILTERS_MOST]
             self.takes_shapes = self.takes_shapes or bool(request.qos.shape)
             self.revision += 1
-            self._refused, self._awaited = None, self.revision if is_awaited else 0
+            self._refusals = {self.revision: None} if is_awaited else {}
             return self.revision
 
     def refuse(self, revision: int, why: JbiError) -> bool:
         """A delegate refuses an amendment; whether its caller is told."""
         with self._changed:
-            if self._awaited != revision:
+            if revision not in self._refusals:
                 return False
-            self._refused = self._refused or (revision, why)
+            self._refusals[revision] = self._refusals[revision] or why
             return True
 
     def refusal(self) -> JbiError | None:
         """Why the amendment that is waited for is refused."""
-        refused = self._refused
-        return refused[1] if refused is not None else None
+        return next(iter(self._refusals.values()), None)
 
     def end_amendment(self) -> None:
         """Nobody waits for answers any more."""
         with self._changed:
-            self._awaited = 0
+            self._refusals = {}
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""

@@ -301,3 +301,127 @@ def test_a_wish_is_amended(federation: Federation, figures: Figures) -> None:
     assert app.amend_subscription(uid, qos=Wish(importance=4)) == 1
     (granted,) = app.qos(uid).values()
     assert [each.field for each in granted.reduced] == ["importance"]
+
+
+PUBLISHER = "/metadata/RequiredMetadata/publisher = '%s'"
+
+
+def _stands(federation: Federation, figures: Figures) -> tuple[Any, Any, Callable[[], Any]]:
+    """A subscription to 418th's objects that stands at a delegate; and a call that has one published and taken."""
+    light = federation.light()
+    registration = light.register_publisher(
+        light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    app = federation.subscriber()
+    uid = app.register_subscriber(schema=figures.schema, predicate=PUBLISHER % "418th")
+    assert app.wait_matched(uid) == 1
+
+    def taken() -> Any:
+        light.publish(registration, figures.figure_1)
+        return app.receive(uid, 60.0)
+
+    return app, uid, taken
+
+
+def test_an_amendment_that_waits_for_a_delegate_holds_up_none_of_another_subscription(
+    federation: Federation, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two subscriptions at a delegate each, of which one's does not answer
+    for name in ("alpha", "beta"):
+        federation.pad(name, "rome")
+    light = federation.light()
+    light.register_publisher(light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    light.register_publisher(light.connect_to_delegate("beta", "rome"), type_name="report", validate=False)
+    app = federation.subscriber()
+    slow, quick = (app.register_subscriber(type_name=each) for each in ("report", TYPE))
+    assert [app.wait_matched(each) for each in (slow, quick)] == [1, 1]
+    (session,) = [each for each in app._sessions.values() if each.stands(slow)]
+    asked, answers, ask = threading.Event(), threading.Event(), session._proxy.subscribe
+
+    def subscribe(*arguments: Any) -> Any:
+        asked.set()
+        assert answers.wait(60.0)
+        return ask(*arguments)
+
+    monkeypatch.setattr(session._proxy, "subscribe", subscribe)
+    stood: list[int] = []
+    waiting = threading.Thread(target=lambda: stood.append(app.amend_subscription(slow, predicate="//a")))
+    waiting.start()
+    assert asked.wait(60.0)
+    # When both are amended; Expect the one to be while the other waits
+    other = threading.Thread(target=lambda: stood.append(app.amend_subscription(quick, predicate="//lat > 40")))
+    other.start()
+    other.join(20.0)
+    was_done = list(stood)
+    answers.set()
+    for thread in (waiting, other):
+        thread.join(60.0)
+    assert was_done == [1]
+    assert stood == [1, 1]
+
+
+def test_what_is_refused_goes_back_to_where_it_stood_without_a_lookup_service(
+    federation: Federation, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that refuses the new terms, while the lookup services go away
+    delegate = federation.pad().delegate
+    app, uid, taken = _stands(federation, figures)
+    (before,) = app._watches
+
+    def refuse(*_arguments: Any) -> None:
+        for each in federation.lookups:
+            each.stop()
+        raise AccessDeniedError("not theirs")
+
+    monkeypatch.setattr(delegate, "_exchange", refuse)
+    # When it asks for another publisher's; Expect the refusal
+    with pytest.raises(AccessDeniedError, match="not theirs"):
+        app.amend_subscription(uid, predicate=PUBLISHER % "999th", timeout=5.0)
+    # Expect it to be watched for as before, and to get what it got
+    assert list(app._watches) == [before]
+    assert app.matching(uid).registrations == 1
+    assert taken() is not None
+
+
+def test_who_interrupts_an_amendment_has_the_old_terms(
+    federation: Federation, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an amendment whose answers are waited for
+    federation.pad()
+    app, uid, taken = _stands(federation, figures)
+    (before,) = app._watches
+    (session,) = app._sessions.values()
+
+    def interrupt(_uid: str) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "has_amended", interrupt)
+    # When it is interrupted; Expect the subscription to be as it was
+    with pytest.raises(KeyboardInterrupt):
+        app.amend_subscription(uid, predicate=PUBLISHER % "999th")
+    assert list(app._watches) == [before]
+    assert taken() is not None
+    # Expect it to be amended the next time
+    assert app.amend_subscription(uid, predicate=f"{PUBLISHER % '418th'} and //lat > 0") == 1
+    assert len(app._watches) == 1
+    assert taken() is not None
+
+
+def test_who_waits_to_amend_what_is_cancelled_is_told(federation: Federation, figures: Figures) -> None:
+    # Given a subscription that is cancelled while its new terms are made out
+    federation.pad()
+    app, uid, _ = _stands(federation, figures)
+    entries = app._entries
+
+    def cancelled(*arguments: Any) -> Any:
+        found = entries(*arguments)
+        app.cancel_subscription(uid)
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(app, "_entries", cancelled)
+        # When it is amended, expect that said, and nothing of it left
+        with pytest.raises(UnknownUidError):
+            app.amend_subscription(uid, predicate=PUBLISHER % "999th")
+    assert not app._watches
