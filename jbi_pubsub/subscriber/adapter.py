@@ -165,11 +165,14 @@ class SubscriberAdapter:
 
     def _claimed(self, name: str | None) -> str:
         """A name that no other adapter of the process has. Raises AdapterStateError."""
-        while SubscriberAdapter._lost:
-            lost = SubscriberAdapter._lost.pop()
+        while True:
+            try:
+                lost = SubscriberAdapter._lost.pop()
+            except IndexError:  # none is left; another thread may close them as well
+                break
+            lost.close()  # first: a warning may be an error
             text = f"SubscriberAdapter {lost._name} was not closed, and nobody refers to it: it is closed now"
             warnings.warn(text, ResourceWarning, stacklevel=4)
-            lost.close()
         usual = f"subscriber-{os.getpid()}"
         if not self._is_only:
             return name or usual

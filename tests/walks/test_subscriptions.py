@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -370,6 +371,31 @@ def test_a_client_that_nobody_refers_to_any_more_is_closed_by_the_next(
     subscriber.close()
     with pytest.warns(ResourceWarning):
         SubscriberAdapter(federation.config).close()
+
+
+def test_where_warnings_are_errors_a_client_that_nobody_refers_to_is_closed_all_the_same(federation: Any) -> None:
+    # Given one that was not closed
+    name = SubscriberAdapter(federation.config).status()["name"]
+    # When the next one is made where a warning is an error; Expect that, and the name to be free
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        with pytest.raises(ResourceWarning, match=name):
+            SubscriberAdapter(federation.config)
+        SubscriberAdapter(federation.config, name=name).close()
+
+
+def test_clients_that_nobody_refers_to_are_closed_by_one_of_those_that_are_made_at_once(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given one that was not closed, which somebody else takes at the moment that it is looked at
+    class Taken(list[object]):
+        def pop(self, *at: Any) -> object:
+            self.clear()
+            return super().pop(*at)
+
+    monkeypatch.setattr(SubscriberAdapter, "_lost", Taken([object()]))
+    # When another one is made, expect it to be
+    SubscriberAdapter(federation.config).close()
 
 
 FORK = """
