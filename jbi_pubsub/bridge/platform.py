@@ -499,6 +499,10 @@ class _Durably(_Listener):
     def _run(self) -> None:
         while not self._stopping.wait(SETTLE_SECONDS):
             self._settle()
+        deadline = time.monotonic() + HANDED_SECONDS
+        while self._handed and time.monotonic() < deadline:
+            time.sleep(SETTLE_SECONDS)
+            self._settle()
 
     def _settle(self) -> None:
         with self._lock, guarded(self._thread.name):
@@ -511,11 +515,7 @@ class _Durably(_Listener):
     def stop(self) -> None:
         """Nothing is handed over any more; what was is waited for, some seconds."""
         self._stopping.set()
-        self._thread.join()
-        deadline = time.monotonic() + HANDED_SECONDS
-        while self._handed and time.monotonic() < deadline:
-            time.sleep(SETTLE_SECONDS)
-            self._settle()
+        self._thread.join(HANDED_SECONDS + CONNECT_SECONDS)  # the other side may hang
 
 
 def shared_lookups(one: Platform, other: Platform) -> frozenset[str]:

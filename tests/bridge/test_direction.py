@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jbi_pubsub.bridge import mirror
+from jbi_pubsub.bridge import mirror, platform
 from jbi_pubsub.bridge.mirror import Direction
 from jbi_pubsub.bridge.platform import Published
 from jbi_pubsub.bridge.transformation import Rule, Transformation
@@ -22,6 +23,7 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of
+from jbi_pubsub.subscriber.subscription import SubscriptionUid
 
 TYPE = TypeName("t", "1.0")
 UID = "registration-" + "0" * 32
@@ -263,3 +265,39 @@ def test_what_is_left_out_is_told_in_its_place() -> None:
     way.stop()
     assert target.left_out == [(2, 2), (1, 4), (1, 5)]
     assert way.status()["filtered"] == 4
+
+
+def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given an object of a durable subscription, and another side that hangs when it is asked whether it has it
+    for name in ("HANDED_SECONDS", "CONNECT_SECONDS"):
+        monkeypatch.setattr(platform, name, 0.1)
+    asked, answers = threading.Event(), threading.Event()
+    acknowledged: list[int] = []
+
+    class Hanging:
+        def arrived(self, obj: InfoObject) -> None:
+            """It is taken."""
+
+        def waiting(self, _uid: str) -> int:
+            asked.set()
+            assert answers.wait(60.0)
+            return 0
+
+    class Subscriber:
+        def acknowledge(self, obj: InfoObject, _subscription: str) -> None:
+            acknowledged.append(obj.platform.sequence)
+
+    durable = platform._Durably(Hanging(), Subscriber())  # type: ignore[arg-type]
+    durable.arrived(SubscriptionUid("s"), numbered(1))
+    assert asked.wait(60.0)
+    # When the bridge leaves, expect it to be gone before that answers
+    leaving = threading.Thread(target=durable.stop)
+    leaving.start()
+    leaving.join(10.0)
+    is_kept = leaving.is_alive()
+    answers.set()
+    for thread in (leaving, durable._thread):
+        thread.join(60.0)
+    assert (is_kept, acknowledged) == (False, [1])
