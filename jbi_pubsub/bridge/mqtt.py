@@ -238,8 +238,6 @@ class MqttPlatform:
         self._unacknowledged: dict[int, tuple[str, int]] = {}
         """Messages to the broker: registration and bytes, by packet identifier."""
         self._unacknowledged_bytes = 0
-        self._at_once: set[int] = set()
-        """Packet identifiers that were acknowledged before we knew them."""
         self._expirations: dict[str, float] = {}
         self.refused = 0
         self._lost: Counter[str] = Counter()
@@ -515,21 +513,19 @@ class MqttPlatform:
         deadline = time.monotonic() + timeout
         while True:
             if not self._unacknowledged or self._unacknowledged_bytes + len(payload) <= UNACKNOWLEDGED_BYTES:
-                done = self._client.publish(topic, payload, qos=1, properties=properties)
-                if done.rc != full:
-                    self._sent(done.mid, uid, len(payload))
-                    return
+                with self._client._out_message_mutex:  # in which paho tells what is acknowledged: not before we know it
+                    done = self._client.publish(topic, payload, qos=1, properties=properties)
+                    if done.rc != full:
+                        self._sent(done.mid, uid, len(payload))
+                        return
             if self._stopping.is_set() or time.monotonic() >= deadline:
                 raise BackPressureError(f"{UNACKNOWLEDGED_MOST} messages wait for the broker {self._side.broker}")
             time.sleep(ROOM_PAUSE)  # paho tells nobody
 
     def _sent(self, number: int, uid: str, size: int) -> None:
-        with self._lock:  # not around the call: paho tells with its own lock held what is acknowledged
-            if number in self._at_once:
-                self._at_once.remove(number)
-            else:
-                self._unacknowledged[number] = uid, size
-                self._unacknowledged_bytes += size
+        with self._lock:  # within paho's own lock, as in what paho tells
+            self._unacknowledged[number] = uid, size
+            self._unacknowledged_bytes += size
 
     def unfinished(self, uid: str) -> int:
         """Objects that the broker has not acknowledged."""
@@ -652,11 +648,8 @@ class MqttPlatform:
 
     def _on_publish(self, _client: Client, _data: Any, number: int, reason: Any, properties: Any) -> None:
         with self._lock:
-            _, size = self._unacknowledged.pop(number, ("", -1))
-            if size < 0:
-                self._at_once.add(number)
-            else:
-                self._unacknowledged_bytes -= size
+            _, size = self._unacknowledged.pop(number, ("", 0))
+            self._unacknowledged_bytes -= size
             self.refused += bool(reason.is_failure)
         if reason.is_failure:
             self._tell(f"the broker refuses a message: {reason} {_said(properties)}".strip())

@@ -27,7 +27,7 @@ from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, object_id_of
 from jbi_pubsub.core.xml import parse_metadata
 from tests.bridge.conftest import ALPHA, Place, taken
 
@@ -272,6 +272,36 @@ def test_a_bridge_survives_the_restart_of_the_broker(
     assert "the broker is away" in told[0]
     assert told[-1].endswith("the broker answers")
     assert told.count(told[-1]) == 1
+
+
+def test_what_was_acknowledged_before_has_no_say_about_a_later_message_of_its_number(
+    bridged: Any, broker: Broker, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a message that the broker has acknowledged though the call that has sent it failed
+    field = bridged().sides[1]
+    client = field._client
+    send, sent = client._send_publish, []
+
+    def fail(number: int, *arguments: Any) -> None:
+        sent.append(number)
+        send(number, *arguments)
+        raise MemoryError
+
+    obj = InfoObject(
+        object_id_of("registration-1", 1), TypeName("t"), b"<m/>", b"p", Platform(0.0, "registration-1", 1, 4, 1)
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "_send_publish", fail)
+        with pytest.raises(MemoryError):
+            field.publish("registration-1", obj, "alpha", 5.0)
+    eventually(lambda: not client._out_messages)
+    # When packet identifiers have gone round, and the broker does not acknowledge the next one of that number
+    broker.stop()
+    eventually(lambda: not field.status()["connected"])
+    client._last_mid = sent[0] - 1
+    field.publish("registration-1", obj, "alpha", 5.0)
+    # Expect it to be waited for
+    assert field.unfinished("registration-1") == 1
 
 
 def test_messages_are_numbered_on_over_a_restart_of_the_bridge(bridged: Any) -> None:
