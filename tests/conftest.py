@@ -26,11 +26,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
+from keeping import MemoryKeeping
 
 import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.core import guard
-from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
+from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.testing import LocalFederation
@@ -211,6 +212,15 @@ def federation() -> Iterator[Federation]:
         lambda: {t.name for t in threading.enumerate() if t not in before and t.name[:7] != "asyncio"} == set(),
         what=lambda: f"threads that did not end: {[t.name for t in threading.enumerate() if t not in before]}",
     )
+
+
+@pytest.fixture
+def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """Each delegate of the federation has an archive of its own."""
+    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
+    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
+    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
+    return federation
 
 
 class Publishing:

@@ -51,6 +51,15 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> An
         def register(self, bridge: RelayPublisher, uid: str = UID, via: tuple[str, ...] = FAR, **more: Any) -> None:
             bridge.register_relayed(self.at[bridge], uid, TYPE, bundle, entries, via, **more)
 
+        def registered(self) -> tuple[Any, str, Any]:
+            """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
+            delegate = self.here.pad.delegate
+            connection, gate = delegate.connect_own().connection_id, delegate.open_type(bundle, "")
+            made = delegate.register_relayed(
+                UID, entries, gate, Origin(FAR, "b1"), connection_id=connection, number=1, secret=SECRET
+            )
+            return delegate, connection, made
+
         def object(self, number: int, uid: str = UID, **changed: str) -> InfoObject:
             metadata = figures.metadata(**changed)
             platform = Platform(1e9 + number, uid, number, len(metadata), 3)
@@ -123,21 +132,10 @@ def test_who_comes_late_to_a_relayed_registration_hears_what_was_left_out_before
     eventually(lambda: adapter.losses(uid) == {"filtered": 3}, what=lambda: adapter.losses(uid))
 
 
-def test_what_a_bridge_of_before_says_is_told(relay: Any, bundle: SchemaBundle, figures: Any) -> None:
+def test_what_a_bridge_of_before_says_is_told(relay: Any) -> None:
     # Given a bridge that tells what it leaves out by a call of its own, and does not say what it has
     adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
-    delegate = relay.here.pad.delegate
-    connection = delegate.connect_own().connection_id
-    gate = delegate.open_type(bundle, "")
-    made = delegate.register_relayed(
-        UID,
-        gate.entries(parse_metadata(figures.figure_1)),
-        gate,
-        Origin(FAR, "b1"),
-        connection_id=connection,
-        number=1,
-        secret=SECRET,
-    )
+    delegate, connection, made = relay.registered()
     assert adapter.wait_matched(uid) == 1
     # When it does so, expect that told
     delegate.tell_filtered(connection, UID, 3)
@@ -255,20 +253,9 @@ def test_a_relayed_object_is_admitted_and_judged_as_any(relay: Any, figures: Any
     assert (known["refused"], known["via"]) == (2, ["far"])
 
 
-def test_an_object_that_names_no_platform_is_not_relayed(relay: Any, bundle: SchemaBundle, figures: Any) -> None:
+def test_an_object_that_names_no_platform_is_not_relayed(relay: Any) -> None:
     # Given a relayed registration of a delegate
-    delegate = relay.here.pad.delegate
-    connection = delegate.connect_own().connection_id
-    gate = delegate.open_type(bundle, "")
-    made = delegate.register_relayed(
-        UID,
-        gate.entries(parse_metadata(figures.figure_1)),
-        gate,
-        Origin(FAR, "b1"),
-        connection_id=connection,
-        number=1,
-        secret=SECRET,
-    )
+    delegate, _, made = relay.registered()
     # When an object comes that says nothing of the way that it came
     plain = packed(relay.object(1))
     refused = delegate.publish(made, [plain, plain.relayed("far")], Deliveries())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 import msgspec
 import pytest
-from keeping import MemoryKeeping
 
 from jbi_pubsub import InfoObject, JbiError, SubscriberAdapter
-from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, load
+from jbi_pubsub.core.config import ClientSection, Config, load
 from jbi_pubsub.core.errors import ConfigurationError, InvariantError, MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES
@@ -22,15 +20,6 @@ from tests.conftest import Federation, Figures, eventually
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 NONE = SchemaBundle("", (), type=TypeName("t"))
-
-
-@pytest.fixture
-def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Each delegate of the federation has an archive of its own."""
-    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
-    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
-    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
-    return federation
 
 
 def _with(federation: Federation, **client: Any) -> Config:

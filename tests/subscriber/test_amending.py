@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
-from keeping import MemoryKeeping
 
 from jbi_pubsub import InfoObject, Wish
-from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import AccessDeniedError, PredicateError, UnknownUidError, WireError
 from tests.conftest import Federation, Figures, Publishing
 
@@ -237,15 +233,6 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
     obj = app.receive(uid, 60.0)
     assert obj is not None
     assert obj.payload == b"south"
-
-
-@pytest.fixture
-def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Each delegate of the federation has an archive of its own."""
-    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
-    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
-    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
-    return federation
 
 
 def test_a_durable_subscription_goes_on_by_the_new_terms(archived: Federation, figures: Figures) -> None:

@@ -7,26 +7,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from keeping import MemoryKeeping
 
 from jbi_pubsub import InfoObject, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.core.access import ALLOWED, Decision
-from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, UnknownUidError
 from tests.conftest import Federation, Figures
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
-
-
-@pytest.fixture
-def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Each delegate of the federation has an archive of its own."""
-    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
-    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
-    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
-    return federation
 
 
 def _publish(archived: Federation, figures: Figures, delegate: str, latitudes: list[float], **options: Any) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from keeping import MemoryKeeping
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, RegistrationUid, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.archive.folder import archive_of
@@ -22,15 +20,6 @@ from tests.conftest import Federation, Figures, eventually
 OG = "http://gdc4s.com/oim/gemini"
 LARGE = "/og:metadata/og:baseObject[og:PayloadLength>1000]"
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
-
-
-@pytest.fixture
-def archived(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Each delegate of the federation has an archive of its own."""
-    engine = type("engine", (), {"Archive": staticmethod(lambda _config: MemoryKeeping())})
-    monkeypatch.setitem(sys.modules, "jbi_pubsub.archive.engine", engine)
-    federation.config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder="/nowhere"))
-    return federation
 
 
 def _untyped(federation: Federation, name: str = "camera", **terms: Any) -> tuple[PublisherAdapterLight, Any]:
