@@ -7,8 +7,7 @@ called with path and document of the file, it gives a `Described`.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -16,14 +15,13 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from jbi_pubsub.core import plugins
+from jbi_pubsub.core import plugins, toml
 from jbi_pubsub.core.config import Config, load
-from jbi_pubsub.core.errors import ConfigurationError, PolicyError, PredicateError, SchemaError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.near import near_name
-from jbi_pubsub.core.values import converted
+from jbi_pubsub.core.toml import TomlDocument, TomlError
 from jbi_pubsub.core.wire.endpoint import check_endpoint
-from jbi_pubsub.policy.file import MAX_BYTES, check_shape
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from .mirror import Direction, Mirror, Terms
@@ -174,29 +172,33 @@ def described(path: Path) -> Described:
 
 def read(path: Path) -> BridgeFile:
     """Of a bridge between platforms. Raises ConfigurationError, which names file and key."""
-    document = parsed(path)
     try:
-        file = converted(document, BridgeFile)
-    except (msgspec.ValidationError, RecursionError) as exc:
-        raise ConfigurationError(f"bridge file {path}: {exc}", hint=_nearest(document)) from exc
-    _check(path, file)
+        file = toml.typed(parsed(path), BridgeFile)
+    except TomlError as exc:
+        raise _unfit(path, exc) from exc
+    check_frame(path, (file.name, *file.side), [(way.source, way.target) for way in file.direction])
+    for way in file.ways:
+        transformation_of(path, way)
     return file
 
 
-def parsed(path: Path) -> dict[str, Any]:
+def parsed(path: Path) -> TomlDocument:
     """Raises ConfigurationError."""
     try:
-        with path.open("rb") as opened:
-            text = opened.read(MAX_BYTES + 1).decode()
-        check_shape(text, str(path))
-        return tomllib.loads(text)
-    except PolicyError as exc:
-        raise ConfigurationError(f"bridge file {exc.message}", hint=exc.hint or "See docs/bridge.md for one") from exc
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        if isinstance(exc, RecursionError):
-            reason = "too many brackets within each other"
-        raise ConfigurationError(f"bridge file {path}: {reason}", hint="See docs/bridge.md for one") from exc
+        return toml.read(path)
+    except OSError as exc:
+        raise ConfigurationError(f"bridge file {path}: {exc.strerror}", hint="See docs/bridge.md for one") from exc
+    except TomlError as exc:
+        raise _unfit(path, exc) from exc
+
+
+def _unfit(path: Path, exc: TomlError, kind: type[msgspec.Struct] = Rule, of: str = "") -> ConfigurationError:
+    """The error about a file, or about a table `of` it that is to be one of that kind."""
+    known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+    hint = exc.hint or (f"It has {known}" if of else "See docs/bridge.md for one")
+    if exc.key in _OF_ELEMENTS:
+        hint = f"Metadata are never modified: {exc.key} is for sides of kind hla alone. A rule has {known}"
+    return ConfigurationError(f"bridge file {f'{path}: {of}: {exc}' if of else exc.told(path)}", hint=hint)
 
 
 NO_KINDS: Final[Mapping[str, Kind]] = {}
@@ -244,35 +246,31 @@ class Platforms(NamedTuple):
         return opened(self.path, self.file, base, self.kinds)
 
 
-def _check(path: Path, file: BridgeFile) -> None:
-    names = (file.name, *file.side)
-    if len(file.side) != 2:
-        raise ConfigurationError(f"bridge file {path}: {len(file.side)} sides", hint="A bridge has two: [side.NAME]")
+def check_frame(path: Path, names: tuple[str, ...], ways: Iterable[tuple[str, str]]) -> None:
+    """The names of a bridge and of its sides, and between which of them there are directions. Raises
+    ConfigurationError."""
+    _, *sides = names
+    if len(sides) != 2:
+        raise ConfigurationError(f"bridge file {path}: {len(sides)} sides", hint="A bridge has two: [side.NAME]")
     if any(not PLATFORM_NAME.fullmatch(name) or len(name) > NAME_MOST for name in names):
         raise ConfigurationError(
             f"bridge file {path}: names have 1 to {NAME_MOST} letters, digits, '.', '_' and '-'",
             hint=f"These do not all: {', '.join(map(repr, names))[:300]}",
         )
     seen = set()
-    for way in file.ways:
-        ends = (way.source, way.target)
-        if set(ends) != set(file.side) or ends in seen:
+    for source, target in ways:
+        if {source, target} != set(sides) or (source, target) in seen:
             raise ConfigurationError(
-                f"bridge file {path}: a direction from {way.source[:64]!r} to {way.target[:64]!r}",
-                hint=f"There is one from {' to '.join(file.side)} at most, and one back",
+                f"bridge file {path}: a direction from {source[:64]!r} to {target[:64]!r}",
+                hint=f"There is one from {' to '.join(sides)} at most, and one back",
             )
-        seen.add(ends)
-        transformation_of(path, way)
+        seen.add((source, target))
 
 
 def transformation_of(path: Path, way: Way) -> Transformation:
     """What a direction does. Raises ConfigurationError, with the file and the direction."""
-    try:
+    with told(path, f"from {way.source} to {way.target}"):
         return Transformation(way.types, way.without, way.rule)
-    except (ConfigurationError, PredicateError, SchemaError) as exc:
-        raise ConfigurationError(
-            f"bridge file {path}: from {way.source} to {way.target}: {exc.message}", hint=exc.hint
-        ) from exc
 
 
 def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind] = NO_KINDS) -> Mirror:
@@ -305,12 +303,12 @@ def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, 
         if kind in kinds:
             kinds[kind].checked(path, name, table, base)
         elif kind == "jbi":
-            settings_of(path, name, _table(path, name, table, JbiSide), base)
+            settings_of(path, name, side_of(path, name, table, JbiSide), base)
         elif kind == "mqtt":
             from .mqtt import MqttSide, check_side  # here: an extra, which others need not have
 
-            side = _table(path, name, table, MqttSide)
-            with _told(path, name):
+            side = side_of(path, name, table, MqttSide)
+            with told(path, f"side.{name}"):
                 check_side(side, path.parent)
         elif plugins.find("platform", kind) is None:
             raise _unknown_kind(path, name, kind)
@@ -319,15 +317,15 @@ def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, 
 def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
     kind, lasting = _kind(path, name, table), bridge.rpartition("-")[0]  # the bridge's name, over all its processes
     if kind == "jbi":
-        side = _table(path, name, table, JbiSide)
+        side = side_of(path, name, table, JbiSide)
         delegate = (*side.delegate, None, None)[:2]
         settings, durable = settings_of(path, name, side, base), f"bridge-{lasting}" if side.durable else ""
         return JbiPlatform(name, settings, (delegate[0], delegate[1]), bridge, durable=durable)
     if kind == "mqtt":
         from .mqtt import MqttPlatform, MqttSide  # here, for the same reason
 
-        with _told(path, name):
-            return MqttPlatform(name, _table(path, name, table, MqttSide), lasting, folder=path.parent)
+        with told(path, f"side.{name}"):
+            return MqttPlatform(name, side_of(path, name, table, MqttSide), lasting, folder=path.parent)
     made = plugins.find("platform", kind)
     if made is None:
         raise _unknown_kind(path, name, kind)
@@ -351,14 +349,11 @@ def _unknown_kind(path: Path, name: str, kind: str) -> ConfigurationError:
     )
 
 
-def _table(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
+def side_of(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
     try:
-        return converted(dict(table), kind)
-    except (msgspec.ValidationError, RecursionError) as exc:
-        known = [field.encode_name for field in msgspec.structs.fields(kind)]
-        raise ConfigurationError(
-            f"bridge file {path}: side.{name}: {exc}", hint=_near(table, known) or f"It has {', '.join(known)}"
-        ) from exc
+        return toml.typed(table, kind)
+    except TomlError as exc:
+        raise _unfit(path, exc, kind, f"side.{name}") from exc
 
 
 def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
@@ -366,7 +361,7 @@ def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
     own: dict[str, Any] = {"groups": side.groups} if side.groups else {}
     if side.locators:
         own |= {"locators": side.locators, "multicast": False}  # by mDNS both sides would find each other's
-    with _told(path, name):
+    with told(path, f"side.{name}"):
         for locator in side.locators:
             check_endpoint(locator)
         config = load(file=path.parent / side.config, environment={})[0] if side.config else base
@@ -376,30 +371,9 @@ def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
 
 
 @contextmanager
-def _told(path: Path, name: str) -> Iterator[None]:
-    """What is wrong with a side is told with file and side."""
+def told(path: Path, key: str) -> Iterator[None]:
+    """What is wrong is told with the file and a key of it."""
     try:
         yield
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"bridge file {path}: side.{name}: {exc.message}", hint=exc.hint) from exc
-
-
-def _nearest(document: Mapping[str, Any]) -> str:
-    """The right name for the first wrong one."""
-    top = [field.encode_name for field in msgspec.structs.fields(BridgeFile)]
-    ways, rules = ([field.encode_name for field in msgspec.structs.fields(kind)] for kind in (Way, Rule))
-    tables = [(document, top)]
-    for way in document.get("direction", ()) if isinstance(document.get("direction"), list) else ():
-        if isinstance(way, dict):
-            tables.append((way, ways))
-            own = way.get("rule")
-            tables += [(rule, rules) for rule in (own if isinstance(own, list) else ()) if isinstance(rule, dict)]
-    return next((hint for table, known in tables if (hint := _near(table, known))), "See docs/bridge.md for one")
-
-
-def _near(table: Mapping[str, Any], known: list[str]) -> str:
-    wrong = next((key for key in table if key not in known), None)
-    if wrong in _OF_ELEMENTS:
-        return f"Metadata are never modified: {wrong} is for sides of kind hla alone. A rule has {', '.join(known)}"
-    near = near_name(wrong, known) if wrong is not None else ""
-    return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}" if wrong is not None else ""
+    except JbiError as exc:
+        raise ConfigurationError(f"bridge file {path}: {key}: {exc.message}", hint=exc.hint) from exc

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -25,15 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, Literal, NamedTuple
 
+from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config, Origins
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, PolicyError, ProtocolError, StudyError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, StudyError
 from jbi_pubsub.core.process import version
+from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
 from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown_groups
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
-from jbi_pubsub.policy.file import check_shape
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 
@@ -518,16 +518,10 @@ def _lets_in(at: str, facts: Mapping[str, Any]) -> Finding:
 def _policy_file(checkup: Checkup, name: str) -> Iterator[Finding]:
     path = Path(name)
     try:
-        text = path.read_text()
-        check_shape(text, str(path))
-        said = tomllib.loads(text)
-        mode = path.stat().st_mode
-    except PolicyError as exc:
-        yield Finding("policy", "failure", exc.message, f"jbi policy check {path}")
-        return
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        yield Finding("policy", "failure", f"{path}: {why}", f"jbi policy check {path}")
+        said, mode = toml.read(path), path.stat().st_mode
+    except (OSError, TomlError) as exc:
+        why = f"{path}: {exc.strerror}" if isinstance(exc, OSError) else exc.told(path)
+        yield Finding("policy", "failure", why, f"jbi policy check {path}")
         return
     if mode & 0o022:
         yield Finding("policy", "warning", f"others may write {path}", f"chmod go-w {path}")

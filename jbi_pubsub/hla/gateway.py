@@ -24,7 +24,7 @@ import msgspec
 from immutables import Map
 
 from jbi_pubsub.bridge.elements import Codec
-from jbi_pubsub.bridge.file import Place, settings_of
+from jbi_pubsub.bridge.file import Place, settings_of, side_of, told
 from jbi_pubsub.bridge.platform import Answered, Arrived, Published
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.config import Config
@@ -34,13 +34,11 @@ from jbi_pubsub.core.errors import (
     JbiError,
     MetadataError,
     OversizeError,
-    PredicateError,
     ProtocolError,
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, object_id_of
 from jbi_pubsub.core.info_object import Platform as Stamp
-from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter, compile_filter
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
@@ -108,13 +106,9 @@ class Federation(Place, frozen=True, kw_only=True):
 
 def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tuple[Federation, Config]:
     """A side of a bridge's file, and its settings. Raises ConfigurationError, which names file and side."""
-    try:
-        side = converted(dict(table), Federation)
-    except (msgspec.ValidationError, RecursionError) as exc:
-        known = ", ".join(field.encode_name for field in msgspec.structs.fields(Federation))
-        raise ConfigurationError(f"bridge file {path}: side.{name}: {exc}", hint=f"It has {known}") from exc
+    side: Federation = side_of(path, name, table, Federation)
     config = settings_of(path, name, side, base)
-    try:
+    with told(path, f"side.{name}"):
         if not side.federation or len(side.federation) > 255:
             raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
         prefix = side.prefix or side.federation
@@ -125,8 +119,6 @@ def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tu
         for take in side.take:
             for parameter, path_ in take.parameter.items():
                 compile_filter(path_, argument=f"take.parameter.{parameter}")
-    except (ConfigurationError, PredicateError) as exc:
-        raise ConfigurationError(f"bridge file {path}: side.{name}: {exc.message}", hint=exc.hint) from exc
     return side, config
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.files import is_locked, locked, written
+from jbi_pubsub.core.files import is_locked, locked, opened, written
 from jbi_pubsub.core.values import from_json
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -147,10 +147,10 @@ def wait_until_free(path: Path, seconds: float) -> bool:
 
 def _read(file: Path) -> bytes:
     """Raises OSError, also for what is no file: a pipe would be waited for."""
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123  # a descriptor
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+    with opened(file) as reading:
+        if not stat.S_ISREG(os.fstat(reading.fileno()).st_mode):
             raise OSError(errno.EINVAL, f"{file.name} is no file")
-        return opened.read(FILE_MOST)
+        return reading.read(FILE_MOST)
 
 
 def _unusable(path: Path, exc: OSError) -> StorageError:

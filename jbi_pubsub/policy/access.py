@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.access import ALLOWED, Action, Decision, Namespaces, Subject
 from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.toml import Place, Where
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import joined, negated
@@ -30,7 +31,7 @@ from .context import (
     matchers,
     people_of,
 )
-from .file import MAX_RULES, QOS_KINDS, Document, Place, Where, flag, nearest
+from .file import MAX_RULES, QOS_KINDS, Document, flag, nearest
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
 """What of the vocabulary is known when access is asked, besides the action."""

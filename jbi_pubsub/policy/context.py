@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar, get_args
 
 from jbi_pubsub.core.access import Action
+from jbi_pubsub.core.toml import Where
 from jbi_pubsub.core.wire.endpoint import Caller
 
-from .file import MAX_RULES, Document, Where, nearest, texts
+from .file import MAX_RULES, Document, nearest, texts
 
 KEYS: Final = (
     "user", "group", "role", "client", "component", "address", "action", "type", "version", "delivery", "attribute",

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.history import KeepRule
+from jbi_pubsub.core.toml import Where
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .context import patterns
-from .file import MAX_RULES, Document, Where, flag, nearest
+from .file import MAX_RULES, Document, flag, nearest
 from .units import amount
 
 _BOUNDS: Final = {

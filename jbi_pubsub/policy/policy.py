@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settings, Shape, Space, Wish
+from jbi_pubsub.core.toml import Place
 
 from .condition import Node, reduced, restricts, shown_node, tests_of
 from .context import Addresses, Facts, Globs, Index, People
-from .file import Place
 from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")

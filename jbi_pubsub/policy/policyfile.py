@@ -31,11 +31,12 @@ from jbi_pubsub.core.quality import (
     StrategyName,
     shape_of,
 )
+from jbi_pubsub.core.toml import WHOLE, Place, Where
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
 from .context import Addresses, Facts, Globs, Index, People, matchers, patterns, people_of
-from .file import MAX_RULES, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
+from .file import MAX_RULES, Document, flag, nearest, parse, read, texts
 from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicySet, Rule, Value
 from .units import amount, rate
 
@@ -524,17 +525,15 @@ def _substituted(value: Any, values: Mapping[str, str]) -> Any:
     return value
 
 
-def _check_names(document: Document, rules: Iterable[Rule]) -> None:
+def _check_names(document: Document, rules: Sequence[Rule]) -> None:
     seen: dict[str, Rule] = {}
-    count = 0
     for rule in rules:
-        count += 1
         other = seen.setdefault(rule.name, rule)
         if other is not rule and rule.name:
             why = f"two policies are called {rule.name!r}, here and in line {other.place.line}"
             document.error(rule.place, why, "Names are what explanations speak of")
-    if count > MAX_RULES:
-        document.error(WHOLE, f"{count} policies, {MAX_RULES} at most", "Use groups and globs")
+    if len(rules) > MAX_RULES:
+        document.error(WHOLE, f"{len(rules)} policies, {MAX_RULES} at most", "Use groups and globs")
 
 
 # -- values -----------------------------------------------------------------------------------------------------

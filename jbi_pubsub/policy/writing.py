@@ -14,9 +14,10 @@ from typing import Any, Final
 from jbi_pubsub.core import files
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.toml import Where
 
 from .access import access_rules
-from .file import Document, Where, nearest, parse, read
+from .file import Document, nearest, parse, read
 from .policy import Policy, PolicySet
 from .policyfile import CONTEXT, NAME_MOST, Table, built_in, parse_policies, policies_of
 

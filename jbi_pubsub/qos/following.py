@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +20,17 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, OversizeError, PolicyError, ProtocolError, WireError
-from jbi_pubsub.core.files import written
+from jbi_pubsub.core.files import opened, written
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST
+from jbi_pubsub.core.toml import MAX_BYTES
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.policy.file import MAX_BYTES, parse
+from jbi_pubsub.policy.file import parse
 from jbi_pubsub.policy.policy import NOTHING, PolicySet
 from jbi_pubsub.policy.proxy import ALIVE, MANAGER_TYPE, NEWS, Joining, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import (
@@ -304,7 +304,7 @@ class Following:
         if self._state is None:
             return
         try:
-            with open(os.open(self._state, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # a pipe does not hold us up
+            with opened(self._state) as file:
                 text = file.read(MAX_BYTES).decode()
             first, _, toml = text.partition("\n")
             if not first.startswith(STATE_MARK):

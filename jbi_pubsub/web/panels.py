@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,11 +31,9 @@ from jbi_pubsub.capi import (
 )
 from jbi_pubsub.capi.connection import Share
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, PolicyError, UnknownUidError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.near import near_name
-from jbi_pubsub.core.values import converted
-from jbi_pubsub.policy.file import check_shape
+from jbi_pubsub.core.toml import TomlDocument, TomlError, typed
 
 PANELS_MOST: Final = 100
 COUNTED_MOST: Final = 2 * PANELS_MOST
@@ -567,17 +564,9 @@ def read(path: Path) -> Script:
     """A script, with what its files say; their paths are from its folder. Raises ConfigurationError, which names file
     and key."""
     try:
-        text = _text(path)
-        check_shape(text, str(path))
-        document = tomllib.loads(text)
-    except PolicyError as exc:
-        raise ConfigurationError(f"script {exc.message}", hint=exc.hint) from exc
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        raise ConfigurationError(f"script {path}: {exc}", hint="See docs/client.md for one") from exc
-    try:
-        script = converted(document, Script)
-    except (msgspec.ValidationError, RecursionError) as exc:
-        raise ConfigurationError(f"script {path}: {exc}", hint=_nearest(document)) from exc
+        script = typed(TomlDocument(_text(path)), Script)
+    except TomlError as exc:
+        raise ConfigurationError(f"script {exc.told(path)}", hint=exc.hint or "See docs/client.md for one") from exc
     names = [each.name for each in (*script.publisher, *script.subscriber, *script.query) if each.name]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"script {path}: two panels have one name", hint="Names are for counters and the log")
@@ -613,18 +602,3 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"{path}: {exc.strerror or exc}", hint="Paths are from the script's folder") from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{path} is no text in UTF-8: {exc}"[:300]) from exc
-
-
-def _nearest(document: Mapping[str, Any]) -> str:
-    """The right name for the first wrong one."""
-    tables: list[tuple[Any, type[Any]]] = [(document, Script), (document.get("connection"), Connecting)]
-    for name, kind in (("publisher", Publishing), ("subscriber", Subscribing), ("query", Asking)):
-        panels = document.get(name)
-        tables += [(panel, kind) for panel in panels] if isinstance(panels, list) else []
-    for table, kind in tables:
-        known = [each.encode_name for each in msgspec.structs.fields(kind)]
-        for key in table if isinstance(table, dict) else ():
-            if key not in known:
-                near = near_name(key, known)
-                return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}"
-    return "See docs/client.md"

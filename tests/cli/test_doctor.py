@@ -441,7 +441,7 @@ def test_the_policy_file(findings: Callable[..., Any], tmp_path: Path) -> None:
     assert (found["state"], found["found"]) == ("failure", f"{path}: No such file or directory")
     path.write_text('[[access]]\nuser = "a\n')
     [found] = findings("policy", *setting)
-    assert (found["state"], "line 2" in found["found"]) == ("failure", True)
+    assert (found["state"], f"{path}:2:" in found["found"]) == ("failure", True)
     # When it is right, but others may write it
     path.write_text('[[access]]\nuser = ["a"]\n')
     path.chmod(0o666)

@@ -4,29 +4,35 @@ direction. What can't be used is told before anything is opened, with what was m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.bridge.file import Described, Explained, Place, Platforms, Running, Told, read, settings_of
+from jbi_pubsub.bridge.file import (
+    Described,
+    Explained,
+    Place,
+    Platforms,
+    Running,
+    Told,
+    check_frame,
+    read,
+    settings_of,
+    told,
+)  # fmt: skip
+from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.core.near import near_name
-from jbi_pubsub.core.values import converted
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.fom import PRIVILEGE, Class, Member, parsed
 from jbi_pubsub.hla.proxy import modules_of
-from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from . import policy
 from .policy import Policy
-from .rules import ClassRule, ElementRule, InteractionRule, Way
+from .rules import ClassRule, InteractionRule, Way
 from .translation import Course, Courses, Model, Translation, translation
-
-NAME_MOST: Final = 48
-"""Characters of a bridge's name, and of a side's."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,27 +106,21 @@ def described(path: Path, document: Mapping[str, Any]) -> Described:
 def federations(path: Path, document: Mapping[str, Any]) -> Federations:
     """Of a bridge between federations. Raises ConfigurationError, which names file and key."""
     try:
-        file = converted(dict(document), HlaFile)
-    except (msgspec.ValidationError, RecursionError) as exc:
-        raise ConfigurationError(f"bridge file {path}: {exc}", hint=_nearest(document)) from exc
+        file = toml.typed(document, HlaFile)
+    except TomlError as exc:
+        hint = exc.hint or "See docs/hla-bridge.md for one"
+        raise ConfigurationError(f"bridge file {exc.told(path)}", hint=hint) from exc
     _check(path, file)
-    with _told(path, "policy"):
+    with told(path, "policy"):
         cells = policy.read(file.policy)
         policy.check_time(cells, file.time.couple, file.time.lookahead)
     return Federations(path, file, cells)
 
 
 def _check(path: Path, file: HlaFile) -> None:
-    if len(file.side) != 2:
-        raise ConfigurationError(f"bridge file {path}: {len(file.side)} sides", hint="A bridge has two: [side.NAME]")
-    names = (file.name, *file.side)
-    if any(not PLATFORM_NAME.fullmatch(name) or len(name) > NAME_MOST for name in names):
-        raise ConfigurationError(
-            f"bridge file {path}: names have 1 to {NAME_MOST} letters, digits, '.', '_' and '-'",
-            hint=f"These do not all: {', '.join(map(repr, names))[:300]}",
-        )
+    check_frame(path, (file.name, *file.side), [(way.source, way.target) for way in file.direction])
     for name, side in file.side.items():
-        with _told(path, f"side.{name}"):
+        with told(path, f"side.{name}"):
             if not side.federation or len(side.federation) > 255:
                 raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
     one, other = file.side.values()
@@ -130,15 +130,6 @@ def _check(path: Path, file: HlaFile) -> None:
         raise ConfigurationError(
             f"bridge file {path}: both sides are the federation {one.federation}", hint="A bridge joins two federations"
         )
-    seen = set()
-    for way in file.direction:
-        ends = (way.source, way.target)
-        if set(ends) != set(file.side) or ends in seen:
-            raise ConfigurationError(
-                f"bridge file {path}: a direction from {way.source[:64]!r} to {way.target[:64]!r}",
-                hint=f"There is one from {' to '.join(file.side)} at most, and one back",
-            )
-        seen.add(ends)
 
 
 class Federations(NamedTuple):
@@ -172,7 +163,7 @@ class Federations(NamedTuple):
         modules = [self.path.parent / module for module in self.file.side[name].fom]
         if not modules:
             return None
-        with _told(self.path, f"side.{name}"):
+        with told(self.path, f"side.{name}"):
             return Model(name, parsed(*modules_of(modules)), datatypes.read(*modules))
 
     def translation(self) -> Translation | None:
@@ -183,7 +174,7 @@ class Federations(NamedTuple):
     def translated(self, models: Mapping[str, Model]) -> Translation:
         """What goes, with the models that RTIs have. Raises ConfigurationError."""
         (one, other), (first, second) = models.values(), models
-        with _told(self.path, "direction"):
+        with told(self.path, "direction"):
             return translation(one, other, self.file.way(first, second), self.file.way(second, first))
 
     # -- what it does --------------------------------------------------------------------------------------------
@@ -275,48 +266,3 @@ def _as_written(way: Way) -> Iterator[tuple[str, ...]]:
 
 
 _DONE: Final = ("type", "unit", "step", "origin", "length", "table")
-
-
-@contextmanager
-def _told(path: Path, key: str) -> Iterator[None]:
-    """What is wrong is told with file and key."""
-    try:
-        yield
-    except JbiError as exc:
-        raise ConfigurationError(f"bridge file {path}: {key}: {exc.message}", hint=exc.hint) from exc
-
-
-def _nearest(document: Mapping[str, Any]) -> str:
-    """The right name for the first wrong one."""
-    for table, kind in _tables(document):
-        known = [field.encode_name for field in msgspec.structs.fields(kind)]
-        wrong = next((key for key in table if key not in known), None)
-        if wrong is not None:
-            near = near_name(wrong, known)
-            return f"Did you mean {near}?" if near else f"Known are {', '.join(known)}"
-    return "See docs/hla-bridge.md for one"
-
-
-def _tables(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct]]]:
-    """The tables of a file, as far as they are some, and what they are to be."""
-    yield document, HlaFile
-    yield from _dicts([document.get("time")], Time)
-    yield from _dicts([document.get("flow")], Flow)
-    sides = document.get("side")
-    yield from _dicts(list(sides.values()) if isinstance(sides, dict) else [], HlaSide)
-    for way, _ in _dicts(document.get("direction"), Way):
-        yield way, Way
-        kinds: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
-            ("class", ClassRule, "attribute"), ("interaction", InteractionRule, "parameter"),
-        )  # fmt: skip
-        for key, kind, member in kinds:
-            for rule, _ in _dicts(way.get(key), kind):
-                yield rule, kind
-                elements = rule.get(member)
-                yield from _dicts(list(elements.values()) if isinstance(elements, dict) else [], ElementRule)
-
-
-def _dicts(tables: Any, kind: type[msgspec.Struct]) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct]]]:
-    for table in tables if isinstance(tables, list) else ():
-        if isinstance(table, dict):
-            yield table, kind
