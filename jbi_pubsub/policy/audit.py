@@ -64,11 +64,6 @@ class AuditLog:
         else:
             self._waiting.append(line)
 
-    @property
-    def has_news(self) -> bool:
-        """Whether something waits."""
-        return bool(self._waiting)
-
     def write(self) -> None:
         """Write what waits."""
         while self._waiting:

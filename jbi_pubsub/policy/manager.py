@@ -23,6 +23,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.files import stamp, written
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 
 from . import audit, file
@@ -92,10 +93,8 @@ class AccessManager:
         """Held while the file is looked at, or written."""
         self._counting = threading.Lock()
         self._refused: Counter[str] = Counter()
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"policy-{component}"[:40], daemon=True)
-        self._thread.start()
+        self._job = Job("policy file", LOOK_SECONDS, self._step, slow=True)
+        self._job.start()
 
     @property
     def rules(self) -> AccessRules:
@@ -139,8 +138,7 @@ class AccessManager:
             log.info("refused: %s may not %s (%s)", who, what, decision.rule or "no rule allows it")
         if self._audit is not None and (not decision or decision.audit or self._everything):
             self._audit.tell(self._line(caller, action, subject, decision))
-            with self._changed:
-                self._changed.notify_all()
+            self._job.wake()
 
     def refused(self) -> Mapping[str, int]:
         """How often what was refused, by action."""
@@ -160,12 +158,8 @@ class AccessManager:
         }
 
     def close(self) -> None:
-        """End the thread; what is to be written is."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join(5.0)
-        if self._audit is not None and not self._thread.is_alive():
+        """Look no more; what is to be written is."""
+        if self._job.stop() and self._audit is not None:
             self._audit.close()
 
     def _line(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> dict[str, Any]:
@@ -185,18 +179,13 @@ class AccessManager:
         }
         return {key: value for key, value in facts.items() if value != ""} | {"rule": decision.rule}
 
-    # -- the thread ---------------------------------------------------------------------------------------------
+    # -- the job ------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping:
-            with guarded("policy file"):
-                self.look()
+    def _step(self) -> None:
+        if self._audit is not None:
             with guarded("audit log"):
-                if self._audit is not None:
-                    self._audit.write()
-            with self._changed:
-                if not self._stopping and not (self._audit is not None and self._audit.has_news):
-                    self._changed.wait(LOOK_SECONDS)
+                self._audit.write()
+        self.look()
 
     def look(self) -> None:
         """Read the file again if it is another one than it was, and the same as at the last look."""

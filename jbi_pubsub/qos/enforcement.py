@@ -12,9 +12,9 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import PolicyError
-from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Resources, Space, Strategy, Wish
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
@@ -74,9 +74,8 @@ class Enforcement:
             source.follow(self._from_file)
         self._monitor = Monitor(config.qos.monitor_window)
         self._watching = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"quality-{component}", daemon=True)
-        self._thread.start()
+        self._job = Job(f"quality of {component}", LOOK_SECONDS, self._look)
+        self._job.start(after=LOOK_SECONDS)
 
     def _installed(self, space: Space) -> None:
         """What holds for the space from now on."""
@@ -214,19 +213,13 @@ class Enforcement:
         return measurement.documents(self.component, self.series())
 
     def close(self) -> None:
-        """End the threads."""
-        self._stopping.set()
-        self._thread.join(5.0)
+        """End all jobs and threads."""
+        self._job.stop()
         self.following.stop()
         self.local.stop()
         if self._own is not None:
             self._own.close()
         self.tasks.close()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            with guarded(f"quality of {self.component}"):
-                self._look()
 
     def _rate_of_mail(self, wall: float) -> float:
         """Of the link that mail is behind, if it is mail's own; 0: it has none, or no rate."""

@@ -33,6 +33,7 @@ from jbi_pubsub.core.quality import (
     checked_wish,
     demanded,
 )
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath import Predicate
@@ -296,7 +297,6 @@ class LocalManager:
         self._wall = wall
         self._clock = clock
         self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
         self._classes: dict[tuple[Facts, Wish], _Class] = {}
         self._policies = NOTHING
         self.rounds = 0
@@ -304,13 +304,12 @@ class LocalManager:
         self._seen = _Seen()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
         """Of each test of a resource: whether it holds, and since when."""
-        self._asking = self._is_new = False
-        """Somebody asks for resources; for one that was not asked for before."""
+        self._asking = False
+        """Somebody asks for resources."""
         self._next_change = float("inf")
         self._looked_at = wall()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"qos-{component}"[:40], daemon=True)
-        self._thread.start()
+        self._job = Job("contracts", CLOCK_SECONDS, self._step)
+        self._job.start()
 
     @property
     def policies(self) -> PolicySet:
@@ -380,8 +379,7 @@ class LocalManager:
             _tell(told)
         self.rounds += 1
         self._applied()
-        with self._lock:
-            self._news.notify_all()
+        self._job.wake()
 
     def _refresh(self, kind: _Class, now: float) -> bool:
         """Under the lock: resolve a class; whether it gets something else."""
@@ -409,14 +407,13 @@ class LocalManager:
             known = self._held.get((link, test))
             if known is None:
                 known = self._held[link, test] = False, -math.inf
-                self._asking = self._is_new = True
-                self._news.notify_all()
+                self._asking = True
+                self._job.wake()
             return known[0]
 
     def tick(self) -> None:
         """Look at the resources that somebody asks for."""
         with self._lock:
-            self._is_new = False
             asks = {kind: set(kind.asks()) for kind in self._classes.values()}
             asked = set().union(*asks.values()) if asks else set()
             # what types of contracts that name none ask for is found out when an object of them comes
@@ -441,19 +438,13 @@ class LocalManager:
         if flipped:
             self._applied()
 
-    def _run(self) -> None:
-        while not self._stopping:
-            with guarded("contracts"):
-                self.look()
-            with self._news:
-                if not self._stopping and not self._is_new:
-                    self._news.wait(self._wait())
-
-    def _wait(self) -> float | None:
-        """Under the lock: seconds until something may have changed by itself; None: never."""
-        if self._asking:
-            return TICK_SECONDS
-        return CLOCK_SECONDS if self._next_change < float("inf") else None
+    def _step(self) -> float:
+        """Look; seconds until something may have changed by itself."""
+        self.look()
+        with self._lock:
+            if self._asking:
+                return TICK_SECONDS
+            return CLOCK_SECONDS if self._next_change < math.inf else math.inf
 
     def look(self) -> None:
         """Whether the time of a policy has come or gone, or resources have changed."""
@@ -501,11 +492,8 @@ class LocalManager:
         }
 
     def stop(self) -> None:
-        """End the thread. Safe to repeat."""
-        with self._news:
-            self._stopping = True
-            self._news.notify_all()
-        self._thread.join(5.0)
+        """Look no more. Safe to repeat."""
+        self._job.stop()
 
 
 def _tell(told: list[tuple[Changed, GrantedQos]]) -> None:

@@ -52,6 +52,7 @@ from jbi_pubsub.core.lease import STALL_SECONDS
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer
 from jbi_pubsub.core.wire.credentials import Facts
@@ -198,7 +199,9 @@ class DisseminationServer:
         if self._stages.archive is not None:
             self.users.append(self._stages.archive.uses)
         self._control = ControlServer(exports | dict(also))
-        self._threads = {threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True): 5.0}
+        self._reaper = Job(f"{self.name} reaper", REAP_SECONDS, self._clean_up, slow=True)
+        tell = guarded(f"{self.name} namesakes")(self._tell_namesakes)
+        self._namesakes = threading.Thread(target=tell, name=f"{self.name}-namesakes", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             undo.callback(self._access.close)
             if self._stages.quality is not None:
@@ -247,7 +250,7 @@ class DisseminationServer:
         stages = self._stages
         self._measurements: Measurements | None = None
         if stages.quality is not None and config.qos.publish_measurements:
-            self._measurements = Measurements(self.delegate, stages.quality, stages.signer, self.name)
+            self._measurements = Measurements(self.delegate, stages.quality, stages.signer)
         metrics = config.metrics
         self.metrics = MetricsServer(metrics, self.samples, stages.access) if metrics.port >= 0 else None
 
@@ -323,10 +326,8 @@ class DisseminationServer:
             self._stages.archive.appeared = self._show_again
         self._show()
         if self.characteristics:
-            tell = guarded(f"{self.name} namesakes")(self._tell_namesakes)
-            self._threads[threading.Thread(target=tell, name=f"{self.name}-namesakes", daemon=True)] = 1.0
-        for thread in self._threads:
-            thread.start()
+            self._namesakes.start()
+        self._reaper.start()
         if self._stages.quality is not None:
             self._stages.quality.follow(self.community, self.server_id)
         if self._measurements is not None:
@@ -419,8 +420,9 @@ class DisseminationServer:
             endpoint.stop()
         if self._stages.quality is not None:
             self._stages.quality.close()
-        for thread in filter(threading.Thread.is_alive, self._threads):  # else it never started, or is done
-            thread.join(self._threads[thread])
+        self._reaper.stop()
+        if self._namesakes.is_alive():
+            self._namesakes.join(1.0)
         return left
 
     def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
@@ -725,11 +727,6 @@ class DisseminationServer:
             why = UnknownUidError("publication for no registration of this publisher", number=number)
             return [(parcel, why) for parcel in run]
         return self.delegate.publish(registration, run, deliveries)
-
-    def _reap(self) -> None:
-        while not self._stopping.wait(REAP_SECONDS):
-            with guarded(f"{self.name} reaper"):
-                self._clean_up()
 
     def _clean_up(self) -> None:
         if self._tasks is not None and self._clock() - self._balanced >= BALANCE_SECONDS:

@@ -443,7 +443,7 @@ server.start()
 ours = ("jbi_pubsub.archive", "jbi_pubsub.pad.past.archiving", "jbi_pubsub.pad.past.queries", "duckdb")
 found = [name for name in sys.modules if name.startswith(ours)]
 before = {thread.name.rpartition("-")[0] for thread in threading.enumerate()} - {""}
-found += sorted(before - {"deliver", "mail", "pad-a-b"})
+found += sorted(before - {"deliver", "mail", "pad-a-b", "ticker"})
 found += ["room"] if server.delegate.pipeline.has_stages or server.delegate.pipeline.archives else []
 server.stop(0.0)
 print(found)
