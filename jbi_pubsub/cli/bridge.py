@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from .near import NearNames
-from .servers import stop_on_signal, wait_for
+from .servers import stop_on_signal, tell_ready, wait_for
 from .settings import Settings, json_option, pass_settings
 from .show import Column, show_json, show_table
 
@@ -60,8 +58,7 @@ def run(settings: Settings, file: Path, as_json: bool) -> None:
     try:
         mirror.start()
         sides = " and ".join(found.sides)
-        click.echo(json.dumps({"ready": "bridge", "sides": list(found.sides)}) if as_json else f"bridge of {sides}")
-        sys.stdout.flush()
+        tell_ready(as_json, {"ready": "bridge", "sides": list(found.sides)}, f"bridge of {sides}")
         wait_for(stop)
         status = mirror.status()
     finally:

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from .near import NearNames
-from .settings import json_option
-from .show import Column, counted, show_json, show_table
+from .options import Arguments, JsonArguments, argument, command, flag, option
+from .show import Column, counted, show_table
 
 if TYPE_CHECKING:
-    from jbi_pubsub.trust.authority import Issued
+    from jbi_pubsub.trust.authority import Authority, Issued
 
 
 FOLDER = Path("certs")
 
-_folder = click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=FOLDER,
-    show_default=True,
-    help="The authority's folder.",
-)
-_passphrase = click.option(
-    "--passphrase-file", type=click.Path(path_type=Path), help="File with the passphrase of the authority's key."
-)
+
+class _Authority(Arguments):
+    folder: Path = option(
+        "The authority's folder.", "--dir", type=click.Path(path_type=Path), default=FOLDER, show_default=True
+    )
+
+    def opened(self) -> AbstractContextManager[Authority]:
+        """The authority in the folder."""
+        from jbi_pubsub.trust.authority import Authority  # here: an extra
+
+        return Authority.opened(self.folder)
+
+
+class _Signing(Arguments):
+    passphrase_file: Path | None = option(
+        "File with the passphrase of the authority's key.", type=click.Path(path_type=Path)
+    )
+
+    def passphrase(self) -> bytes:
+        """Of the authority's key, b"" for none."""
+        from jbi_pubsub.trust.authority import read_passphrase  # here: an extra
+
+        return read_passphrase(self.passphrase_file) if self.passphrase_file else b""
 
 
 @click.group(cls=NearNames)
@@ -45,12 +58,14 @@ def certs() -> None:
     """
 
 
-@certs.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=FOLDER)
-@click.option("--name", default="jbi-pubsub", show_default=True, help="What the deployment is called.")
-@click.option("--days", type=click.IntRange(1, 3652), default=3652, help="How long it is good; ten years if not given.")
-@_passphrase
-def init(folder: Path, name: str, days: int, passphrase_file: Path | None) -> None:
+class _Init(_Signing, first=True):
+    folder: Path = argument(type=click.Path(path_type=Path), default=FOLDER)
+    name: str = option("What the deployment is called.", default="jbi-pubsub", show_default=True)
+    days: int = option("How long it is good; ten years if not given.", type=click.IntRange(1, 3652), default=3652)
+
+
+@command(certs, _Init)
+def init(given: _Init) -> None:
     """Make an authority in FOLDER (default ./certs).
 
     \b
@@ -59,28 +74,21 @@ def init(folder: Path, name: str, days: int, passphrase_file: Path | None) -> No
     """
     from jbi_pubsub.trust.authority import Authority  # here: an extra
 
-    made = Authority.init(folder, name, now=time.time(), days=days, passphrase=_read(passphrase_file))
+    folder = given.folder
+    made = Authority.init(folder, given.name, now=time.time(), days=given.days, passphrase=given.passphrase())
     click.echo(f"authority {made.certificate.subject} in {folder}, valid until {_day(made.certificate.not_after)}")
     click.echo(f"Keep {folder} to yourself: whoever has it can issue certificates, if its key has no passphrase.")
 
 
-@certs.command()
-@click.argument("name")
-@click.option("--role", type=click.Choice(("server", "client")), help="Default: a server if it has an address.")
-@click.option("--address", "addresses", metavar="HOST", multiple=True, help="Where it is reached; repeatable.")
-@click.option("--days", type=click.IntRange(1, 3652), default=90, show_default=True, help="How long it is good.")
-@_folder
-@_passphrase
-@json_option
-def issue(
-    name: str,
-    role: str | None,
-    addresses: tuple[str, ...],
-    days: int,
-    folder: Path,
-    passphrase_file: Path | None,
-    as_json: bool,
-) -> None:
+class _Issue(_Signing, _Authority, JsonArguments, first=True):
+    name: str = argument()
+    role: str | None = option("Default: a server if it has an address.", type=click.Choice(("server", "client")))
+    addresses: tuple[str, ...] = option("Where it is reached; repeatable.", "--address", metavar="HOST", multiple=True)
+    days: int = option("How long it is good.", type=click.IntRange(1, 3652), default=90, show_default=True)
+
+
+@command(certs, _Issue)
+def issue(given: _Issue) -> None:
     """Issue a certificate for the party NAME: a folder with all that it needs.
 
     \b
@@ -88,129 +96,101 @@ def issue(
     jbi certs issue anna@example.org                                       # a client
     jbi certs issue sensor-7 --role server                                 # serves, found by the lookup service alone
     """
-    from jbi_pubsub.trust.authority import Authority  # here: an extra
-
-    with Authority.opened(folder) as authority:
+    with given.opened() as authority:
         made = authority.issue(
-            name,
-            "server" if role == "server" or (addresses and role is None) else "client",
-            addresses,
+            given.name,
+            "server" if given.role == "server" or (given.addresses and given.role is None) else "client",
+            given.addresses,
             now=time.time(),
-            days=days,
-            passphrase=_read(passphrase_file),
+            days=given.days,
+            passphrase=given.passphrase(),
         )
-    if as_json:
-        show_json(_facts(made, folder))
-        return
-    where = (folder / name).absolute()
-    click.echo(
-        f"certificate of {name} ({made.role}) in {folder / name}, valid until {_day(made.certificate.not_after)}"
+    folder = given.folder / given.name
+    toml = f"[tls]\nfolder = {_quoted(folder.absolute())}"
+    given.show(
+        _facts(made, given.folder),
+        f"certificate of {given.name} ({made.role}) in {folder}, valid until {_day(made.certificate.not_after)}\n"
+        f"Use it with `jbi --tls {folder} ...`, or in jbi.toml:\n\n{toml}",
     )
-    click.echo(f"Use it with `jbi --tls {folder / name} ...`, or in jbi.toml:\n\n[tls]\nfolder = {_quoted(where)}")
 
 
-@certs.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also what was renewed or replaced.")
-@_folder
-@json_option
-def list_(everything: bool, folder: Path, as_json: bool) -> None:
+class _CertsList(_Authority, JsonArguments, first=True):
+    everything: bool = flag("Also what was renewed or replaced.", "--all")
+
+
+@command(certs, _CertsList, "list")
+def list_(given: _CertsList) -> None:
     """List what was issued, the latest of each name.
 
     \b
     jbi certs list
     jbi certs list --all --json
     """
-    from jbi_pubsub.trust.authority import Authority  # here: an extra
-
-    with Authority.opened(folder) as authority:
-        found = authority.issued() if everything else sorted(authority.latest().values(), key=lambda each: each.name)
+    with given.opened() as authority:
+        latest = sorted(authority.latest().values(), key=lambda each: each.name)
+        found = authority.issued() if given.everything else latest
     now = time.time()
-    if as_json:
-        show_json([_facts(each, folder) for each in found])
-        return
     columns = (
-        Column("name", long=True, name=True),
-        Column("role"),
-        Column("state"),
-        Column("ends", right=True),
-        Column("addresses", long=True, spare=True),
-        Column("serial", long=True, spare=True),
-    )
+        Column("name", long=True, name=True), Column("role"), Column("state"), Column("ends", right=True),
+        Column("addresses", long=True, spare=True), Column("serial", long=True, spare=True),
+    )  # fmt: skip
     rows = [
         (
-            each.name,
-            each.role,
-            each.state(now),
-            _left(each.certificate.not_after, now),
-            ", ".join(each.addresses),
+            each.name, each.role, each.state(now), _left(each.certificate.not_after, now), ", ".join(each.addresses),
             f"{each.certificate.serial:x}",
         )
         for each in found
-    ]
-    show_table(columns, rows)
+    ]  # fmt: skip
+    given.show([_facts(each, given.folder) for each in found], lambda: show_table(columns, rows))
 
 
-@certs.command()
-@click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that are not revoked.")
-@click.option("--expiring", is_flag=True, help="Those that end soon, or have ended.")
-@click.option("--days", type=click.IntRange(1, 3652), help="How long they are good; default as long as before.")
-@_folder
-@_passphrase
-def renew(
-    names: tuple[str, ...],
-    everything: bool,
-    expiring: bool,
-    days: int | None,
-    folder: Path,
-    passphrase_file: Path | None,
-) -> None:
+class _Renew(_Signing, _Authority, first=True):
+    names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
+    everything: bool = flag("All that are not revoked.", "--all")
+    expiring: bool = flag("Those that end soon, or have ended.")
+    days: int | None = option("How long they are good; default as long as before.", type=click.IntRange(1, 3652))
+
+
+@command(certs, _Renew)
+def renew(given: _Renew) -> None:
     """Renew certificates for the same keys. Who uses them takes them without a restart.
 
     \b
     jbi certs renew alpha
     jbi certs renew --expiring          # by a timer; nothing to do is no error
     """
-    if bool(names) + everything + expiring != 1:
+    if bool(given.names) + given.everything + given.expiring != 1:
         raise click.UsageError("Renew which? Give names, or --all, or --expiring.")
-    from jbi_pubsub.trust.authority import Authority  # here: an extra
-
     now = time.time()
-    passphrase = _read(passphrase_file)
-    with Authority.opened(folder) as authority:
+    passphrase = given.passphrase()
+    with given.opened() as authority:
         standing = [each for each in authority.latest().values() if not each.is_revoked]
-        chosen = names or [each.name for each in standing if everything or each.ends_soon(now)]
+        chosen = given.names or [each.name for each in standing if given.everything or each.ends_soon(now)]
         for name in chosen:
-            made = authority.renew(name, now=now, days=days or 0, passphrase=passphrase)
+            made = authority.renew(name, now=now, days=given.days or 0, passphrase=passphrase)
             click.echo(f"renewed {name} until {_day(made.certificate.not_after)}")
             if not authority.holds_key(name):
-                click.echo(f"its key is not here: copy {folder / name / 'certificate.pem'} to where it is")
+                click.echo(f"its key is not here: copy {given.folder / name / 'certificate.pem'} to where it is")
     if not chosen:
         click.echo("nothing to renew")
 
 
-@certs.command()
-@click.argument("which", metavar="NAME|SERIAL")
-@_folder
-@_passphrase
-def revoke(which: str, folder: Path, passphrase_file: Path | None) -> None:
+class _Revoke(_Signing, _Authority):
+    which: str = argument(metavar="NAME|SERIAL")
+
+
+@command(certs, _Revoke)
+def revoke(given: _Revoke) -> None:
     """Revoke the key of a party: nobody who has the new list takes it any more.
 
     \b
     jbi certs revoke bravo
     """
-    from jbi_pubsub.trust.authority import Authority  # here: an extra
-
-    with Authority.opened(folder) as authority:
-        ended = authority.revoke(which, now=time.time(), passphrase=_read(passphrase_file))
+    with given.opened() as authority:
+        ended = authority.revoke(given.which, now=time.time(), passphrase=given.passphrase())
     click.echo(f"revoked {ended[0].name}: {counted(len(ended), 'certificate')}")
-    click.echo(f"Folders in {folder} have the new list; copy {folder / 'authority' / 'crl.pem'} to those elsewhere.")
-
-
-def _read(path: Path | None) -> bytes:
-    from jbi_pubsub.trust.authority import read_passphrase  # here: an extra
-
-    return read_passphrase(path) if path else b""
+    crl = given.folder / "authority" / "crl.pem"
+    click.echo(f"Folders in {given.folder} have the new list; copy {crl} to those elsewhere.")
 
 
 def _facts(issued: Issued, folder: Path) -> dict[str, object]:

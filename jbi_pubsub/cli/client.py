@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +14,9 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 
+from .options import FILE, JsonArguments, argument, command, flag, option
 from .servers import stop_on_signal
-from .settings import Settings, json_option, pass_settings
-from .show import Column, printable, show_json, show_table
+from .show import Column, printable, show_table, telling
 
 if TYPE_CHECKING:
     from jbi_pubsub.web.panels import Event
@@ -22,17 +24,14 @@ if TYPE_CHECKING:
 COLUMNS = ("opened", "published", "received", "lost", "result", "refused", "failed")
 
 
-@click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write each event there, a JSON line each.")  # fmt: skip
-@click.option("--check", "only_check", is_flag=True, help="Check the script; nobody is connected to.")
-@json_option
-@pass_settings
-@click.pass_context
-def client(
-    context: click.Context, settings: Settings, file: Path, log_file: Path | None, only_check: bool, as_json: bool
-) -> None:
+class _Client(JsonArguments):
+    file: Path = argument(type=FILE)
+    log_file: Path | None = option("Write each event there, a JSON line each.", "--log", type=FILE)
+    only_check: bool = flag("Check the script; nobody is connected to.", "--check")
+
+
+@command(None, _Client)
+def client(given: _Client) -> int:
     """Publish, subscribe and ask as a script says, and count what came of it.
 
     Exit code 1: something is not as the script expects.
@@ -42,24 +41,34 @@ def client(
     jbi client script.toml --log events.jsonl --json
     jbi client script.toml --check
     """
-    from rich.progress import Progress  # here: `jbi --help` starts faster without
+    from jbi_pubsub.web.panels import Panels, read, run  # here: `jbi --help` starts faster without
 
-    from jbi_pubsub.web.panels import Panels, read, run
-
-    from .show import console
-
-    script = read(file)
-    if only_check:
+    script = read(given.file)
+    if given.only_check:
         panels = [*script.publisher, *script.subscriber, *script.query]
-        click.echo(f"{printable(str(file))}: {len(panels)} panels")
-        return
+        click.echo(f"{printable(str(given.file))}: {len(panels)} panels")
+        return 0
     stop = stop_on_signal()
     total = sum(each.publishers * each.count for each in script.publisher)
-    try:
-        out = log_file.open("wb") if log_file is not None else None
-    except OSError as exc:
-        raise ConfigurationError(f"{log_file}: {exc.strerror or exc}", hint="--log names a file to write") from exc
+    began = time.monotonic()
+    with _events(given.log_file, stop) as note:
+        made = Panels(given.settings.load(), note)
+        with telling("published", hidden=given.as_json) as tell:
+            failures = run(made, script, stop, lambda: tell("published", made.total("published"), total))
+    counts = made.counts()
+    counts.pop("", None)
+    plain = {"seconds": round(time.monotonic() - began, 3), "panels": counts, "failures": failures}
+    given.show(plain, lambda: _show(counts, failures))
+    return 1 if failures else 0
 
+
+@contextmanager
+def _events(file: Path | None, stop: threading.Event) -> Iterator[Callable[[Event], None]]:
+    """What writes events to a file, if there is one; what can't be written stops all. Raises StorageError."""
+    try:
+        out = file.open("wb") if file is not None else None
+    except OSError as exc:
+        raise ConfigurationError(f"{file}: {exc.strerror or exc}", hint="--log names a file to write") from exc
     fault: OSError | None = None
 
     def note(event: Event) -> None:
@@ -71,12 +80,8 @@ def client(
                 fault = exc
                 stop.set()
 
-    began = time.monotonic()
-    made = Panels(settings.load(), note)
     try:
-        with Progress(console=console(), transient=True, disable=as_json or not sys.stdout.isatty()) as progress:
-            task = progress.add_task("published", total=total or None)
-            failures = run(made, script, stop, lambda: progress.update(task, completed=made.total("published")))
+        yield note
     finally:
         if out is not None:
             try:
@@ -84,16 +89,12 @@ def client(
             except OSError as exc:
                 fault = fault or exc
     if fault is not None:
-        raise StorageError(f"{log_file}: {fault.strerror or fault}", hint="The log has not all that has happened")
-    seconds = time.monotonic() - began
-    counts = made.counts()
-    counts.pop("", None)
-    if as_json:
-        show_json({"seconds": round(seconds, 3), "panels": counts, "failures": failures})
-    else:
-        columns = [Column("panel", name=True, long=True), *(Column(name, right=True) for name in COLUMNS)]
-        rows = [(printable(name), *(count.get(each, 0) for each in COLUMNS)) for name, count in counts.items()]
-        show_table(columns, rows)
-        for each in failures:
-            click.echo(f"jbi: {printable(each)}", err=True)
-    context.exit(1 if failures else 0)
+        raise StorageError(f"{file}: {fault.strerror or fault}", hint="The log has not all that has happened")
+
+
+def _show(counts: Mapping[str, Mapping[str, int]], failures: Sequence[str]) -> None:
+    columns = [Column("panel", name=True, long=True), *(Column(name, right=True) for name in COLUMNS)]
+    rows = [(printable(name), *(count.get(each, 0) for each in COLUMNS)) for name, count in counts.items()]
+    show_table(columns, rows)
+    for each in failures:
+        click.echo(f"jbi: {printable(each)}", err=True)

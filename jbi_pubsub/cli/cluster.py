@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -15,11 +14,10 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark import session
 from jbi_pubsub.spark.cluster import check_master, submit_command
 
+from .options import Arguments, flag, option
 from .settings import try_folder
 
-resume_option: Final = click.option(
-    "--resume", is_flag=True, help="Go on from the stages that an interrupted run has finished."
-)
+RESUME: Final = flag("Go on from the stages that an interrupted run has finished.")
 
 
 class _Place(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
@@ -35,7 +33,7 @@ class _Place(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
         return text if "://" in text else Path(text)
 
 
-def place_option(default: str) -> Callable[[Any], Any]:
+def place_option(default: str) -> Any:
     """--out of a study that can write anywhere."""
 
     def tried(context: click.Context, parameter: click.Parameter, value: Path | str) -> Path | str:
@@ -43,34 +41,35 @@ def place_option(default: str) -> Callable[[Any], Any]:
             try_folder(context, parameter, value)
         return value
 
-    return click.option(
-        "--out", type=_Place(), metavar="FOLDER|URL", default=default, show_default=True, callback=tried,
-        help="Folder for the result, also of a Hadoop file system.",
+    return option(
+        "Folder for the result, also of a Hadoop file system.", "--out", type=_Place(), metavar="FOLDER|URL",
+        default=default, show_default=True, callback=tried,
     )  # fmt: skip
 
 
-def on_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --master, --conf and --print-submit; the command gets `master` and `settings`."""
+class ClusterArguments(Arguments):
+    """Whose Spark, and how it is set."""
 
-    @click.option("--master", default="", metavar="URL", help="Spark's master; without one, this machine.")
-    @click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable.")
-    @click.option("--print-submit", is_flag=True, is_eager=True, help="Print the spark-submit command, and end.")
-    @click.pass_context
-    @wraps(command)
-    def asked(
-        context: click.Context, /, *args: Any, master: str, confs: tuple[str, ...], print_submit: bool, **given: Any
-    ) -> Any:
-        settings = dict(map(_pair, confs))
-        check_master(master)
-        if print_submit:
+    master: str = option("Spark's master; without one, this machine.", default="", metavar="URL")
+    confs: tuple[str, ...] = option("A setting of Spark; repeatable.", "--conf", multiple=True, metavar="KEY=VALUE")
+    print_submit: bool = flag("Print the spark-submit command, and end.", is_eager=True)
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """What --conf says. Raises ConfigurationError."""
+        return dict(map(_pair, self.confs))
+
+    def is_submitted(self) -> bool:
+        """Whether the command to submit is all that is wanted: it is printed. Raises ConfigurationError."""
+        conf = self.conf
+        check_master(self.master)
+        if self.print_submit:
+            context = click.get_current_context()
             name = f"jbi study {context.command.name}"
-            click.echo(submit_command(_arguments(context), name=name, master=master, settings=settings))
-            return 0
-        if (master or settings) and given.get("engine") == "local":
+            click.echo(submit_command(_arguments(context), name=name, master=self.master, settings=conf))
+        elif (self.master or conf) and getattr(self, "engine", "") == "local":
             raise ConfigurationError("--master and --conf are Spark's, and --engine local is without Spark")
-        return context.invoke(command, *args, master=master, settings=settings, **given)
-
-    return asked
+        return self.print_submit
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -18,12 +18,22 @@ from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xml import parse_metadata
 
 from .near import NearNames
-from .settings import Settings, json_option, pass_settings, try_file
-from .show import show_json, show_rows
+from .options import (
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    FILE,
+    MARKS,
+    Arguments,
+    JsonArguments,
+    argument,
+    command,
+    flag,
+    option,
+)
+from .settings import Settings, try_file
+from .show import show_rows
 
-existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _Pairs = tuple[tuple[str, str], ...]
-existing_folder = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 class _WithDefault(NearNames):
@@ -63,54 +73,45 @@ def split_option(form: str, *, at_last: bool) -> Callable[[click.Context, click.
     return split
 
 
-def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+ROOT: Final = option("Document element, when the schema declares several.", default="")
+LOCATIONS: Final = option(
+    "Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
+    callback=split_option("ADDRESS=PATH", at_last=True),
+    metavar="ADDRESS=PATH",
+    multiple=True,
+)
+
+
+class _CodegenSource(Arguments):
     """The schema, and where its parts lie."""
-    for option in (
-        click.option(
-            "--within",
-            type=existing_folder,
-            help="Folder that all documents lie in; default the one above the schema's.",
-        ),
-        click.option(
-            "--locations",
-            callback=split_option("ADDRESS=PATH", at_last=True),
-            metavar="ADDRESS=PATH",
-            multiple=True,
-            help="Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
-        ),
-        click.option("--root", default="", help="Document element, when the schema declares several."),
-        click.argument("schema", type=existing_file),
-    ):
-        function = option(function)
-    return function
 
-
-def _type_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a type of a schema."""
-    for option in (
-        click.option("--type-name", default="", help="Type name, when the schema does not give the right one."),
-        click.option("--marks", type=existing_file, help="Marks file, for a schema without marks."),
-    ):
-        function = option(function)
-    return _source_options(function)
-
-
-def _bundle(
-    schema: Path,
-    root: str,
-    locations: _Pairs,
-    within: Path | None,
-    marks: Path | None = None,
-    type_name: str = "",
-) -> SchemaBundle:
-    return read_bundle(
-        schema,
-        marks=marks,
-        root=root,
-        name=type_name,
-        locations={key: Path(path) for key, path in locations},
-        within=within or schema.absolute().parent.parent,
+    schema: Path = argument(type=EXISTING_FILE)
+    root: str = ROOT
+    locations: _Pairs = LOCATIONS
+    within: Path | None = option(
+        "Folder that all documents lie in; default the one above the schema's.", type=EXISTING_FOLDER
     )
+
+    def bundle(self, **own: Any) -> SchemaBundle:
+        """Of these."""
+        return bundle_of(self.schema, self.within, self.locations, root=self.root, **own)
+
+
+class _CodegenType(_CodegenSource):
+    """What makes a type of a schema."""
+
+    marks: Path | None = MARKS
+    type_name: str = option("Type name, when the schema does not give the right one.", default="")
+
+    def bundle(self, **own: Any) -> SchemaBundle:
+        """With the marks and the name."""
+        return super().bundle(marks=self.marks, name=self.type_name, **own)
+
+
+def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), **own: Any) -> SchemaBundle:
+    """A schema with what it includes and imports; `own` as of `read_bundle`. Raises SchemaError."""
+    copies = {key: Path(path) for key, path in locations}
+    return read_bundle(schema, locations=copies, within=within or schema.absolute().parent.parent, **own)
 
 
 def cache_of(settings: Settings) -> Path:
@@ -119,35 +120,25 @@ def cache_of(settings: Settings) -> Path:
     return settings.load().type_cache() or (Path(own) if own else Path.home() / ".cache") / "jbi-pubsub" / "types"
 
 
-@codegen.command()
-@_type_options
-@click.option("--xsl", type=existing_file, help="Your stylesheet instead of the shipped one.")
-@click.option("--dictionary", is_flag=True, help="The shipped Markdown data dictionary instead of Python.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), callback=try_file,
-    help="File to write; default stdout.",
-)  # fmt: skip
-@click.option("--check", is_flag=True, help="Write nothing: exit 1 with a diff if the file is stale.")
-@click.option("--dump-model", is_flag=True, help="Show the XML that stylesheets transform.")
-@pass_settings
-def generate(
-    settings: Settings,
-    /,
-    xsl: Path | None,
-    dictionary: bool,
-    output: Path | None,
-    check: bool,
-    dump_model: bool,
-    **source: Any,
-) -> int:
+class _CodegenGenerate(_CodegenType):
+    xsl: Path | None = option("Your stylesheet instead of the shipped one.", type=EXISTING_FILE)
+    dictionary: bool = flag("The shipped Markdown data dictionary instead of Python.")
+    output: Path | None = option("File to write; default stdout.", "-o", "--output", type=FILE, callback=try_file)
+    check: bool = flag("Write nothing: exit 1 with a diff if the file is stale.")
+    dump_model: bool = flag("Show the XML that stylesheets transform.")
+
+
+@command(codegen, _CodegenGenerate)
+def generate(given: _CodegenGenerate) -> int:
     """Generate (the default subcommand)."""
-    model = OPENER.open(_bundle(**source), cache_dir=cache_of(settings)).model
-    if dump_model:
+    output = given.output
+    model = OPENER.open(given.bundle(), cache_dir=cache_of(given.settings)).model
+    if given.dump_model:
         click.echo(dump(model), nl=False)
         return 0
-    stylesheet = DICTIONARY_STYLESHEET if dictionary and xsl is None else xsl
+    stylesheet = DICTIONARY_STYLESHEET if given.dictionary and given.xsl is None else given.xsl
     text = render(model, stylesheet=stylesheet)
-    if check:
+    if given.check:
         if output is None:
             raise ConfigurationError("--check needs -o FILE")
         changes = difference(output, text)
@@ -161,42 +152,42 @@ def generate(
     return 0
 
 
-@codegen.command()
-@_source_options
-@click.option("--from", "samples", type=existing_file, multiple=True, help="Sample document; repeatable.")
-@click.argument("more", type=existing_file, nargs=-1)
-def marks(samples: tuple[Path, ...], more: tuple[Path, ...], **source: Any) -> None:
+class _CodegenMarks(_CodegenSource):
+    samples: tuple[Path, ...] = option("Sample document; repeatable.", "--from", type=EXISTING_FILE, multiple=True)
+    more: tuple[Path, ...] = argument(type=EXISTING_FILE, nargs=-1)
+
+
+@command(codegen, _CodegenMarks)
+def marks(given: _CodegenMarks) -> None:
     """Propose a marks file: from samples, what is constant in all of them."""
     from jbi_pubsub.codegen.drafting import draft_marks
 
-    documents = [parse_metadata(path.read_bytes(), what=str(path)) for path in (*samples, *more)]
-    click.echo(draft_marks(_bundle(**source), documents).decode())
+    documents = [parse_metadata(path.read_bytes(), what=str(path)) for path in (*given.samples, *given.more)]
+    click.echo(draft_marks(given.bundle(), documents).decode())
 
 
-@codegen.command()
-@_type_options
-@click.argument("predicate")
-@click.option(
-    "--namespace",
-    "namespaces",
-    callback=split_option("PREFIX=URI", at_last=False),
-    metavar="PREFIX=URI",
-    multiple=True,
-    help="Prefix; repeatable.",
-)
-@json_option
-@pass_settings
-def explain(settings: Settings, /, predicate: str, namespaces: _Pairs, as_json: bool, **source: Any) -> None:
+class _CodegenExplain(_CodegenType, JsonArguments):
+    predicate: str = argument()
+    namespaces: _Pairs = option(
+        "Prefix; repeatable.",
+        "--namespace",
+        callback=split_option("PREFIX=URI", at_last=False),
+        metavar="PREFIX=URI",
+        multiple=True,
+    )
+
+
+@command(codegen, _CodegenExplain)
+def explain(given: _CodegenExplain) -> None:
     """Show which parts of a predicate are matched at registration, and why the others are not."""
     from jbi_pubsub.codegen.repository import TypeRepository
     from jbi_pubsub.core.xpath import compile_predicate
 
-    compile_predicate(predicate, namespaces=dict(namespaces))
-    opened = TypeRepository(cache_dir=cache_of(settings)).open_schema(_bundle(**source))
-    facts = msgspec.to_builtins(opened.explain(predicate, dict(namespaces)))
-    if as_json:
-        show_json(facts)
-        return
+    predicate, namespaces = given.predicate, dict(given.namespaces)
+    compile_predicate(predicate, namespaces=namespaces)
+    opened = TypeRepository(cache_dir=cache_of(given.settings)).open_schema(given.bundle())
+    facts = msgspec.to_builtins(opened.explain(predicate, namespaces))
     conditions = facts.get("conditions", [])
     columns = tuple(conditions[0]) if conditions else ("condition",)
-    show_rows(columns, ([c[k] for k in columns] for c in conditions), title=facts.get("reason", "") or predicate)
+    rows = [[condition[name] for name in columns] for condition in conditions]
+    given.show(facts, lambda: show_rows(columns, rows, title=facts.get("reason", "") or predicate))

@@ -13,17 +13,21 @@ from rich.text import Text
 from jbi_pubsub.examples.demo import GROUP, Demo, Row, play, publish, pump
 
 from .examples import list_examples, play_example
+from .options import FILE, Arguments, argument, command, flag, option
 from .show import Column, Table, console, counted, drawn, show_json, terminal_width
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the examples.")
-@click.option("--quick", is_flag=True, help="An example with less of everything.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="For the file that an example writes.")
-@click.option("--keep", is_flag=True, help="Leave everything running, publishing on, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Only the summary, machine-readable.")
-def demo(name: str | None, listed: bool, quick: bool, output: Path | None, keep: bool, as_json: bool) -> int:
+class _Demo(Arguments):
+    name: str | None = argument(required=False)
+    listed: bool = flag("List the examples.", "--list")
+    quick: bool = flag("An example with less of everything.")
+    output: Path | None = option("For the file that an example writes.", type=FILE)
+    keep: bool = flag("Leave everything running, publishing on, until Ctrl-C.")
+    as_json: bool = flag("Only the summary, machine-readable.", "--json")
+
+
+@command(None, _Demo)
+def demo(given: _Demo) -> int:
     """Run a whole federation on this machine and check what arrives, or the example NAME.
 
     Without a name: starts a lookup service, two delegates, three publishers and nine subscribers as separate
@@ -37,15 +41,15 @@ def demo(name: str | None, listed: bool, quick: bool, output: Path | None, keep:
     jbi demo airborne
     jbi demo imagery --output kabul.svg
     """
-    if listed:
-        return list_examples(as_json=as_json)
-    if name is not None:
-        if keep:
+    if given.listed:
+        return list_examples(as_json=given.as_json)
+    if given.name is not None:
+        if given.keep:
             raise click.UsageError("--keep is of the demo without a name: an example ends by itself")
-        return play_example(name, quick=quick, output=output, as_json=as_json)
-    if quick or output is not None:
+        return play_example(given.name, quick=given.quick, output=given.output, as_json=given.as_json)
+    if given.quick or given.output is not None:
         raise click.UsageError("--quick and --output are of an example; `jbi demo --list` has their names")
-    return _demonstrate(keep=keep, as_json=as_json)
+    return _demonstrate(keep=given.keep, as_json=given.as_json)
 
 
 def _demonstrate(*, keep: bool, as_json: bool) -> int:

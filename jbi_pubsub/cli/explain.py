@@ -9,16 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.services import SubscriptionsProxy
 
-from .clients import asked, existing_file, subscription_servers
-from .settings import Settings, json_option, pass_settings
-from .show import Column, printable, show_json, show_table
+from .options import EXISTING_FILE, JsonArguments, argument, command, option
+from .show import Column, printable, show_table
 from .status import losses
+from .subscriptions import asked, subscription_servers
 
 Row = tuple[object, ...]
 Facts = dict[str, Any]
@@ -34,16 +32,15 @@ MAX_VALUE: Final = 40
 """Characters of a value in the table; all of it is in --json."""
 
 
-@click.command()
-@click.argument("uid")
-@click.option("--metadata", type=existing_file, help="Metadata of the object.")
-@click.option("--payload", type=existing_file, help="Its payload.")
-@click.option("--object", "object_id", help="Or the id of an object published some seconds ago.")
-@json_option
-@pass_settings
-def explain(
-    settings: Settings, uid: str, metadata: Path | None, payload: Path | None, object_id: str | None, as_json: bool
-) -> None:
+class _Explain(JsonArguments):
+    uid: str = argument()
+    metadata: Path | None = option("Metadata of the object.", type=EXISTING_FILE)
+    payload: Path | None = option("Its payload.", type=EXISTING_FILE)
+    object_id: str | None = option("Or the id of an object published some seconds ago.", "--object")
+
+
+@command(None, _Explain)
+def explain(given: _Explain) -> None:
     """Say why an object would be delivered to a subscription, or not.
 
     The beginning of the subscription's id will do. Shown are, for each server that has it: whether the document is one
@@ -55,29 +52,27 @@ def explain(
     jbi explain subscription-... --metadata fig1.xml
     jbi explain 3f8a --object 5d1c...-17
     """
-    if not uid.strip() or (object_id is not None and not object_id.strip()):
-        what = "object" if uid.strip() else "subscription"
+    if not given.uid.strip() or (given.object_id is not None and not given.object_id.strip()):
+        what = "object" if given.uid.strip() else "subscription"
         raise ConfigurationError(f"the id of the {what} is empty", hint=f"Give the id of one {what}")
-    if bool(metadata) == bool(object_id) or (payload and object_id):
+    if bool(given.metadata) == bool(given.object_id) or (given.payload and given.object_id):
         raise ConfigurationError("give either --metadata, with or without --payload, or --object")
-    document = metadata.read_bytes() if metadata else b""
-    body = payload.read_bytes() if payload else b""
+    document = given.metadata.read_bytes() if given.metadata else b""
+    body = given.payload.read_bytes() if given.payload else b""
 
-    servers = subscription_servers(settings.load())
-    if object_id:
-        found = _of_object(servers, uid, object_id)
+    servers = subscription_servers(given.settings.load())
+    if given.object_id:
+        found = _of_object(servers, given.uid, given.object_id)
     else:
-        found = [_at(ref, facts) for ref, facts in asked(servers, lambda proxy: proxy.explain(uid, document, body))]
+        answers = asked(servers, lambda proxy: proxy.explain(given.uid, document, body))
+        found = [_at(ref, facts) for ref, facts in answers]
     if not found:
-        raise _stands_nowhere(uid)
+        raise _stands_nowhere(given.uid)
     names = sorted({facts["subscription"] for facts in found})
     if len(names) > 1:
-        raise UnknownUidError(f"several subscriptions begin with {uid!r}: {', '.join(names)}")
-    if as_json:
-        show_json(found)
-        return
-    for facts in found:
-        _show(facts, object_id or (metadata.name if metadata else ""))
+        raise UnknownUidError(f"several subscriptions begin with {given.uid!r}: {', '.join(names)}")
+    what = given.object_id or (given.metadata.name if given.metadata else "")
+    given.show(found, lambda: _show_all(found, what))
 
 
 def _at(ref: ServiceRef, facts: Facts) -> Facts:
@@ -120,7 +115,12 @@ def _narrowed(facts: Facts, object_id: str) -> Facts:
     return {**facts, "registration": own, "first_level": {own: levels[own]}, "delivered": delivered}
 
 
-def _show(facts: dict[str, Any], what: str) -> None:
+def _show_all(found: Sequence[Facts], what: str) -> None:
+    for facts in found:
+        _show(facts, what)
+
+
+def _show(facts: Facts, what: str) -> None:
     """One server's answer."""
     verdict = "is delivered" if facts["delivered"] else "is not delivered"
     _show_folded(("level", "", "because"), _levels(facts), title=f"{facts['server']}: {what} {verdict}")

@@ -10,11 +10,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,7 @@ from jbi_pubsub.spark.judging import MAX_REJECTS
 from jbi_pubsub.spark.studies.study import contracts_in
 
 from .settings import looking
+from .show import Tell
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import InfoObject
@@ -64,23 +65,24 @@ class Bounds(msgspec.Struct, frozen=True):
     size: int
 
 
-def export(
-    config: Config,
-    folder: Path,
-    bounds: Bounds,
-    *,
-    payloads: bool,
-    resume: bool,
-    progress: Callable[[str, int, int], None],
-    parent: int = 0,
-) -> tuple[dict[str, object], bool]:
-    """Write the data set; what to tell of it, and whether Ctrl-C made it end early, or the end of the process `parent`
-    that has started us for itself.
+class TapRequest(NamedTuple):
+    """What is written where; it ends with the process `parent`, which has started us for itself."""
+
+    folder: Path
+    bounds: Bounds
+    payloads: bool
+    resume: bool
+    parent: int = 0
+
+
+def export(config: Config, wanted: TapRequest, progress: Tell) -> tuple[dict[str, object], bool]:
+    """Write the data set; what to tell of it, and whether Ctrl-C made it end early, or the end of `parent`.
 
     Raises LookupNotFoundError, AccessDeniedError (contracts are for administrators), ConfigurationError, StudyError.
     """
     from jbi_pubsub.subscriber import SubscriberAdapter
 
+    folder, resume = wanted.folder, wanted.resume
     report.parquet_present()
     dataset.check_out(folder)
     known = contracts_in(folder, []) if resume and (folder / "subscriptions").is_dir() else Contracts()
@@ -95,12 +97,11 @@ def export(
             tap = adapter.register_subscriber()
         federation = _Federation(config, community)
         contracts = merged(known, federation.contracts())
-        writer = stack.enter_context(
-            Writer(folder, source=dataset.EXPORTED, resume=resume)
-        )  # nothing is replaced before
+        # nothing is replaced before
+        writer = stack.enter_context(Writer(folder, source=dataset.EXPORTED, resume=resume))
         writer.put(contracts)
         adapter.wait_matched(tap, federation.publishing, ANSWER_SECONDS)
-        _take(adapter, tap, writer, bounds, progress, interruption, parent, payloads=payloads)
+        _take(adapter, tap, writer, wanted, progress, interruption)
         contracts = merged(contracts, federation.contracts())
         lost = sum(adapter.losses(tap).values())
         writer.facts = {
@@ -111,13 +112,8 @@ def export(
         }
         writer.finish(contracts, list(federation.rejects.values()))
     counts = {name: len(getattr(contracts, name)) for name in dataset.CONTRACTS}
-    return {
-        **counts,
-        "publications": writer.count,
-        "rejects": len(federation.rejects),
-        **writer.facts,
-        "out": str(folder),
-    }, interruption.is_set()
+    written = {**counts, "publications": writer.count, "rejects": len(federation.rejects), **writer.facts}
+    return {**written, "out": str(folder)}, interruption.is_set()
 
 
 def _number(kept: object) -> int:
@@ -128,14 +124,12 @@ def _take(
     adapter: SubscriberAdapter,
     tap: SubscriptionUid,
     writer: Writer,
-    bounds: Bounds,
-    progress: Callable[[str, int, int], None],
+    wanted: TapRequest,
+    progress: Tell,
     interruption: threading.Event,
-    parent: int,
-    *,
-    payloads: bool,
 ) -> None:
     """Objects as they come, until one of the bounds; of an interruption also what is in our queue by then."""
+    bounds, parent = wanted.bounds, wanted.parent
     end = time.monotonic() + bounds.seconds
     part_end, part_at = time.monotonic() + PART_SECONDS, writer.count
     most = bounds.publications if bounds.publications > 0 else 0
@@ -147,7 +141,7 @@ def _take(
             return
         came = adapter.receive(tap, min(TURN_SECONDS, end - now))
         if came is not None:
-            writer.add(publication_of(came, payloads=payloads))
+            writer.add(publication_of(came, payloads=wanted.payloads))
         progress("publications", writer.count, most)
         if now >= part_end or writer.count - part_at >= dataset.ROW_GROUP:
             writer.close_part()

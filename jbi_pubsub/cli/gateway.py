@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import threading
 from importlib.util import find_spec
 
@@ -12,20 +11,19 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError
 
-from .servers import stop_on_signal, wait_for
-from .settings import Settings, json_option, pass_settings
+from .options import JsonArguments, command, flag, option
+from .servers import serve_until, stop_on_signal, tell_ready
 
 
-@click.command()
-@click.option("--host", help="Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls] and a token.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 8170, 0 takes a free one.")
-@click.option("--token", metavar="FILE", help="File with the secret that clients send; made when it is missing.")
-@click.option("--document", is_flag=True, help="Print the OpenAPI document and end.")
-@json_option
-@pass_settings
-def gateway(
-    settings: Settings, host: str | None, port: int | None, token: str | None, document: bool, as_json: bool
-) -> int:
+class _Gateway(JsonArguments):
+    host: str | None = option("Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls] and a token.")
+    port: int | None = option("Port to listen on; default 8170, 0 takes a free one.", type=click.IntRange(0, 65535))
+    token: str | None = option("File with the secret that clients send; made when it is missing.", metavar="FILE")
+    document: bool = flag("Print the OpenAPI document and end.")
+
+
+@command(None, _Gateway)
+def gateway(given: _Gateway) -> int:
     """Serve clients in any language over HTTP: publish, subscribe, query, the Common API. Ctrl-C ends.
 
     \b
@@ -44,10 +42,10 @@ def gateway(
     from jbi_pubsub.web.listing import OPERATIONS
     from jbi_pubsub.web.operations import Table
 
-    if document:
+    if given.document:
         click.echo(json.dumps(Table(OPERATIONS).document(__version__), indent=1))
         return 0
-    config = settings.load(gateway__host=host, gateway__port=port, gateway__token=token)
+    config = given.settings.load(gateway__host=given.host, gateway__port=given.port, gateway__token=given.token)
     logging.getLogger("uvicorn").setLevel(max(logging.ERROR, logging.getLogger().level))
     stop = stop_on_signal()
     failed = threading.Event()
@@ -57,12 +55,10 @@ def gateway(
         stop.set()
 
     server = Gateway(config, ended=ended)
-    try:
-        server.start()
-        facts = {"ready": "gateway", "url": server.address}
-        click.echo(json.dumps(facts) if as_json else f"gateway at {server.address}, /v1/openapi.json says what it does")
-        sys.stdout.flush()
-        wait_for(stop)
-    finally:
-        server.stop()
+
+    def ready() -> None:
+        facts, at = {"ready": "gateway", "url": server.address}, server.address
+        tell_ready(given.as_json, facts, f"gateway at {at}, /v1/openapi.json says what it does")
+
+    serve_until(stop, server, ready)
     return 1 if failed.is_set() else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_name
 
 from .near import NearNames
-from .settings import Settings, json_option, pass_settings
-from .show import Column, show_json, show_table
+from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option
+from .show import Column, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,37 +27,32 @@ def hla() -> None:
     """Federations in the sense of the HLA (IEEE 1516)."""
 
 
-@hla.command()
-@click.option("--federation", metavar="NAME", help="A federation execution to serve from the start.")
-@click.option(
-    "--fom", "modules", multiple=True, metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="A module of its object model, in OMT XML; give it again for more.",
-)  # fmt: skip
-@click.option("--saves", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Keep saves here.")
-@click.option(
-    "--lease", metavar="SECONDS", type=click.FloatRange(0.5, 3600.0), default=10.0, show_default=True,
-    help="After which a silent federate is resigned.",
-)  # fmt: skip
-@click.option("--one-at-a-time", is_flag=True, help="One synchronization point at a time.")
-@click.option("--adds", is_flag=True, help="Have services for bridges that the standard does not have.")
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
-@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
-@json_option
-@pass_settings
-def serve(
-    settings: Settings,
-    federation: str | None,
-    modules: tuple[Path, ...],
-    saves: Path | None,
-    lease: float,
-    one_at_a_time: bool,
-    adds: bool,
-    host: str | None,
-    port: int | None,
-    metrics_port: int | None,
-    as_json: bool,
-) -> None:
+class _HlaServe(JsonArguments):
+    federation: str | None = option("A federation execution to serve from the start.", metavar="NAME")
+    modules: tuple[Path, ...] = option(
+        "A module of its object model, in OMT XML; give it again for more.",
+        "--fom",
+        multiple=True,
+        metavar="FILE",
+        type=FILE,
+    )
+    saves: Path | None = option("Keep saves here.", metavar="DIR", type=FOLDER)
+    lease: float = option(
+        "After which a silent federate is resigned.",
+        metavar="SECONDS",
+        type=click.FloatRange(0.5, 3600.0),
+        default=10.0,
+        show_default=True,
+    )
+    one_at_a_time: bool = flag("One synchronization point at a time.")
+    adds: bool = flag("Have services for bridges that the standard does not have.")
+    host: str | None = HOST
+    port: int | None = PORT
+    metrics_port: int | None = METRICS_PORT
+
+
+@command(hla, _HlaServe)
+def serve(given: _HlaServe) -> None:
     """Run an RTI: federates find a federation execution by its name, wherever this runs. Ctrl-C ends.
 
     \b
@@ -71,53 +65,47 @@ def serve(
     from jbi_pubsub.hla.proxy import modules_of
     from jbi_pubsub.hla.server import RtiServer
 
-    from .servers import access_of, raise_file_limit, stop_on_signal, wait_for
+    from .servers import access_of, metrics_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
 
-    if modules and not federation:
+    federation = given.federation
+    if given.modules and not federation:
         raise ConfigurationError("--fom is the object model of a federation", hint="Give --federation NAME")
-    parts = modules_of(modules)
+    parts = modules_of(given.modules)
     parsed(*parts)
-    config = settings.load(pad__host=host, pad__port=port if port is not None else 0, metrics__port=metrics_port)
+    config = given.settings.load(pad__host=given.host, pad__port=given.port or 0, metrics__port=given.metrics_port)
     raise_file_limit()
     stop = stop_on_signal()
-    server = RtiServer(config, saves=saves, lease=lease, access=access_of(config, "rti"))
-    try:
-        server.start()
+    server = RtiServer(config, saves=given.saves, lease=given.lease, access=access_of(config, "rti"))
+
+    def ready() -> None:
         if federation:
-            server.create(federation, parts, Options(one_at_a_time=one_at_a_time, adds=adds))
-        facts: dict[str, Any] = {"ready": "rti", "address": server.address, "federation": federation or ""}
-        if server.metrics is not None:
-            facts["metrics"] = server.metrics.port
-        text = f"RTI at {server.address}" + (f", serves {federation}" if federation else ", serves no federation yet")
-        click.echo(json.dumps(facts) if as_json else text)
-        sys.stdout.flush()
-        wait_for(stop)
-    finally:
-        server.stop()
+            server.create(federation, parts, Options(one_at_a_time=given.one_at_a_time, adds=given.adds))
+        facts = {"ready": "rti", "address": server.address, "federation": federation or ""}
+        serves = f"serves {federation}" if federation else "serves no federation yet"
+        tell_ready(given.as_json, {**facts, **metrics_of(server.metrics)}, f"RTI at {server.address}, {serves}")
+
+    serve_until(stop, server, ready)
 
 
-@hla.command(short_help="Have a federation of another place joined here.")
-@click.option("--federation", required=True, metavar="NAME", help="The federation execution.")
-@click.option(
-    "--at", "locators", multiple=True, required=True, metavar="HOST:PORT",
-    help="A lookup service where it is; give it again for more.",
-)  # fmt: skip
-@click.option("--in-group", "groups", multiple=True, metavar="GROUP", help="A group there; default: those of here.")
-@click.option("--as", "name", metavar="NAME", help="What it is called here; default: the same.")
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
-@json_option
-@pass_settings
-def link(
-    settings: Settings,
-    federation: str,
-    locators: tuple[str, ...],
-    groups: tuple[str, ...],
-    name: str | None,
-    host: str | None,
-    port: int | None,
-    as_json: bool,
-) -> None:
+class _Link(JsonArguments):
+    federation: str = option("The federation execution.", required=True, metavar="NAME")
+    locators: tuple[str, ...] = option(
+        "A lookup service where it is; give it again for more.",
+        "--at",
+        multiple=True,
+        required=True,
+        metavar="HOST:PORT",
+    )
+    groups: tuple[str, ...] = option(
+        "A group there; default: those of here.", "--in-group", multiple=True, metavar="GROUP"
+    )
+    name: str | None = option("What it is called here; default: the same.", "--as", metavar="NAME")
+    host: str | None = HOST
+    port: int | None = PORT
+
+
+@command(hla, _Link, short_help="Have a federation of another place joined here.")
+def link(given: _Link) -> None:
     """Be a door to a federation of another place: federates here join it as if its RTI were here. Ctrl-C ends.
 
     Where both places are to have their own object models, or not to see everything: jbi bridge.
@@ -131,59 +119,46 @@ def link(
     from jbi_pubsub.core.wire.endpoint import check_endpoint
     from jbi_pubsub.hla.link import RtiLink
 
-    from .servers import access_of, raise_file_limit, stop_on_signal, wait_for
+    from .servers import access_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
 
-    for each in locators:
+    for each in given.locators:
         check_endpoint(each)
-    config = settings.load(pad__host=host, pad__port=port if port is not None else 0)
-    beyond = {"locators": locators, "multicast": False, **({"groups": groups} if groups else {})}
+    config = given.settings.load(pad__host=given.host, pad__port=given.port or 0)
+    beyond = {"locators": given.locators, "multicast": False, **({"groups": given.groups} if given.groups else {})}
     far = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, **beyond))
     raise_file_limit()
     stop = stop_on_signal()
-    door = RtiLink(config, far, federation, name or "", access=access_of(config, "rti"))
-    try:
-        door.start()
-        facts = {"ready": "rti link", "address": door.address, "federation": name or federation}
-        click.echo(json.dumps(facts) if as_json else f"link to {federation} at {door.address}")
-        sys.stdout.flush()
-        wait_for(stop)
-    finally:
-        door.stop()
+    door = RtiLink(config, far, given.federation, given.name or "", access=access_of(config, "rti"))
+
+    def ready() -> None:
+        facts = {"ready": "rti link", "address": door.address, "federation": given.name or given.federation}
+        tell_ready(given.as_json, facts, f"link to {given.federation} at {door.address}")
+
+    serve_until(stop, door, ready)
 
 
-@hla.command(short_help="Try every order in which federations and bridges can act.")
-@click.option(
-    "--federates", "sizes", metavar="N,N,...", default="2,2", show_default=True,
-    help="How many each federation has; bridges join the federations in a row.",
-)  # fmt: skip
-@click.option("--bridges", metavar="N-N,...", help="Bridges between other federations; 0-1,1-2,2-0 is a ring.")
-@click.option(
-    "--policy", "file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="A bridge's file, whose [policy] counts; default: smart.",
-)  # fmt: skip
-@click.option("--set", "cells", multiple=True, metavar="PROBLEM=SOLUTION", help="One cell of the policy.")
-@click.option("--scenario", metavar="NAME", help="What happens; --scenario list shows what there is.")
-@click.option(
-    "--script", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="What happens, in your words."
-)
-@click.option("--matrix", is_flag=True, help="All problems and solutions.")
-@click.option(
-    "--report", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Write a page with charts here."
-)
-@click.option("--most", metavar="STATES", type=click.IntRange(1), default=2_000_000, show_default=True, help="Bound.")
-@json_option
-def explore(
-    sizes: str,
-    bridges: str | None,
-    file: Path | None,
-    cells: tuple[str, ...],
-    scenario: str | None,
-    script: Path | None,
-    matrix: bool,
-    report: Path | None,
-    most: int,
-    as_json: bool,
-) -> None:
+class _Explore(JsonArguments):
+    sizes: str = option(
+        "How many each federation has; bridges join the federations in a row.",
+        "--federates",
+        metavar="N,N,...",
+        default="2,2",
+        show_default=True,
+    )
+    bridges: str | None = option("Bridges between other federations; 0-1,1-2,2-0 is a ring.", metavar="N-N,...")
+    file: Path | None = option(
+        "A bridge's file, whose [policy] counts; default: smart.", "--policy", metavar="FILE", type=FILE
+    )
+    cells: tuple[str, ...] = option("One cell of the policy.", "--set", multiple=True, metavar="PROBLEM=SOLUTION")
+    scenario: str | None = option("What happens; --scenario list shows what there is.", metavar="NAME")
+    script: Path | None = option("What happens, in your words.", metavar="FILE", type=FILE)
+    matrix: bool = flag("All problems and solutions.")
+    report: Path | None = option("Write a page with charts here.", metavar="DIR", type=FOLDER)
+    most: int = option("Bound.", metavar="STATES", type=click.IntRange(1), default=2_000_000, show_default=True)
+
+
+@command(hla, _Explore, short_help="Try every order in which federations and bridges can act.")
+def explore(given: _Explore) -> int:
     """Try every order in which federates, RTIs and bridges can act, and tell how it can end.
 
     Ends with exit code 1 where a deadlock, two owners or two different ends can come of it; with --matrix only what is
@@ -198,28 +173,26 @@ def explore(
     from jbi_pubsub.hla.exploration import report as pages  # here: the other commands start faster without
     from jbi_pubsub.hla.exploration import scenarios
 
-    if scenario == "list":
+    if given.scenario == "list":
         show_table(
             [Column("scenario"), Column("problem"), Column("what happens", long=True)],
             [(each.name, each.problem, each.about) for each in scenarios.SCENARIOS.values()],
         )
-        return
-    counts = _sizes(sizes)
-    if matrix:
-        explored = list(_told(scenarios.matrix(counts, most=most), is_told=not as_json and sys.stderr.isatty()))
+        return 0
+    counts = _sizes(given.sizes)
+    if given.matrix:
+        is_told = not given.as_json and sys.stderr.isatty()
+        explored = list(_told(scenarios.matrix(counts, most=given.most), is_told=is_told))
         is_good = all(each.result.verdict == each.cell.expected(each.scenario.name) for each in explored)
     else:
-        explored = [_one(scenario or "save", script, counts, _edges(bridges, len(counts)), _policy(file, cells), most)]
+        explored = [_one(given, counts)]
         is_good = explored[0].result.verdict == "ok"
-    if as_json:
-        show_json({"explored": [_plain(each) for each in explored], "ok": is_good})
-    else:
-        _show(explored, alone=not matrix)
-    if report is not None:
-        path = pages.write(report, explored)
-        click.echo(f"written to {path}", err=as_json)
-    if not is_good:
-        raise click.exceptions.Exit(1)
+    plain = {"explored": [_plain(each) for each in explored], "ok": is_good}
+    given.show(plain, lambda: _show(explored, alone=not given.matrix))
+    if given.report is not None:
+        path = pages.write(given.report, explored)
+        click.echo(f"written to {path}", err=given.as_json)
+    return 0 if is_good else 1
 
 
 def _told(explored: Iterator[Explored], *, is_told: bool) -> Iterator[Explored]:
@@ -268,17 +241,12 @@ def _policy(file: Path | None, cells: tuple[str, ...]) -> Policy:
     return read({**said, "override": True})  # nobody is harmed by what is only explored
 
 
-def _one(
-    name: str,
-    script: Path | None,
-    counts: tuple[int, ...],
-    edges: tuple[tuple[int, int], ...] | None,
-    policy: Policy,
-    most: int,
-) -> Explored:
+def _one(given: _Explore, counts: tuple[int, ...]) -> Explored:
     from jbi_pubsub.hla.exploration.scenarios import CELLS, SCENARIOS, Cell, Explored, Scenario, prepared
     from jbi_pubsub.hla.exploration.search import explore as search
 
+    name, script = given.scenario or "save", given.script
+    edges, policy = _edges(given.bridges, len(counts)), _policy(given.file, given.cells)
     if script is not None:
         try:
             found = Scenario(script.stem, "", "", script.read_text())
@@ -295,7 +263,7 @@ def _one(
     setup, system = prepared(found, policy, counts, edges)
     cell = next((each for each in CELLS if each.policy == policy and each.problem == found.problem), None)
     cell = cell or Cell(found.problem, "", policy, (found.name,), "")
-    return Explored(cell, found, counts, setup, system, search(setup, system, most=most))
+    return Explored(cell, found, counts, setup, system, search(setup, system, most=given.most))
 
 
 def _plain(each: Explored) -> dict[str, Any]:

@@ -13,34 +13,35 @@ import click
 
 from jbi_pubsub.core.errors import StorageError
 
+from .options import Arguments, command, flag, option
+
 SYSTEMCTL_SECONDS: Final = 60.0
 
-system_option = click.option("--system/--user", default=False, help="A service of the system, or yours (the default).")
+
+class _Service(Arguments):
+    system: bool = option("A service of the system, or yours (the default).", "--system/--user", default=False)
 
 
-@click.command()
-@system_option
-@click.option("--defaults", is_flag=True, help="Ask nothing.")
-@click.option("--name", help="What people call it; default this host's name.")
-@click.option("--host", help="Address to listen on; default 127.0.0.1, for clients on this host alone.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of its lookup service; default 4160.")
-@click.option("--multicast/--no-multicast", default=None, help="Whether it is found by mDNS; default not.")
-@click.option("--archive/--no-archive", default=None, help="Whether it keeps objects; default yes, with the library.")
-@click.option("--tls", metavar="FOLDER", help="TLS, as the party of that folder (see `jbi certs`).")
-@click.option("--level", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged; default info.")
-@click.option("--start/--no-start", default=True, help="Whether systemd is told to start it, now and each time.")
-def install(
-    system: bool,
-    defaults: bool,
-    name: str | None,
-    host: str | None,
-    port: int | None,
-    multicast: bool | None,
-    archive: bool | None,
-    tls: str | None,
-    level: str | None,
-    start: bool,
-) -> None:
+class _Install(_Service):
+    defaults: bool = flag("Ask nothing.")
+    name: str | None = option("What people call it; default this host's name.")
+    host: str | None = option("Address to listen on; default 127.0.0.1, for clients on this host alone.")
+    port: int | None = option("Port of its lookup service; default 4160.", type=click.IntRange(1, 65535))
+    multicast: bool | None = option(
+        "Whether it is found by mDNS; default not.", "--multicast/--no-multicast", default=None
+    )
+    archive: bool | None = option(
+        "Whether it keeps objects; default yes, with the library.", "--archive/--no-archive", default=None
+    )
+    tls: str | None = option("TLS, as the party of that folder (see `jbi certs`).", metavar="FOLDER")
+    level: str | None = option(
+        "What is logged; default info.", type=click.Choice(["debug", "info", "warning", "error"])
+    )
+    start: bool = option("Whether systemd is told to start it, now and each time.", "--start/--no-start", default=True)
+
+
+@command(None, _Install)
+def install(given: _Install) -> None:
     """Install a node as a service, and start it.
 
     That is its configuration and a unit of systemd. What is not given is asked, or with --defaults taken. A
@@ -55,23 +56,22 @@ def install(
 
     from jbi_pubsub.node.installing import Answers, hidden_from_services, places, write
 
-    if system and (hidden := hidden_from_services(_parts())) is not None:
+    if given.system and (hidden := hidden_from_services(_parts())) is not None:
         raise StorageError(
             f"{hidden} can't be seen by a service of the system",
             hint="Install the library elsewhere, for example in a venv of /opt, and run the `jbi` there",
         )
     can_archive = all(find_spec(each) is not None for each in ("duckdb", "numpy"))
     first = Answers(socket.gethostname(), archive=can_archive)
-    given = {"name": name, "host": host, "port": port, "multicast": multicast, "archive": archive, "tls": tls}
-    chosen = {key: value for key, value in {**given, "level": level}.items() if value is not None}
+    chosen = {key: value for key in QUESTIONS if (value := getattr(given, key)) is not None}
     not_taken = ", ".join(f"--{key}" for key in chosen)
-    if not defaults:
+    if not given.defaults:
         _need_terminal()
         for key, question in QUESTIONS.items():
             if key not in chosen:
                 chosen[key] = click.prompt(question, default=getattr(first, key), type=type(getattr(first, key)))
     answers = Answers(**{**{key: getattr(first, key) for key in first.__dataclass_fields__}, **chosen})
-    where = places(is_system=system, home=Path.home())
+    where = places(is_system=given.system, home=Path.home())
     is_new = write(where, answers, _program())
     click.echo(f"configuration: {where.configuration}" + ("" if is_new else ", as it was"))
     if not is_new and not_taken:
@@ -79,7 +79,7 @@ def install(
             f"jbi: {not_taken}: not taken, as there was a configuration. Change that, or remove it first", err=True
         )
     click.echo(f"unit: {where.unit}")
-    _systemctl(system, ["daemon-reload"], ["enable", "--now", where.unit.stem], run=start)
+    _systemctl(given.system, ["daemon-reload"], ["enable", "--now", where.unit.stem], run=given.start)
 
 
 QUESTIONS: Final = {
@@ -93,11 +93,13 @@ QUESTIONS: Final = {
 }
 
 
-@click.command()
-@system_option
-@click.option("--purge", is_flag=True, help="Remove what it has kept as well: identity, types, archive.")
-@click.option("--stop/--no-stop", default=True, help="Whether systemd is told to stop it.")
-def uninstall(system: bool, purge: bool, stop: bool) -> None:
+class _Uninstall(_Service):
+    purge: bool = flag("Remove what it has kept as well: identity, types, archive.")
+    stop: bool = option("Whether systemd is told to stop it.", "--stop/--no-stop", default=True)
+
+
+@command(None, _Uninstall)
+def uninstall(given: _Uninstall) -> None:
     """Remove the service of a node.
 
     What it has kept stays, unless it is to go.
@@ -109,19 +111,19 @@ def uninstall(system: bool, purge: bool, stop: bool) -> None:
     from jbi_pubsub.node.identity import is_held
     from jbi_pubsub.node.installing import places, remove
 
-    where = places(is_system=system, home=Path.home())
+    where = places(is_system=given.system, home=Path.home())
     if not where.unit.exists() and not where.configuration.exists():
         raise StorageError(
             f"no node is installed here: there is no {where.unit}",
             hint="`jbi node install` installs one; --system means the system's",
         )
-    _systemctl(system, ["disable", "--now", where.unit.stem], run=stop and where.unit.exists())
-    if purge and is_held(where.folder):
+    _systemctl(given.system, ["disable", "--now", where.unit.stem], run=given.stop and where.unit.exists())
+    if given.purge and is_held(where.folder):
         raise StorageError(f"a node runs in {where.folder}", hint="Stop it first: `jbi node stop`")
     for file in remove(where):
         click.echo(f"removed {file}")
-    _systemctl(system, ["daemon-reload"], run=stop)
-    if purge and where.folder.exists():
+    _systemctl(given.system, ["daemon-reload"], run=given.stop)
+    if given.purge and where.folder.exists():
         try:
             shutil.rmtree(where.folder)
         except OSError as exc:
@@ -150,16 +152,16 @@ def _systemctl(system: bool, *commands: list[str], run: bool) -> None:
     """Have systemd do that, where it runs; else say what to tell it. Raises StorageError."""
     program = ["systemctl", *([] if system else ["--user"])]
     here = shutil.which("systemctl") is not None and Path("/run/systemd/system").is_dir()
-    for command in commands:
+    for words in commands:
         if not (run and here):
-            click.echo(f"to do: {' '.join([*program, *command])}")
+            click.echo(f"to do: {' '.join([*program, *words])}")
             continue
         try:
             done = subprocess.run(  # noqa: S603  # our own words
-                [*program, *command], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False
+                [*program, *words], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
-            raise StorageError(f"systemctl {command[0]}: {exc}") from exc
+            raise StorageError(f"systemctl {words[0]}: {exc}") from exc
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise StorageError(f"systemctl {command[0]}: {why}", hint="--no-start writes the files alone")
+            raise StorageError(f"systemctl {words[0]}: {why}", hint="--no-start writes the files alone")

@@ -20,12 +20,14 @@ from jbi_pubsub.core.errors import ProtocolError, StorageError, UnknownUidError,
 
 from .installation import install, uninstall
 from .near import NearNames, told
+from .options import COUNT, FOLDER, TIMEOUT, Arguments, JsonArguments, argument, command, flag, option
 from .servers import announce, raise_file_limit, stop_on_signal, wait_for
-from .settings import Settings, json_option, pass_settings
+from .settings import Settings
 from .show import counted, printable, show_facts, show_json, show_rows
 
 if TYPE_CHECKING:
     from jbi_pubsub.node.admin import NodeProxy
+    from jbi_pubsub.node.identity import Running
     from jbi_pubsub.node.service import NodeService
 
 READY_SECONDS: Final = 60.0
@@ -35,13 +37,6 @@ FOLLOW_SECONDS: Final = 0.5
 """Between two looks at a log."""
 READ_MOST: Final = 64 << 10
 """Bytes of what it says that are read."""
-
-folder_option = click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="The node's folder; default [node] folder."
-)
-
-
-at_option = click.option("--at", metavar="HOST:PORT", help="A node elsewhere, by its address.")
 
 
 @click.group(cls=NearNames)
@@ -67,16 +62,60 @@ def started(settings: Settings, **own: object) -> Config:
     return config
 
 
-@node.command()
-@folder_option
-@click.option("--name", help="What people call it; default [node] name.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of its lookup service; default 4160, 0 any free one.")
-@click.option("--detach", is_flag=True, help="Run in the background, with its log in the folder.")
-@json_option
-@pass_settings
-def start(
-    settings: Settings, folder: Path | None, name: str | None, port: int | None, detach: bool, as_json: bool
-) -> None:
+class _NodeFolder(Arguments):
+    folder: Path | None = option("The node's folder; default [node] folder.", type=FOLDER)
+
+    def running(self) -> tuple[Path, Running]:
+        """The folder and the node that runs there. Raises StorageError."""
+        from jbi_pubsub.node.identity import default_folder, is_held, running
+
+        config = self.settings.load()
+        path = self.folder or (Path(config.node.folder) if config.node.folder else default_folder())
+        there = running(path)
+        if there is None:
+            starting = is_held(path)
+            raise StorageError(
+                f"a node is starting or stopping in {path}" if starting else f"no node runs in {path}",
+                hint="Try again" if starting else "Start one with `jbi node start`, or name its --folder",
+            )
+        return path, there
+
+
+class _NodePlace(_NodeFolder):
+    at: str | None = option("A node elsewhere, by its address.", metavar="HOST:PORT")
+
+    @contextmanager
+    def calls(self) -> Iterator[NodeProxy]:
+        """The node that is meant: that of a folder, or `at` an address. Raises StorageError, WireError."""
+        from jbi_pubsub.core.wire.endpoint import check_endpoint
+        from jbi_pubsub.node.admin import NodeProxy
+
+        config = self.settings.load()
+        address = check_endpoint(self.at) if self.at is not None else self.running()[1].address
+        proxy = NodeProxy(address, config.security(), timeout=config.lookup.timeout)
+        try:
+            yield proxy
+        except ProtocolError as exc:
+            hint = "A node's address is that of its delegate, not of its lookup service: see `jbi services`"
+            raise ProtocolError(f"{address} is no node of this version: {exc.message}", hint=exc.hint or hint) from exc
+        finally:
+            proxy.close()
+
+
+class _NodeShow(_NodePlace, JsonArguments):
+    """For commands that show something of a node."""
+
+
+class _Start(_NodeFolder, JsonArguments):
+    name: str | None = option("What people call it; default [node] name.")
+    port: int | None = option(
+        "Port of its lookup service; default 4160, 0 any free one.", type=click.IntRange(0, 65535)
+    )
+    detach: bool = flag("Run in the background, with its log in the folder.")
+
+
+@command(node, _Start)
+def start(given: _Start) -> None:
     """Start a node, and run it until SIGTERM or Ctrl-C.
 
     \b
@@ -84,10 +123,11 @@ def start(
     jbi node start --detach --name laptop
     jbi --set node.archive=false node start --folder /var/lib/jbi
     """
-    own: dict[str, object] = {"node__folder": str(folder) if folder else None, "node__name": name, "lookup__port": port}
-    config = started(settings, **own)
-    if detach:
-        _start_detached(settings, config, own, as_json=as_json)
+    folder = str(given.folder) if given.folder else None
+    own: dict[str, object] = {"node__folder": folder, "node__name": given.name, "lookup__port": given.port}
+    config = started(given.settings, **own)
+    if given.detach:
+        _start_detached(given.settings, config, own, as_json=given.as_json)
         return
     from jbi_pubsub.node.log import NodeLog  # here: what does not start a node is faster without
     from jbi_pubsub.node.service import NodeService
@@ -105,7 +145,7 @@ def start(
         service = NodeService(config, log=log, ended=ended)
         try:
             service.start()
-            _tell(service, as_json=as_json)
+            _tell(service, as_json=given.as_json)
             wait_for(stop)
         finally:
             left = service.stop(*drains[:1])
@@ -189,11 +229,12 @@ def _first_line(told: BinaryIO, pid: int) -> bytes:
     return told.readline(READ_MOST)
 
 
-@node.command()
-@folder_option
-@click.option("--wait", "seconds", type=float, default=30.0, show_default=True, help="Seconds to wait for its end.")
-@pass_settings
-def stop(settings: Settings, folder: Path | None, seconds: float) -> None:
+class _Stop(_NodeFolder):
+    seconds: float = option("Seconds to wait for its end.", "--wait", type=float, default=30.0, show_default=True)
+
+
+@command(node, _Stop)
+def stop(given: _Stop) -> None:
     """Stop the node of a folder in order, and wait until it has.
 
     \b
@@ -201,34 +242,33 @@ def stop(settings: Settings, folder: Path | None, seconds: float) -> None:
     """
     from jbi_pubsub.node.identity import wait_until_free
 
-    path, there = _running(settings, folder)
+    path, there = given.running()
     with suppress(ProcessLookupError):  # it has just ended
         os.kill(there.pid, signal.SIGTERM)
-    if not wait_until_free(path, seconds):
+    if not wait_until_free(path, given.seconds):
         raise WireTimeoutError(
-            f"process {there.pid} has not ended within {seconds:g} s", hint="It delivers what waits; --wait longer"
+            f"process {there.pid} has not ended within {given.seconds:g} s",
+            hint="It delivers what waits; --wait longer",
         )
     click.echo(f"node {there.name} has stopped")
 
 
-@node.command()
-@folder_option
-@at_option
-@json_option
-@pass_settings
-def status(settings: Settings, folder: Path | None, at: str | None, as_json: bool) -> None:
+@command(node, _NodeShow)
+def status(given: _NodeShow) -> None:
     """Show what the node of a folder is and does, or one elsewhere. Exit code 1: none runs there.
 
     \b
     jbi node status
     jbi --node tent-3 node status --json
     """
-    path, there = (None, None) if at is not None else _running(settings, folder)
-    with _calls(settings, folder, at) as calls:
+    path, there = (None, None) if given.at is not None else given.running()
+    with given.calls() as calls:
         told = calls.details()
-    known = msgspec.structs.asdict(there) if there is not None else {"id": told.id, "name": told.name, "address": at}
-    found = _status(settings.load(), str(known["address"]))
-    if as_json:
+    known = (
+        msgspec.structs.asdict(there) if there is not None else {"id": told.id, "name": told.name, "address": given.at}
+    )
+    found = _status(given.settings.load(), str(known["address"]))
+    if given.as_json:
         show_json({**known, **({"folder": str(path)} if path is not None else {}), "status": found})
         return
     counts = found["counts"]
@@ -255,22 +295,6 @@ def status(settings: Settings, folder: Path | None, at: str | None, as_json: boo
     show_facts(facts, title=f"node {known['name']}")
 
 
-def _running(settings: Settings, folder: Path | None) -> Any:
-    """The folder and the node that runs there. Raises StorageError."""
-    from jbi_pubsub.node.identity import default_folder, is_held, running
-
-    config = settings.load()
-    path = folder or (Path(config.node.folder) if config.node.folder else default_folder())
-    there = running(path)
-    if there is None:
-        starting = is_held(path)
-        raise StorageError(
-            f"a node is starting or stopping in {path}" if starting else f"no node runs in {path}",
-            hint="Try again" if starting else "Start one with `jbi node start`, or name its --folder",
-        )
-    return path, there
-
-
 def _status(config: Config, at: str) -> dict[str, Any]:
     from jbi_pubsub.core.wire import ServiceRef
     from jbi_pubsub.core.wire.control import ControlClient
@@ -283,44 +307,18 @@ def _status(config: Config, at: str) -> dict[str, Any]:
         client.close()
 
 
-@contextmanager
-def _calls(settings: Settings, folder: Path | None, at: str | None) -> Iterator[NodeProxy]:
-    """The node that is meant: that of a folder, or `at` an address. Raises StorageError, WireError."""
-    from jbi_pubsub.core.wire.endpoint import check_endpoint
-    from jbi_pubsub.node.admin import NodeProxy
-
-    config = settings.load()
-    address = check_endpoint(at) if at is not None else _running(settings, folder)[1].address
-    proxy = NodeProxy(address, config.security(), timeout=config.lookup.timeout)
-    try:
-        yield proxy
-    except ProtocolError as exc:
-        raise ProtocolError(
-            f"{address} is no node of this version: {exc.message}",
-            hint=exc.hint or "A node's address is that of its delegate, not of its lookup service: see `jbi services`",
-        ) from exc
-    finally:
-        proxy.close()
-
-
-@node.command()
-@folder_option
-@at_option
-@json_option
-@pass_settings
-def details(settings: Settings, folder: Path | None, at: str | None, as_json: bool) -> None:
+@command(node, _NodeShow)
+def details(given: _NodeShow) -> None:
     """Show what clients may know of a node: id, addresses, limits.
 
     \b
     jbi node details
     jbi node details --at 10.0.0.7:4170 --json
     """
-    with _calls(settings, folder, at) as calls:
+    with given.calls() as calls:
         told = msgspec.to_builtins(calls.details())
-    if as_json:
-        show_json(told)
-        return
-    show_facts([(name.replace("_", " "), _plain(fact)) for name, fact in told.items()], title=f"node {told['name']}")
+    facts = [(name.replace("_", " "), _plain(fact)) for name, fact in told.items()]
+    given.show(told, lambda: show_facts(facts, title=f"node {told['name']}"))
 
 
 def _plain(fact: object) -> str:
@@ -332,43 +330,29 @@ def _plain(fact: object) -> str:
     return ", ".join(map(str, fact)) if isinstance(fact, list | tuple) else str(fact)
 
 
-@node.command()
-@folder_option
-@at_option
-@json_option
-@pass_settings
-def clients(settings: Settings, folder: Path | None, at: str | None, as_json: bool) -> None:
+@command(node, _NodeShow)
+def clients(given: _NodeShow) -> None:
     """List who is connected.
 
     \b
     jbi node clients
     """
-    with _calls(settings, folder, at) as calls:
+    with given.calls() as calls:
         found = calls.clients()
-    if as_json:
-        show_json(found)
-        return
     names = ("id", "role", "client", "user", "address", "sequences")
-    show_rows(names, [tuple(each[name] for name in names) for each in found])
+    given.show(found, lambda: show_rows(names, [tuple(each[name] for name in names) for each in found]))
 
 
-@node.command()
-@folder_option
-@at_option
-@json_option
-@pass_settings
-def sequences(settings: Settings, folder: Path | None, at: str | None, as_json: bool) -> None:
+@command(node, _NodeShow)
+def sequences(given: _NodeShow) -> None:
     """List registrations and subscriptions, with what came of them.
 
     \b
     jbi node sequences
     """
-    with _calls(settings, folder, at) as calls:
+    with given.calls() as calls:
         found = calls.sequences()
         names = {each["id"]: each["client"] for each in calls.clients()}
-    if as_json:
-        show_json(found)
-        return
     rows: list[tuple[object, ...]] = [
         (each["uid"], "publisher", each["publisher"], each["type"], each["published"], "")
         for each in found["registrations"]
@@ -377,26 +361,18 @@ def sequences(settings: Settings, folder: Path | None, at: str | None, as_json: 
         (each["uid"], "subscriber", names.get(each["owner"], ""), " ".join(each["template"]), "", each["delivered"])
         for each in found["subscriptions"]
     ]
-    show_rows(("sequence", "role", "client", "type or template", "published", "delivered"), rows)
+    heads = ("sequence", "role", "client", "type or template", "published", "delivered")
+    given.show(found, lambda: show_rows(heads, rows))
 
 
-@node.command()
-@click.argument("sequence")
-@folder_option
-@at_option
-@click.option("--count", type=click.IntRange(1), help="Stop after so many objects.")
-@click.option("--timeout", type=click.FloatRange(0), help="Stop when no object has come for so many seconds.")
-@json_option
-@pass_settings
-def snoop(
-    settings: Settings,
-    sequence: str,
-    folder: Path | None,
-    at: str | None,
-    count: int | None,
-    timeout: float | None,
-    as_json: bool,
-) -> int:
+class _Snoop(_NodeShow):
+    sequence: str = argument()
+    count: int | None = COUNT
+    timeout: float | None = TIMEOUT
+
+
+@command(node, _Snoop)
+def snoop(given: _Snoop) -> int:
     """Look on at a registration or a subscription.
 
     It is a subscription of one's own, with the right to it: by the type of that registration, or the type and the
@@ -406,12 +382,12 @@ def snoop(
     jbi node sequences
     jbi node snoop registration-1f0a33c2 --count 10
     """
-    with _calls(settings, folder, at) as calls:
-        named = _named(calls.sequences(), sequence)
+    with given.calls() as calls:
+        named = _named(calls.sequences(), given.sequence)
         wanted, lookup = calls.snooped(named), calls.details().lookup
     if wanted.says_more:
         click.echo("jbi: its template says more: shown is what its type and predicate allow", err=True)
-    config = settings.load(lookup__locators=[lookup] if lookup else None)
+    config = given.settings.load(lookup__locators=[lookup] if lookup else None)
     from jbi_pubsub.subscriber.adapter import SubscriberAdapter
 
     from .clients import enough, show_objects
@@ -421,8 +397,10 @@ def snoop(
         adapter.wait_matched(uid, 1, config.lookup.timeout)
         click.echo(f"jbi: looking on at {printable(named)}, Ctrl-C ends", err=True)
         only = wanted.registration
-        seen = show_objects(adapter, uid, count=count, timeout=timeout, out=None, as_json=as_json, only=only)
-    return enough(seen, count)
+        seen = show_objects(
+            adapter, uid, count=given.count, timeout=given.timeout, out=None, as_json=given.as_json, only=only
+        )
+    return enough(seen, given.count)
 
 
 def _named(found: dict[str, Any], sequence: str) -> str:
@@ -435,14 +413,14 @@ def _named(found: dict[str, Any], sequence: str) -> str:
     return uids.pop()
 
 
-@node.command("log")
-@folder_option
-@at_option
-@click.option("--lines", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many of the last.")
-@click.option("--follow", is_flag=True, help="Go on with those that come, until Ctrl-C.")
-@click.option("--level", type=click.Choice(["debug", "info", "warning", "error"]), help="Log this from now on.")
-@pass_settings
-def log_(settings: Settings, folder: Path | None, at: str | None, lines: int, follow: bool, level: str | None) -> None:
+class _Log(_NodePlace):
+    lines: int = option("How many of the last.", type=click.IntRange(1, 1000), default=20, show_default=True)
+    follow: bool = flag("Go on with those that come, until Ctrl-C.")
+    level: str | None = option("Log this from now on.", type=click.Choice(["debug", "info", "warning", "error"]))
+
+
+@command(node, _Log, "log")
+def log_(given: _Log) -> None:
     """Show a node's log, or change what is logged while it runs.
 
     \b
@@ -450,28 +428,28 @@ def log_(settings: Settings, folder: Path | None, at: str | None, lines: int, fo
     jbi node log --follow
     jbi node log --level debug
     """
-    with _calls(settings, folder, at) as calls:
-        if level is not None:
-            click.echo(f"log.level is {calls.set('log.level', level)}")
+    with given.calls() as calls:
+        if given.level is not None:
+            click.echo(f"log.level is {calls.set('log.level', given.level)}")
             return
-        last, most = 0, lines
+        last, most = 0, given.lines
         while True:
             for line in calls.log(last, most):
                 click.echo(printable(line.text))
                 last = line.number
-            if not follow:
+            if not given.follow:
                 return
             most = 1_000
             time.sleep(FOLLOW_SECONDS)
 
 
-@node.command("set")
-@click.argument("key", metavar="SECTION.KEY")
-@click.argument("value")
-@folder_option
-@at_option
-@pass_settings
-def set_(settings: Settings, key: str, value: str, folder: Path | None, at: str | None) -> None:
+class _NodeSet(_NodePlace):
+    key: str = argument(metavar="SECTION.KEY")
+    value: str = argument()
+
+
+@command(node, _NodeSet, "set")
+def set_(given: _NodeSet) -> None:
     """Change a setting of a node while it runs.
 
     It holds until the node is started again. Settings of [log] but for its file, and node.statistics_seconds; others
@@ -482,16 +460,16 @@ def set_(settings: Settings, key: str, value: str, folder: Path | None, at: str 
     jbi node set log.syslog /dev/log
     jbi node set node.statistics_seconds 1
     """
-    with _calls(settings, folder, at) as calls:
-        click.echo(f"{key} is {printable(calls.set(key, value))}")
+    with given.calls() as calls:
+        click.echo(f"{given.key} is {printable(calls.set(given.key, given.value))}")
 
 
-@node.command()
-@folder_option
-@at_option
-@click.option("--drain", type=click.FloatRange(0, 60), default=5.0, show_default=True, help="Seconds for deliveries.")
-@pass_settings
-def shutdown(settings: Settings, folder: Path | None, at: str | None, drain: float) -> None:
+class _Shutdown(_NodePlace):
+    drain: float = option("Seconds for deliveries.", type=click.FloatRange(0, 60), default=5.0, show_default=True)
+
+
+@command(node, _Shutdown)
+def shutdown(given: _Shutdown) -> None:
     """Shut a node down in order, also one elsewhere.
 
     Its clients are told.
@@ -499,8 +477,8 @@ def shutdown(settings: Settings, folder: Path | None, at: str | None, drain: flo
     \b
     jbi node shutdown --at 10.0.0.7:4170
     """
-    with _calls(settings, folder, at) as calls:
-        calls.shutdown(drain)
+    with given.calls() as calls:
+        calls.shutdown(given.drain)
     click.echo("it stops")
 
 

@@ -111,15 +111,16 @@ def field_told(name: str, value: object) -> str:
 
 def differences(before: PolicySet, after: PolicySet) -> list[dict[str, Any]]:
     """Tables that are not the same in both, whatever their order: kind, name, what each says."""
-    found = []
-    for kind in QOS_KINDS:
-        one, other = _by_name(kind, before), _by_name(kind, after)
-        found += [
-            {"kind": kind, "name": name, "before": one.get(name), "after": other.get(name)}
-            for name in sorted({*one, *other})
-            if one.get(name) != other.get(name)
-        ]
-    return found
+    return [each for kind in QOS_KINDS for each in changes(kind, _by_name(kind, before), _by_name(kind, after))]
+
+
+def changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Names that do not say the same in both."""
+    return [
+        {"kind": kind, "name": name, "before": before.get(name), "after": after.get(name)}
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _by_name(kind: str, policies: PolicySet) -> dict[str, Any]:

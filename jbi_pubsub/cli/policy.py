@@ -3,7 +3,6 @@ concerns the policy manager is in steering.py."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -12,9 +11,8 @@ import click
 
 from jbi_pubsub.core.access import ADMIN, Action, Question, Subject
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
-from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
@@ -25,8 +23,10 @@ from jbi_pubsub.policy.policyfile import review as review_policies
 from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies, simulation, steering
+from .community import at_address, calling
 from .near import NearNames
-from .settings import Settings, json_option, pass_settings
+from .options import Arguments, JsonArguments, argument, command, option
+from .settings import Settings
 from .show import Column, counted, printable, show_json, show_table
 
 OWN_COLUMNS: Final = ("rule", "allow", "action")
@@ -48,14 +48,15 @@ def policy() -> None:
 
 policy.add_command(simulation.simulated)
 
-_file = click.argument("file", type=click.Path(path_type=Path), required=False)
+CONFIGURED: Final = option("Policy file; default the configured one.", type=click.Path(path_type=Path))
 
 
-@policy.command()
-@_file
-@json_option
-@pass_settings
-def check(settings: Settings, file: Path | None, as_json: bool) -> None:
+class _PolicyFile(JsonArguments):
+    file: Path | None = argument(type=click.Path(path_type=Path), required=False)
+
+
+@command(policy, _PolicyFile)
+def check(given: _PolicyFile) -> int:
     """Say what is wrong with a policy file, as compilers do; without FILE, with the configured one.
 
     Ends with 0 if it can be used, whatever the warnings, with 2 if it can't.
@@ -64,13 +65,13 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
     jbi policy check policy.toml
     policy.toml:7:1: error: unknown key 'usr'. Did you mean 'user'?
     """
-    path = _path(settings, file)
+    path = _path(given.settings, given.file)
     try:
         document, said = read(path, name=str(path))
     except PolicyError as exc:
-        if as_json:
+        if given.as_json:
             show_json({"file": str(path), "usable": False, "problems": [_failure(exc)]})
-            sys.exit(2)
+            return 2
         raise
     rules = access_rules(document)
     matters = policies_of(document, rules.people)
@@ -79,7 +80,7 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
         review(document, rules)
         review_policies(document, matters)
     problems = [*document.errors, *document.warnings]
-    if as_json:
+    if given.as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]
         told = [*map(_problem, problems), *warned]
         counts = {"rules": len(rules.rules), "policies": len(matters.rules), "keep": len(kept)}
@@ -89,29 +90,28 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
             click.echo(printable(line))
         if not document.errors:
             click.echo(f"{printable(path)}: {policies.usable(matters, len(rules.rules), len(kept))}, can be used")
-    if document.errors:
-        sys.exit(2)
+    return 2 if document.errors else 0
 
 
-@policy.command()
-@_file
-@json_option
-@pass_settings
-def show(settings: Settings, file: Path | None, as_json: bool) -> None:
+@command(policy, _PolicyFile)
+def show(given: _PolicyFile) -> None:
     """List the rules and policies of a policy file; without FILE, of the configured one.
 
     \b
     jbi policy show policy.toml
     """
-    path = _path(settings, file)
+    path = _path(given.settings, given.file)
     rules, matters = _read(path)
     shown = [rule.shown() for rule in rules.rules]
     groups = _groups(rules)
-    if as_json:
-        people = {"groups": groups, "roles": dict(rules.people.roles)}
-        show_json({"file": str(path), **people, "rules": shown, **policies.json_of(matters)})
-        return
-    for name, members in groups.items():
+    people = {"groups": groups, "roles": dict(rules.people.roles)}
+    plain = {"file": str(path), **people, "rules": shown, **policies.json_of(matters)}
+    given.show(plain, lambda: _show_rules(path, rules, matters))
+
+
+def _show_rules(path: Path, rules: AccessRules, matters: PolicySet) -> None:
+    shown = [rule.shown() for rule in rules.rules]
+    for name, members in _groups(rules).items():
         click.echo(printable(f"group {name}: {', '.join(members) or 'nobody'}"))
     for user, role in rules.people.roles.items():
         click.echo(printable(f"role of {user}: {role}"))
@@ -121,51 +121,70 @@ def show(settings: Settings, file: Path | None, as_json: bool) -> None:
     policies.show_policies(matters)
 
 
-@policy.command()
-@click.option("--user", default="", help="Who asks, by the name in the certificate; none: who has none.")
-@click.option("--action", default="", metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")
-@click.option("--type", "type_name", default="", help="Information object type.")
-@click.option("--version", default="", help="Its version.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where the connection comes from.")
-@click.option("--client", default="", help="What the application calls itself.")
-@click.option("--component", default="", help='At whom: "name@location", "lookup" or "peer".')
-@click.option("--recipient", "domain", default="", help="Domain that mail is for.")
-@click.option("--role", default="", help="The duty that he says he has; what the file says of him wins.")
-@click.option("--delivery", default="queue", show_default=True, help="How a subscription gets objects: queue or mail.")
-@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Attribute of the contract.")
-@click.option("--size", metavar="SIZE", help='Suppose objects of that size, "20 KB".')
-@click.option("--payload-type", default="", help="Suppose payloads of that type, image/jpeg.")
-@click.option("--metadata", type=click.Path(path_type=Path), help="Suppose objects with that metadata.")
-@click.option("--bandwidth", metavar="RATE", help='Suppose a link of that bandwidth, "300 kbps".')
-@click.option("--resource", "resources", multiple=True, metavar="NAME=VALUE", help="Suppose cpu, loss, queue, ... .")
-@click.option("--subscription", "uid", metavar="UID", help="With --at: a subscription or registration that stands.")
-@click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
-@click.option("--at", "at", metavar="HOST:PORT", help="Ask a running server instead; you must be its administrator.")
-@json_option
-@pass_settings
-def explain(
-    settings: Settings,
-    user: str,
-    action: str,
-    type_name: str,
-    version: str,
-    address: str,
-    client: str,
-    component: str,
-    domain: str,
-    role: str,
-    delivery: str,
-    attributes: tuple[str, ...],
-    size: str | None,
-    payload_type: str,
-    metadata: Path | None,
-    bandwidth: str | None,
-    resources: tuple[str, ...],
-    uid: str | None,
-    file: Path | None,
-    at: str | None,
-    as_json: bool,
-) -> None:
+class _PolicyQuestion(Arguments):
+    user: str = option("Who asks, by the name in the certificate; none: who has none.", default="")
+    action: str = option(f"One of {', '.join(ACTIONS)}.", default="", metavar="ACTION")
+    type_name: str = option("Information object type.", "--type", default="")
+    version: str = option("Its version.", default="")
+    address: str = option("Where the connection comes from.", default="127.0.0.1", show_default=True)
+    client: str = option("What the application calls itself.", default="")
+    component: str = option('At whom: "name@location", "lookup" or "peer".', default="")
+    domain: str = option("Domain that mail is for.", "--recipient", default="")
+    role: str = option("The duty that he says he has; what the file says of him wins.", default="")
+    delivery: str = option("How a subscription gets objects: queue or mail.", default="queue", show_default=True)
+    attributes: tuple[str, ...] = option(
+        "Attribute of the contract.", "--attribute", multiple=True, metavar="NAME=VALUE"
+    )
+
+    def check(self) -> None:
+        """Raises ConfigurationError."""
+        if not self.action:
+            raise ConfigurationError("--action is missing", hint=f"One of {', '.join(ACTIONS)}")
+        if self.action not in ACTIONS:
+            raise ConfigurationError(f"unknown action {self.action!r}", hint=nearest(self.action, ACTIONS))
+        if self.delivery not in DELIVERIES:
+            raise ConfigurationError(f"unknown delivery {self.delivery!r}", hint=nearest(self.delivery, DELIVERIES))
+        try:
+            Addresses((self.address,))
+        except ValueError as exc:
+            raise ConfigurationError(f"--address: {exc}") from exc
+
+
+class _PolicyExplain(_PolicyQuestion, JsonArguments):
+    size: str | None = option('Suppose objects of that size, "20 KB".', metavar="SIZE")
+    payload_type: str = option("Suppose payloads of that type, image/jpeg.", default="")
+    metadata: Path | None = option("Suppose objects with that metadata.", type=click.Path(path_type=Path))
+    bandwidth: str | None = option('Suppose a link of that bandwidth, "300 kbps".', metavar="RATE")
+    resources: tuple[str, ...] = option(
+        "Suppose cpu, loss, queue, ... .", "--resource", multiple=True, metavar="NAME=VALUE"
+    )
+    uid: str | None = option("With --at: a subscription or registration that stands.", "--subscription", metavar="UID")
+    file: Path | None = CONFIGURED
+    at: str | None = option("Ask a running server instead; you must be its administrator.", metavar="HOST:PORT")
+
+    def answer(self) -> dict[str, Any]:
+        """By a server's rules, or those of a file. Raises ConfigurationError, PolicyError."""
+        if self.at:
+            asked = (self.action, self.user, self.address, self.client, self.type_name, self.version, self.domain)
+            with calling(ControlClient, at_address(self.at, ADMIN), self.settings.load()) as client:
+                return client.call("explain", dict[str, Any], Question(*asked))
+        caller = Caller(self.address, user=self.user, client=self.client, role=self.role)
+        subject = Subject(self.type_name, self.version, self.domain)
+        rules, matters = _read(_path(self.settings, self.file))
+        found = explained(rules, caller, cast("Action", self.action), subject, component=self.component)
+        if self.action in OPERATIONS and not matters.is_empty:
+            resources = [*self.resources, *([f"bandwidth={self.bandwidth}"] if self.bandwidth is not None else [])]
+            suppose = policies.supposed(self.size, self.payload_type, self.metadata, resources)
+            facts = facts_of(
+                caller, self.action, self.type_name, self.version, delivery=self.delivery, component=self.component,
+                attributes=dict(_pair(text) for text in self.attributes),
+            )  # fmt: skip
+            found["quality"] = policies.explained(matters, facts, suppose)
+        return found
+
+
+@command(policy, _PolicyExplain)
+def explain(given: _PolicyExplain) -> int:
     """Say whether somebody may do something, by which rule, and why others do not apply; and of what opens a contract
     what importance and preferences it gets, from which policy, and why not from others.
 
@@ -178,49 +197,29 @@ def explain(
     jbi policy explain --user bob --action subscribe --type uav.imagery --size "60 KB" --bandwidth "300 kbps"
     jbi policy explain --subscription subscription-5f1b... --at 10.0.0.7:4171
     """
-    if uid:
-        _explain_contract(settings, uid, at, as_json=as_json)
-        return
-    if not action:
-        raise ConfigurationError("--action is missing", hint=f"One of {', '.join(ACTIONS)}")
-    if action not in ACTIONS:
-        raise ConfigurationError(f"unknown action {action!r}", hint=nearest(action, ACTIONS))
-    if delivery not in DELIVERIES:
-        raise ConfigurationError(f"unknown delivery {delivery!r}", hint=nearest(delivery, DELIVERIES))
-    try:
-        Addresses((address,))
-    except ValueError as exc:
-        raise ConfigurationError(f"--address: {exc}") from exc
-    if at and (file or component):
+    if given.uid:
+        if not given.at:
+            raise ConfigurationError("--subscription is asked of a running server", hint="Name it: --at HOST:PORT")
+        with calling(AdminProxy, at_address(given.at), given.settings.load()) as proxy:
+            contract = proxy.explain_contract(given.uid)
+        given.show(contract, lambda: policies.tell_quality(contract))
+        return 0
+    given.check()
+    if given.at and (given.file or given.component):
         raise ConfigurationError("--at asks a server about its own rules", hint="Leave --file and --component out")
-    if at:
-        found = _asked_of(settings, at, Question(action, user, address, client, type_name, version, domain))
-    else:
-        caller = Caller(address, user=user, client=client, role=role)
-        subject = Subject(type_name, version, domain)
-        rules, matters = _read(_path(settings, file))
-        found = explained(rules, caller, cast("Action", action), subject, component=component)
-        if action in OPERATIONS and not matters.is_empty:
-            suppose = policies.supposed(size, payload_type, metadata, [*resources, *_bandwidth(bandwidth)])
-            facts = facts_of(
-                caller, action, type_name, version, delivery=delivery, component=component,
-                attributes=dict(_pair(text) for text in attributes),
-            )  # fmt: skip
-            found["quality"] = policies.explained(matters, facts, suppose)
-    if as_json:
-        show_json(found)
-    else:
-        _tell(found, user or address, f"{action} {type_name} {domain}".split())
-        if found.get("quality"):
-            policies.tell_quality(found["quality"])
-    sys.exit(0 if found["allowed"] else 1)
+    found = given.answer()
+    what = f"{given.action} {given.type_name} {given.domain}".split()
+    given.show(found, lambda: _tell(found, given.user or given.address, what))
+    return 0 if found["allowed"] else 1
 
 
-@policy.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
-@json_option
-def diff(before: Path, after: Path, as_json: bool) -> None:
+class _PolicyDiff(JsonArguments):
+    before: Path = argument(type=click.Path(path_type=Path))
+    after: Path = argument(type=click.Path(path_type=Path))
+
+
+@command(policy, _PolicyDiff)
+def diff(given: _PolicyDiff) -> int:
     """Say what differs between two policy files, whatever the order of their rules and policies.
 
     Ends with 0 if they say the same, with 1 if not.
@@ -228,48 +227,46 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     \b
     jbi policy diff policy.toml policy.new
     """
-    (one, were), (other, will_be) = _read(before), _read(after)
+    (one, were), (other, will_be) = _read(given.before), _read(given.after)
     matters = policies.differences(were, will_be)
     gone, come = _only_in(one, other), _only_in(other, one)
-    people = [
-        {"kind": kind, "name": name, "before": was.get(name), "after": will.get(name)}
-        for kind, was, will in (
-            ("group", _groups(one), _groups(other)),
-            ("role", dict(one.people.roles), dict(other.people.roles)),
-        )
-        for name in sorted({*was, *will})
-        if was.get(name) != will.get(name)
-    ]
-    if as_json:
-        show_json({"removed": gone, "added": come, "people": people, "policies": matters})
-    else:
+    people = policies.changes("group", _groups(one), _groups(other))
+    people += policies.changes("role", one.people.roles, other.people.roles)
+    is_other = bool(gone or come or people or matters)
+
+    def shown() -> None:
         for sign, rules in (("-", gone), ("+", come)):
             for rule in rules:
                 click.echo(printable(f"{sign} {_sentence(rule)}"))
         for each in people:
             click.echo(printable(f"~ {each['kind']} {each['name']}: {_said(each['before'])} -> {_said(each['after'])}"))
         policies.tell_differences(matters)
-        if not (gone or come or people or matters):
+        if not is_other:
             click.echo("they say the same")
-    sys.exit(1 if gone or come or people or matters else 0)
+
+    given.show({"removed": gone, "added": come, "people": people, "policies": matters}, shown)
+    return 1 if is_other else 0
 
 
-@policy.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("said", nargs=-1, metavar="[KEY=VALUE]...")
-def new(file: Path, said: tuple[str, ...]) -> None:
+class _PolicyNew(Arguments):
+    file: Path = argument(type=click.Path(path_type=Path))
+    said: tuple[str, ...] = argument(nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@command(policy, _PolicyNew)
+def new(given: _PolicyNew) -> None:
     """Write a policy behind what FILE says, if all of it can be used then; without KEY=VALUE, ask for them.
 
     \b
     jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4 preference=BFTrack
     jbi policy new policy.toml name=large "when=size > '50 KB'" importance=1 "deadline=5 s"
     """
-    for line in policies.append_policy(file, policies.as_table(said)).splitlines():
+    for line in policies.append_policy(given.file, policies.as_table(given.said)).splitlines():
         click.echo(printable(line))
 
 
-for command in (steering.serve, steering.apply, steering.set_value, steering.history, steering.rollback):
-    policy.add_command(command)
+for each in (steering.serve, steering.apply, steering.set_value, steering.history, steering.rollback):
+    policy.add_command(each)
 
 
 def _path(settings: Settings, file: Path | None) -> Path:
@@ -289,41 +286,11 @@ def _read(path: Path) -> tuple[AccessRules, PolicySet]:
     return rules, matters
 
 
-def _bandwidth(said: str | None) -> list[str]:
-    return [] if said is None else [f"bandwidth={said}"]
-
-
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigurationError(f"--attribute {text!r} is not NAME=VALUE")
     return name, value
-
-
-def _asked_of(settings: Settings, at: str, question: Question) -> dict[str, Any]:
-    config = settings.load()
-    client = ControlClient(
-        ServiceRef("", ADMIN, (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout
-    )
-    try:
-        return client.call("explain", dict[str, Any], question)
-    finally:
-        client.close()
-
-
-def _explain_contract(settings: Settings, uid: str, at: str | None, *, as_json: bool) -> None:
-    if not at:
-        raise ConfigurationError("--subscription is asked of a running server", hint="Name it: --at HOST:PORT")
-    config = settings.load()
-    proxy = AdminProxy(ServiceRef("", ADMIN, (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout)
-    try:
-        found = proxy.explain_contract(uid)
-    finally:
-        proxy.close()
-    if as_json:
-        show_json(found)
-    else:
-        policies.tell_quality(found)
 
 
 def _failure(exc: PolicyError) -> dict[str, Any]:
@@ -376,6 +343,8 @@ def _tell(found: dict[str, Any], who: str, what: Sequence[str]) -> None:
     left = found["missed"] - sum(bool(reason["miss"]) for reason in found["reasons"])
     if left > 0:
         click.echo(f"  and {counted(left, 'rule')} about {what[0]} that do not apply")
+    if found.get("quality"):
+        policies.tell_quality(found["quality"])
 
 
 def _groups(rules: AccessRules) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,19 +17,25 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.subscriber import Query, SubscriberAdapter
 
 from .clients import (
-    combined_option,
-    existing_file,
-    facts_of,
+    SINCE,
+    TEMPLATE,
+    TYPE_NAME,
+    UNTIL,
+    VERSION,
+    Predicates,
     namespaces_of,
+    show_object,
     show_objects,
-    unfiltered_option,
     write_object,
 )
-from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, counted, lasted, printable, show_facts, show_json, show_tables
-from .show import as_json as json_text
+from .options import FOLDER, SCHEMA, Arguments, JsonArguments, command, flag, option
+from .settings import looking, try_folder
+from .show import Column, Table, counted, lasted, printable, show_facts, show_table, show_tables
 
-_GIVEN: Final = ("since", "until", "timeout", "template", "schema", "publisher", "at", "unfiltered")
+_GIVEN: Final = (
+    "since", "until", "timeout", "template", "schema", "publisher", "at", "unfiltered", "version", "predicate",
+    "payload_filter", "latest_by",
+)  # fmt: skip
 """Conditions that are passed on as they are."""
 SHOWN: Final = 100
 """Results without --limit."""
@@ -44,46 +50,49 @@ _STEPS = (
 )  # fmt: skip
 
 
-@click.command()
-@click.option("--type", "type_name", default="", help="Information object type; the last part of its name will do.")
-@click.option("--version", default="", help="Version of the type; default: every one.")
-@click.option("--template", type=existing_file, help="Metadata document; its invariant values must be equal.")
-@click.option("--schema", type=existing_file, help="XML Schema of the template.")
-@click.option("--predicate", default="", help="XPath over the metadata.")
-@combined_option
-@click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
-@unfiltered_option
-@click.option(
-    "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
-)
-@click.option("--since", metavar="TIME", help="Published then or later: 2h (ago), 2026-11-01T00:00Z.")
-@click.option("--until", metavar="TIME", help="Published then or earlier.")
-@click.option("--publisher", metavar="NAME", help="Published by who goes by that name.")
-@click.option("--at", metavar="HOST:PORT", multiple=True, help="The archive of that delegate alone. Repeatable.")
-@click.option("--latest-by", metavar="XPATH", default="", help="The newest object alone of each key.")
-@click.option("--newest", is_flag=True, help="The newest first.")
-@click.option("--limit", type=click.IntRange(1), help=f"Results at most; default {SHOWN}.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that it may take.")
-@click.option("--count", is_flag=True, help="Say how many there are, and fetch none.")
-@click.option("--explain", is_flag=True, help="Say how it would be answered, and do not.")
-@click.option(
-    "--save", type=click.Path(file_okay=False, path_type=Path), callback=try_folder, metavar="DIR",
-    help="Write metadata and payloads here.",
-)  # fmt: skip
-@click.option("--follow", is_flag=True, help="Go on with what is published, without a gap.")
-@json_option
-@pass_settings
-def query(
-    settings: Settings,
-    /,
-    limit: int | None,
-    count: bool,
-    explain: bool,
-    save: Path | None,
-    follow: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
+class _QueryType(Arguments):
+    type_name: str = TYPE_NAME
+    version: str = VERSION
+    template: Path | None = TEMPLATE
+    schema: Path | None = SCHEMA
+
+
+class _Query(Predicates, _QueryType, JsonArguments):
+    since: str | None = SINCE
+    until: str | None = UNTIL
+    publisher: str | None = option("Published by who goes by that name.", metavar="NAME")
+    at: tuple[str, ...] = option("The archive of that delegate alone. Repeatable.", metavar="HOST:PORT", multiple=True)
+    latest_by: str = option("The newest object alone of each key.", metavar="XPATH", default="")
+    newest: bool = flag("The newest first.")
+    limit: int | None = option(f"Results at most; default {SHOWN}.", type=click.IntRange(1))
+    timeout: float | None = option("Seconds that it may take.", type=click.FloatRange(0, min_open=True))
+    count: bool = flag("Say how many there are, and fetch none.")
+    explain: bool = flag("Say how it would be answered, and do not.")
+    save: Path | None = option("Write metadata and payloads here.", type=FOLDER, callback=try_folder, metavar="DIR")
+    follow: bool = flag("Go on with what is published, without a gap.")
+
+    def check(self) -> None:
+        """Raises ConfigurationError for options that don't go together."""
+        chosen = [f"--{name}" for name in ("count", "explain", "follow") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ConfigurationError(f"{chosen[0]} does not go with {chosen[1]}")
+        if self.save is not None and (self.count or self.explain):
+            raise ConfigurationError(f"--save does not go with {chosen[0]}", hint="That fetches no objects")
+        for name in ("until", "newest", "latest_by", "timeout", "publisher", "at"):
+            if self.follow and getattr(self, name):
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} does not go with --follow", hint="That goes on to what is published"
+                )
+
+    def conditions(self) -> dict[str, Any]:
+        """As far as they are given."""
+        named = {name: getattr(self, name) for name in _GIVEN if getattr(self, name)}
+        order = {"order": "newest"} if self.newest else {}
+        return {**named, **order, "view": self.view, "namespaces": namespaces_of(self.namespaces)}
+
+
+@command(None, _Query)
+def query(given: _Query) -> None:
     """Show what archives have of an information object type: the same predicates as of subscriptions, and the same
     answers. Exit code 1 if an archive did not answer.
 
@@ -95,75 +104,48 @@ def query(
     jbi query --type BFTrack --latest-by /metadata/force/ID --save positions
     jbi query --type Intel_Imagery --since 2026-11-01T00:00Z --follow --json
     """
-    _check(count=count, explain=explain, save=save, follow=follow, given=given)
-    conditions = _conditions(given)
-    config = settings.load()
-    type_name = given["type_name"] or None
+    given.check()
+    conditions, type_name = given.conditions(), given.type_name or None
+    config = given.settings.load()
     with SubscriberAdapter(config) as adapter:
-        if explain:
-            with looking(config, "archives"):
+        if given.follow:
+            _follow(adapter, given)
+            return
+        with looking(config, "archives"):
+            if given.explain:
                 explained = adapter.explain_query(type_name, **conditions)
-            _show_explanations(explained, as_json=as_json)
-            _tell_missing(explained.partial)
-        elif count:
-            with looking(config, "archives"):
-                number = adapter.count(type_name, **conditions, limit=limit)
-            click.echo(json_text({"count": int(number)}) if as_json else str(int(number)))
-            _tell_missing(number.partial)
-        elif follow:
-            _follow(adapter, given, save, limit, as_json=as_json)
+            elif given.count:
+                number = adapter.count(type_name, **conditions, limit=given.limit)
+            else:
+                opened = adapter.open_query(type_name, **conditions, limit=given.limit or SHOWN)
+        if given.explain:
+            plain = {address: msgspec.to_builtins(one) for address, one in explained.items()}
+            given.show(plain, lambda: _show_explanations(explained))
+            _tell_partial(explained.partial)
+        elif given.count:
+            given.tell({"count": int(number)}, str(int(number)))
+            _tell_partial(number.partial)
         else:
-            with looking(config, "archives"):
-                opened = adapter.open_query(type_name, **conditions, limit=limit or SHOWN)
             with opened:
-                _show(opened, save, limit, as_json=as_json)
+                _show(opened, given)
 
 
-def _check(*, count: bool, explain: bool, save: Path | None, follow: bool, given: dict[str, Any]) -> None:
-    """Raises ConfigurationError for options that don't go together."""
-    chosen = [name for name, on in (("--count", count), ("--explain", explain), ("--follow", follow)) if on]
-    if len(chosen) > 1:
-        raise ConfigurationError(f"{chosen[0]} does not go with {chosen[1]}")
-    if save is not None and (count or explain):
-        raise ConfigurationError(f"--save does not go with {chosen[0]}", hint="That fetches no objects")
-    if follow:
-        for option in ("until", "newest", "latest_by", "timeout", "publisher", "at"):
-            if given[option]:
-                raise ConfigurationError(
-                    f"--{option.replace('_', '-')} does not go with --follow", hint="That goes on to what is published"
-                )
-
-
-def _conditions(given: dict[str, Any]) -> dict[str, Any]:
-    named = {name: given[name] for name in _GIVEN if given[name]}
-    texts = {name: given[name] for name in ("version", "predicate", "payload_filter", "latest_by") if given[name]}
-    order = {"order": "newest"} if given["newest"] else {}
-    view = {"view": "combined"} if given["combined"] else {}
-    return {**named, **texts, **order, **view, "namespaces": namespaces_of(given["namespaces"])}
-
-
-def _follow(
-    adapter: SubscriberAdapter, given: dict[str, Any], save: Path | None, limit: int | None, *, as_json: bool
-) -> None:
+def _follow(adapter: SubscriberAdapter, given: _Query) -> None:
     """The same conditions as a subscription that begins in the past."""
     uid = adapter.register_subscriber(
-        given["template"],
-        schema=given["schema"],
-        type_name=given["type_name"],
-        version=given["version"],
-        predicate=given["predicate"],
-        view="combined" if given["combined"] else "metadata",
-        payload_filter=given["payload_filter"],
-        unfiltered=given["unfiltered"],
-        namespaces=namespaces_of(given["namespaces"]),
-        start=given["since"] or "all",
+        given.template,
+        schema=given.schema,
+        type_name=given.type_name,
+        version=given.version,
+        start=given.since or "all",
+        **given.terms(),
     )
-    show_objects(adapter, uid, count=limit, timeout=None, out=save, as_json=as_json)
+    show_objects(adapter, uid, count=given.limit, timeout=None, out=given.save, as_json=given.as_json)
 
 
-def _show(opened: Query, save: Path | None, limit: int | None, *, as_json: bool) -> None:
+def _show(opened: Query, given: _Query) -> None:
     """Results as they come; in a terminal as a table at the end."""
-    seen = 0
+    seen, save = 0, given.save
 
     def saved() -> Iterator[InfoObject]:
         nonlocal seen
@@ -173,20 +155,20 @@ def _show(opened: Query, save: Path | None, limit: int | None, *, as_json: bool)
                 write_object(save, obj)
             yield obj
 
-    if as_json:
+    if given.as_json:
         for obj in saved():
-            click.echo(json_text(facts_of(obj)))
+            show_object(obj, as_json=True)
     elif sys.stdout.isatty():
         rows = list(map(_row, saved()))
         show_tables([Table(_RESULTS, rows, counted(len(rows), "object"))], more="a wider terminal, --json")
     else:
-        _stream(map(_row, saved()))
-    if limit is None and seen == SHOWN:
+        show_table(_RESULTS, map(_row, saved()))
+    if given.limit is None and seen == SHOWN:
         click.echo(f"jbi: these are the first {SHOWN}; --limit says how many", err=True)
     if save is not None:
         click.echo(f"jbi: {counted(seen, 'object')} written to {printable(save)}", err=True)
     tell_left_out(opened.left_out)
-    _tell_missing(opened.partial)
+    _tell_partial(opened.partial)
 
 
 def tell_left_out(left_out: Sequence[str]) -> None:
@@ -196,18 +178,17 @@ def tell_left_out(left_out: Sequence[str]) -> None:
         click.echo(f"jbi: of {printable(what)} something is left out: you may not read all of it", err=True)
 
 
-def _tell_missing(archives: Sequence[str]) -> None:
+def tell_missing(archive: str) -> None:
+    """An archive that has not answered."""
+    click.echo(f"jbi: not complete: the archive at {printable(archive)}", err=True)
+
+
+def _tell_partial(archives: Sequence[str]) -> None:
     """What is shown is without these: that is an exit code of its own."""
     for archive in archives:
-        click.echo(f"jbi: not complete: the archive at {printable(archive)}", err=True)
+        tell_missing(archive)
     if archives:
         raise click.exceptions.Exit(1)
-
-
-def _stream(rows: Iterable[Sequence[object]]) -> None:
-    click.echo("\t".join(column.head for column in _RESULTS))
-    for row in rows:
-        click.echo("\t".join(map(printable, row)))
 
 
 def _row(obj: InfoObject) -> tuple[object, ...]:
@@ -218,10 +199,7 @@ def _row(obj: InfoObject) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _show_explanations(explained: dict[str, Explanation], *, as_json: bool) -> None:
-    if as_json:
-        show_json({address: msgspec.to_builtins(one) for address, one in explained.items()})
-        return
+def _show_explanations(explained: dict[str, Explanation]) -> None:
     for number, (address, one) in enumerate(explained.items()):
         if number:
             click.echo()

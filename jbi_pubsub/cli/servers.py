@@ -9,9 +9,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 import msgspec
@@ -27,6 +27,7 @@ from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
+from .options import HOST, METRICS_PORT, PORT, JsonArguments, argument, command, option
 from .settings import Settings, json_option, pass_settings
 from .show import counted
 from .signals import ending_signals
@@ -83,7 +84,7 @@ def lookup(
             "id": info.service_id,
             "address": server.address,
             "groups": list(info.groups),
-            **_metrics(server.metrics),
+            **metrics_of(server.metrics),
         },
         f"lookup service {info.service_id[:8]} at {server.address}, groups {_groups(info.groups)}",
     )
@@ -240,35 +241,23 @@ def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
         proxy.close()
 
 
-@click.command()
-@click.argument("name")
-@click.argument("location")
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
-@click.option(
-    "--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions here, unsent mail in FILE.mails."
-)
-@click.option("--policy", type=click.Path(dir_okay=False), help="Manage quality of service by this policy file.")
-@click.option("--types", type=click.Path(file_okay=False), help="Keep a type repository in this folder.")
-@click.option("--archive", type=click.Path(file_okay=False), help="Keep what is published in this folder.")
-@click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
-@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
-@json_option
-@pass_settings
-def pad(
-    settings: Settings,
-    name: str,
-    location: str,
-    host: str | None,
-    port: int | None,
-    state: str | None,
-    policy: str | None,
-    types: str | None,
-    archive: str | None,
-    drain: float,
-    metrics_port: int | None,
-    as_json: bool,
-) -> None:
+class _Pad(JsonArguments):
+    name: str = argument()
+    location: str = argument()
+    host: str | None = HOST
+    port: int | None = PORT
+    state: str | None = option(
+        "Keep e-mail subscriptions here, unsent mail in FILE.mails.", type=click.Path(dir_okay=False)
+    )
+    policy: str | None = option("Manage quality of service by this policy file.", type=click.Path(dir_okay=False))
+    types: str | None = option("Keep a type repository in this folder.", type=click.Path(file_okay=False))
+    archive: str | None = option("Keep what is published in this folder.", type=click.Path(file_okay=False))
+    drain: float = option("Seconds for deliveries when stopping.", type=float, default=5.0, show_default=True)
+    metrics_port: int | None = METRICS_PORT
+
+
+@command(None, _Pad)
+def pad(given: _Pad) -> None:
     """Run a publisher-adapter delegate, characterised by two strings of your choice.
 
     \b
@@ -278,59 +267,57 @@ def pad(
     jbi pad alpha rome --types types/      # see `jbi types`
     jbi pad alpha rome --archive archive/  # see `jbi archive`, `jbi query`
     """
-    for what, given in (("name", name), ("location", location)):
-        if not given.strip():
+    for what, word in (("name", given.name), ("location", given.location)):
+        if not word.strip():
             raise ConfigurationError(
-                f"a delegate needs a {what}, not {given!r}",
+                f"a delegate needs a {what}, not {word!r}",
                 hint="Publishers find it by these two: jbi pad alpha rome",
             )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import repository_of
     from jbi_pubsub.pad.server.server import DisseminationServer
 
-    managed = {} if policy is None else {"policy__file": policy, "qos__mode": "on"}
-    config = settings.load(
-        pad__host=host,
-        pad__port=port,
-        pad__state=state,
-        metrics__port=metrics_port,
-        types__folder=types,
-        archive__folder=archive,
+    managed = {} if given.policy is None else {"policy__file": given.policy, "qos__mode": "on"}
+    config = given.settings.load(
+        pad__host=given.host,
+        pad__port=given.port,
+        pad__state=given.state,
+        metrics__port=given.metrics_port,
+        types__folder=given.types,
+        archive__folder=given.archive,
         **managed,
     )
     raise_file_limit()
     stop = stop_on_signal()
     repository = repository_of(config)
     try:
-        server = DisseminationServer(config, repository, characteristics=(name, location))
+        server = DisseminationServer(config, repository, characteristics=(given.name, given.location))
         server.start()
-        _run_pad(server, stop, name, location, drain, as_json=as_json)
+        _run_pad(server, stop, given)
     finally:
         if repository.registry is not None:
             repository.registry.close()
 
 
-def _run_pad(
-    server: DisseminationServer, stop: threading.Event, name: str, location: str, drain: float, *, as_json: bool
-) -> None:
+def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) -> None:
     from jbi_pubsub.core.xpath.predicate import languages  # as above
 
     announce(
-        as_json,
+        given.as_json,
         {
             "ready": "pad",
             "id": server.server_id,
             "address": server.address,
-            "name": name,
-            "location": location,
+            "name": given.name,
+            "location": given.location,
             "languages": languages(),
-            **_metrics(server.metrics),
+            **metrics_of(server.metrics),
         },
-        f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
+        f"delegate ({given.name}, {given.location}) {server.server_id[:8]} at {server.address}",
     )
     wait_for(stop)
     mail = server.status()["mail"]
-    left = server.stop(drain)
+    left = server.stop(given.drain)
     kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
     click.echo(_ended(left, mail, kept, state=server.state), nl=False, err=True)
 
@@ -350,12 +337,36 @@ def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
 
 
 def announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
+    """That a server is ready, in its log as well, which says what it is of before anything happens."""
+    tell_ready(as_json, facts, text)
+    log.info("%s, version %s", text, version())
+
+
+def tell_ready(as_json: bool, facts: dict[str, Any], text: str) -> None:
+    """A line at once: others wait for it."""
     click.echo(json.dumps(facts) if as_json else text)
     sys.stdout.flush()
-    log.info("%s, version %s", text, version())  # a log says what it is of, before anything happens
 
 
-def _metrics(metrics: MetricsServer | None) -> dict[str, int]:
+class ServerProcess(Protocol):
+    """Runs from its start until it is stopped."""
+
+    def start(self) -> object: ...
+    def stop(self) -> object: ...
+
+
+def serve_until(stop: threading.Event, server: ServerProcess, ready: Callable[[], object]) -> None:
+    """Run a server; `ready` tells that it is."""
+    try:
+        server.start()
+        ready()
+        wait_for(stop)
+    finally:
+        server.stop()
+
+
+def metrics_of(metrics: MetricsServer | None) -> dict[str, int]:
+    """Where they are told, of the facts of a server."""
     return {"metrics": metrics.port} if metrics is not None else {}
 
 

@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -167,6 +168,12 @@ def show_facts(facts: Sequence[tuple[str, str]], *, title: str) -> None:
         for number, line in enumerate(lines):
             before = "" if number else printable(name)
             click.echo(f"{before}{' ' * (left - places(before))}{line}".rstrip())
+
+
+def show_losses(lost: Mapping[str, int]) -> None:
+    """On stderr, what did not come and why, if anything."""
+    if lost:
+        click.echo("lost: " + ", ".join(f"{cause} {number:,}" for cause, number in lost.items()), err=True)
 
 
 def terminal_width() -> int:
@@ -331,6 +338,28 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+Tell = Callable[[str, int, int], None]
+"""What is told of a stage: its name, how much is done, and of how much (0: not known)."""
+
+
+@contextmanager
+def telling(first: str = "", *, hidden: bool = False) -> Iterator[Tell]:
+    """A progress bar for each stage, in a terminal; nothing elsewhere. That of the `first` is there from the start."""
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=console(), transient=True, disable=hidden or not sys.stdout.isatty()) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total or None)
+            progress.update(tasks[stage], completed=done, total=total or None)
+
+        if first:
+            tell(first, 0, 0)
+        yield tell
 
 
 def counted(count: int, noun: str) -> str:

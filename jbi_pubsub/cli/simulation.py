@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,9 @@ from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload,
 from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 from . import charts
-from .settings import json_option, try_file
-from .show import Column, printable, show_json, show_table
+from .options import FILE, JsonArguments, argument, command, option
+from .settings import try_file
+from .show import Column, printable, show_table
 
 SECONDS_MOST: Final = 86_400.0
 CHANGES_MOST: Final = 100
@@ -35,46 +36,31 @@ def _page_file(context: click.Context, parameter: click.Parameter, path: Path | 
     return charts.ready(context, parameter, try_file(context, parameter, path))
 
 
-@click.command(name="simulate")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--workload",
-    default="demo",
-    show_default=True,
-    metavar="demo|FILE",
-    help="What is published, and for whom: the paper's demonstration, or lines of JSON.",
-)
-@click.option("--duration", metavar="TIME", help='How long, "10 min"; default that, or as long as FILE is.')
-@click.option(
-    "--set",
-    "said",
-    multiple=True,
-    metavar="KEY=VALUE@TIME",
-    help='From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
-)
-@click.option("--then", multiple=True, metavar="FILE@TIME", help="From then on another policy file.")
-@click.option("--judging", metavar="TIME", help=f'Judging one object takes that, "{JUDGING * 1e3:g} ms".')
-@click.option("--component", default="alpha@rome", show_default=True, help='At whom: "name@location".')
-@click.option(
-    "--plot",
-    "page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    callback=_page_file,
-    help="Write plots and tables to this HTML file.",
-)
-@json_option
-def simulated(
-    file: Path,
-    workload: str,
-    duration: str | None,
-    said: tuple[str, ...],
-    then: tuple[str, ...],
-    judging: str | None,
-    component: str,
-    page: Path | None,
-    as_json: bool,
-) -> None:
+class _Simulate(JsonArguments):
+    file: Path = argument(type=click.Path(path_type=Path))
+    workload: str = option(
+        "What is published, and for whom: the paper's demonstration, or lines of JSON.",
+        default="demo",
+        show_default=True,
+        metavar="demo|FILE",
+    )
+    duration: str | None = option('How long, "10 min"; default that, or as long as FILE is.', metavar="TIME")
+    said: tuple[str, ...] = option(
+        'From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
+        "--set",
+        multiple=True,
+        metavar="KEY=VALUE@TIME",
+    )
+    then: tuple[str, ...] = option("From then on another policy file.", multiple=True, metavar="FILE@TIME")
+    judging: str | None = option(f'Judging one object takes that, "{JUDGING * 1e3:g} ms".', metavar="TIME")
+    component: str = option('At whom: "name@location".', default="alpha@rome", show_default=True)
+    page: Path | None = option(
+        "Write plots and tables to this HTML file.", "--plot", type=FILE, metavar="FILE", callback=_page_file
+    )
+
+
+@command(None, _Simulate, "simulate")
+def simulated(given: _Simulate) -> None:
     """Say who would get what under a policy file: shares, delays and losses, on a virtual clock.
 
     The classes that enforce policies run, processes and networks do not. A trace has lines such as
@@ -86,35 +72,39 @@ def simulated(
     jbi policy simulate policy.toml --then narrow.toml@300s
     jbi policy simulate policy.toml --workload trace.jsonl --plot simulated.html
     """
-    policies = PolicySet.read(file)
-    seconds = _positive("--duration", duration, 600.0)
-    if workload == "demo":
+    policies = PolicySet.read(given.file)
+    seconds = _positive("--duration", given.duration, 600.0)
+    if given.workload == "demo":
         load = demo(seconds)
     else:
-        load = Workload.read(Path(workload))
-        seconds = _positive("--duration", duration, load.publications[-1].at + 1.0)
-    changes = list(_changes(file, said, then))
+        load = Workload.read(Path(given.workload))
+        seconds = _positive("--duration", given.duration, load.publications[-1].at + 1.0)
+    changes = list(_changes(given.file, given.said, given.then))
     has_bandwidth = any(change.bandwidth is not None for change in changes)
     if has_bandwidth and not any(each.space.links for each in (policies, *(c.policies for c in changes if c.policies))):
-        raise ConfigurationError(f"{file}: bandwidth of what? There is no [[link]]", hint="Write one, without a rate")
+        raise ConfigurationError(
+            f"{given.file}: bandwidth of what? There is no [[link]]", hint="Write one, without a rate"
+        )
     began = time.process_time()
-    cost = _positive("--judging", judging, JUDGING)
-    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=component)
+    cost = _positive("--judging", given.judging, JUDGING)
+    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=given.component)
     spent = time.process_time() - began
-    if page is not None:
-        lead = f"Who would get what under {file}: {len(load.publications):,} objects in {seconds:g} s."
+    if given.page is not None:
+        lead = f"Who would get what under {given.file}: {len(load.publications):,} objects in {seconds:g} s."
         outcome = Outcome(tuple(_tables(found)), (), tuple(_plots(found)))
-        charts.write_page(page, "Simulated quality of service", lead, outcome, f"jbi policy simulate {file}")
-    if as_json:
-        show_json({"file": str(file), **found.plain()})
-        return
-    for table in _tables(found):
-        right = {head: at not in (2, 3, 7) for at, head in enumerate(table.columns)}
-        show_table([Column(head, right=right[head]) for head in table.columns], table.rows, title=table.title)
+        footer = f"jbi policy simulate {given.file}"
+        charts.write_page(given.page, "Simulated quality of service", lead, outcome, footer)
     waiting = f", {found.waiting:,} still wait" if found.waiting else ""
-    click.echo(f"{seconds:g} s simulated in {spent:.1f} s{waiting}")
-    if page is not None:
-        click.echo(printable(f"written: {page}"))
+    lines = [f"{seconds:g} s simulated in {spent:.1f} s{waiting}"]
+    lines += [printable(f"written: {given.page}")] if given.page is not None else []
+    given.show({"file": str(given.file), **found.plain()}, lambda: _show(found, lines))
+
+
+def _show(found: Simulated, lines: Sequence[str]) -> None:
+    for table in _tables(found):
+        columns = [Column(head, right=at not in (2, 3, 7)) for at, head in enumerate(table.columns)]
+        show_table(columns, table.rows, title=table.title)
+    click.echo("\n".join(lines))
 
 
 def _positive(name: str, said: str | None, default: float) -> float:
@@ -144,16 +134,16 @@ def _changes(file: Path, said: tuple[str, ...], then: tuple[str, ...]) -> Iterat
     if len(asked) > CHANGES_MOST:
         raise ConfigurationError(f"{len(asked)} changes; {CHANGES_MOST} at most")
     document, _ = read(file)
-    for number, (option, what, at) in enumerate(sorted(asked, key=lambda each: each[2]), 2):
+    for number, (name, what, at) in enumerate(sorted(asked, key=lambda each: each[2]), 2):
         key, equals, value = (part.strip() for part in what.partition("="))
-        if option == "--set" and key == "bandwidth":
+        if name == "--set" and key == "bandwidth":
             yield Change(at, bandwidth=_bandwidth(what, value))
             continue
-        if option == "--set" and not equals:
+        if name == "--set" and not equals:
             raise ConfigurationError(f"--set {what!r} is not KEY=VALUE@TIME", hint='"bandwidth=400 kbps@60 s"')
-        if option == "--set" and "." not in key:
+        if name == "--set" and "." not in key:
             raise ConfigurationError(f"--set: no key {key!r}", hint=f"{nearest(key, ['bandwidth'])} Others have dots")
-        if option == "--then":
+        if name == "--then":
             document, _ = read(Path(what))
         else:
             document = parse(changed(document, key, value_of(key, value)), file.name)

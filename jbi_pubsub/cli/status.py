@@ -23,10 +23,20 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE
 from jbi_pubsub.protocol.services import STATUS
 
+from .options import TableArguments, argument, command, flag, option
 from .screen import Screen, is_screen
 from .series import SERIES, show_series
-from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, Table, View, drawn, lasted, rated, show_json, show_tables, sized, view_of, view_options
+from .settings import looking
+from .show import (
+    Column,
+    Table,
+    View,
+    drawn,
+    lasted,
+    rated,
+    show_tables,
+    sized,
+)
 from .show import as_json as json_text
 
 Facts = dict[str, Any]
@@ -131,30 +141,38 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 """What rates are told of."""
 
 
-@click.command()
-@click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
-@click.option("--watch", is_flag=True, help="Go on, with rates; every second.")
-@click.option("--every", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS", help="With --watch: how often.")
-@click.option("--count", type=click.IntRange(1), help="With --watch: end after so many times.")
-@click.option("--subscriptions", is_flag=True, help="Also the subscriptions, those with most in their queues first.")
-@click.option("--series", metavar="NAME", default="", help="The last seconds of a number of [qos]; * and ? fit more.")
-@click.option("--csv", "as_csv", is_flag=True, help="With --series: its points, for table calculations.")
-@view_options
-@json_option
-@pass_settings
-def status(
-    settings: Settings,
-    addresses: tuple[str, ...],
-    watch: bool,
-    every: float | None,
-    count: int | None,
-    subscriptions: bool,
-    series: str,
-    as_csv: bool,
-    wide: bool,
-    columns: str,
-    as_json: bool,
-) -> None:
+class _StatusArguments(TableArguments):
+    addresses: tuple[str, ...] = argument(metavar="[HOST:PORT]...", nargs=-1)
+    watch: bool = flag("Go on, with rates; every second.")
+    every: float | None = option("With --watch: how often.", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS")
+    count: int | None = option("With --watch: end after so many times.", type=click.IntRange(1))
+    subscriptions: bool = flag("Also the subscriptions, those with most in their queues first.")
+    series: str = option("The last seconds of a number of [qos]; * and ? fit more.", metavar="NAME", default="")
+    as_csv: bool = flag("With --series: its points, for table calculations.", "--csv")
+
+    def check(self) -> None:
+        """Raises ConfigurationError for options that don't go together."""
+        if self.as_csv and not self.series:
+            raise ConfigurationError("--csv is for --series", hint="For example --series 'links.*.used'")
+        if self.series and self.watch:
+            raise ConfigurationError("--series is one look", hint="Leave --watch out")
+        if self.as_csv and self.as_json:
+            raise ConfigurationError("--csv or --json?", hint="Give one of them")
+        if not self.watch and (self.count or self.every):
+            raise ConfigurationError(f"{'--count' if self.count else '--every'} is for --watch", hint="Add --watch")
+
+    def turns(self, wait: Callable[[float], object]) -> Iterator[None]:
+        """One each `every` seconds, the first at once; `count` of them, or without end. Who ends a `wait` has the
+        next."""
+        due = time.monotonic()
+        for _ in repeat(None) if self.count is None else repeat(None, self.count):
+            wait(max(0.0, due - time.monotonic()))
+            due = time.monotonic() + (self.every or EVERY_SECONDS)
+            yield
+
+
+@command(None, _StatusArguments)
+def status(given: _StatusArguments) -> int:
     """Show what lookup services, delegates and peer publishers are doing.
 
     \b
@@ -167,42 +185,28 @@ def status(
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     jbi status --series 'links.*.used' --csv    # what quality of service measures, second by second
     """
-    _check_series(series, watch=watch, as_csv=as_csv, as_json=as_json)
-    if not watch and (count or every):
-        raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
-    view = view_of(wide, columns, (*_ALL, SERIES), as_json=as_json)
-    at = None if addresses else settings.node_at()
-    servers = Servers(settings.load(), (at,) if at is not None else addresses)
+    given.check()
+    view = given.view((*_ALL, SERIES))
+    at = None if given.addresses else given.settings.node_at()
+    servers = Servers(given.settings.load(), (at,) if at is not None else given.addresses)
     try:
-        if series:
-            show_series(servers.ask(), series, view, as_csv=as_csv, as_json=as_json)
-        elif watch and as_json:
-            _watch_json(servers, every or EVERY_SECONDS, count)
-        elif watch:
-            _watch(servers, every or EVERY_SECONDS, count, view, subscriptions=subscriptions)
+        if given.series:
+            show_series(servers.ask(), given.series, view, as_csv=given.as_csv, as_json=given.as_json)
+        elif given.watch and given.as_json:
+            _watch_json(servers, given)
+        elif given.watch:
+            _watch(servers, given, view)
         else:
             found = servers.ask()
-            if as_json:
-                show_json(found)
-            else:
-                show_tables(tables(found, subscriptions=subscriptions, whole=view.wide), view)
+            shown = tables(found, subscriptions=given.subscriptions, whole=view.wide)
+            given.show(found, lambda: show_tables(shown, view))
             refused = [facts for facts in found if facts["kind"] == "refused"]
             for facts in refused:
                 click.echo(f"{facts['address']}: {facts['error']}", err=True)
-            if refused:
-                raise click.exceptions.Exit(1)
+            return 1 if refused else 0
     finally:
         servers.close()
-
-
-def _check_series(series: str, *, watch: bool, as_csv: bool, as_json: bool) -> None:
-    """Raises ConfigurationError."""
-    if as_csv and not series:
-        raise ConfigurationError("--csv is for --series", hint="For example --series 'links.*.used'")
-    if series and watch:
-        raise ConfigurationError("--series is one look", hint="Leave --watch out")
-    if as_csv and as_json:
-        raise ConfigurationError("--csv or --json?", hint="Give one of them")
+    return 0
 
 
 class Servers:
@@ -515,14 +519,14 @@ def losses(lost: dict[str, int]) -> str:
     return ", ".join(f"{cause} {count:,}" for cause, count in sorted(lost.items()) if count) or "0"
 
 
-def _watch(servers: Servers, every: float, count: int | None, view: View, *, subscriptions: bool) -> None:
+def _watch(servers: Servers, given: _StatusArguments, view: View) -> None:
     """A screen that refreshes, where a terminal can and its width is to be kept; else one table after the other."""
     screen = Screen() if is_screen() and not view.wide else None
     seen: list[Table] = []
     try:
         with screen or nullcontext():
-            for _ in _turns(every, count, screen.wait if screen is not None else time.sleep):
-                seen = view.of(tables(servers.ask(), subscriptions=subscriptions, whole=view.wide))
+            for _ in given.turns(screen.wait if screen is not None else time.sleep):
+                seen = view.of(tables(servers.ask(), subscriptions=given.subscriptions, whole=view.wide))
                 if screen is not None:
                     screen.show("\n\n".join(drawn(table, width=screen.width) for table in seen).split("\n"))
                 else:
@@ -534,20 +538,11 @@ def _watch(servers: Servers, every: float, count: int | None, view: View, *, sub
             show_tables(seen, view)
 
 
-def _watch_json(servers: Servers, every: float, count: int | None) -> None:
+def _watch_json(servers: Servers, given: _StatusArguments) -> None:
     """One line after the other."""
-    for _ in _turns(every, count, time.sleep):
+    for _ in given.turns(time.sleep):
         click.echo(json_text({"time": round(time.time(), 3), "servers": servers.ask()}))
         sys.stdout.flush()
-
-
-def _turns(every: float, count: int | None, wait: Callable[[float], object]) -> Iterator[None]:
-    """One each `every` seconds, the first at once; `count` of them, or without end. Who ends a `wait` has the next."""
-    due = time.monotonic()
-    for _ in repeat(None) if count is None else repeat(None, count):
-        wait(max(0.0, due - time.monotonic()))
-        due = time.monotonic() + every
-        yield
 
 
 def namesakes(delegates: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,47 +11,55 @@ from typing import Any
 import click
 
 from jbi_pubsub.core.access import ADMIN
-from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError, PolicyError, ProtocolError
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, LookupNotFoundError, PolicyError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import check_endpoint, is_gone
-from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.core.wire.endpoint import is_gone
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.policy.file import read
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.policyfile import policies_of, review
-from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, epoch_of
+from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, VersionTold, epoch_of
 from jbi_pubsub.policy.space import read_set
 from jbi_pubsub.policy.writing import set_value as set_value_in
 from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies
-from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, printable, show_json, show_table
-
-at_option = click.option("--at", metavar="HOST:PORT", help="The policy manager; default: the one that is found.")
-why_option = click.option("--why", default="", metavar="TEXT", help="A reason, for the history.")
-_file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+from .community import at_address, calling, lacks, listed
+from .options import FILE, HOST, PORT, Arguments, JsonArguments, argument, command, flag, option
+from .show import Column, printable, show_table
 
 
-@click.command()
-@_file
-@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="Keep the history here; FILE.history.")
-@click.option("--ephemeral", is_flag=True, help="Keep no history.")
-@click.option("--take-over", is_flag=True, help="Have the say also where another manager has it.")
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
-@json_option
-@pass_settings
-def serve(
-    settings: Settings,
-    file: Path,
-    state: Path | None,
-    ephemeral: bool,
-    take_over: bool,
-    host: str | None,
-    port: int | None,
-    as_json: bool,
-) -> None:
+class _Manager(Arguments):
+    at: str | None = option("The policy manager; default: the one that is found.", metavar="HOST:PORT")
+
+    def manager(self) -> AbstractContextManager[PolicyProxy]:
+        """The one at an address, or the one that the lookup services list. Raises PolicyError."""
+        hint = "`jbi policy serve` is one; of a delegate with a policy file of its own `set` changes single values"
+        return self.asked(PolicyError(f"{self.at} is no policy manager", hint=hint))
+
+    def asked(self, otherwise: JbiError | None = None) -> AbstractContextManager[PolicyProxy]:
+        """The same; whether it is one shows when it is asked."""
+        config = self.settings.load()
+        ref = at_address(self.at, POLICY_MANAGER) if self.at else _found(config)
+        return calling(PolicyProxy, ref, config, POLICY_MANAGER, otherwise)
+
+
+class _Change(_Manager, JsonArguments):
+    why: str = option("A reason, for the history.", default="", metavar="TEXT")
+
+
+class _PolicyServe(JsonArguments):
+    file: Path = argument(type=FILE)
+    state: Path | None = option("Keep the history here; FILE.history.", type=FILE)
+    ephemeral: bool = flag("Keep no history.")
+    take_over: bool = flag("Have the say also where another manager has it.")
+    host: str | None = HOST
+    port: int | None = PORT
+
+
+@command(None, _PolicyServe)
+def serve(given: _PolicyServe) -> None:
     """Run the policy manager of an information space: delegates and peer publishers that have quality of service, and
     no policies of their own, follow it.
 
@@ -67,36 +73,30 @@ def serve(
     """
     from jbi_pubsub.policy.server import PolicyServer  # here: the other commands start faster without
 
-    from .servers import stop_on_signal, wait_for
+    from .servers import serve_until, stop_on_signal, tell_ready
 
-    if ephemeral and state is not None:
+    if given.ephemeral and given.state is not None:
         raise ConfigurationError("--ephemeral keeps no history, --state does", hint="Give one of them")
-    config = settings.load(pad__host=host, pad__port=port)
+    config = given.settings.load(pad__host=given.host, pad__port=given.port)
     stop = stop_on_signal()
-    kept = None if ephemeral else state or file.with_name(f"{file.name}.history")
-    server = PolicyServer(config, file, state=kept, take_over=take_over)
-    try:
-        server.start()
-        standing = server.standing
-        facts = {
-            "ready": "policy", "id": server.manager, "address": server.address, "epoch": standing.epoch,
-            "version": standing.version,
-        }  # fmt: skip
-        text = f"policy manager {server.manager[:8]} at {server.address}, version {standing.version}"
-        click.echo(json.dumps(facts) if as_json else text)
-        sys.stdout.flush()
-        wait_for(stop)
-    finally:
-        server.stop()
+    kept = None if given.ephemeral else given.state or given.file.with_name(f"{given.file.name}.history")
+    server = PolicyServer(config, given.file, state=kept, take_over=given.take_over)
+
+    def ready() -> None:
+        version = server.standing.version
+        facts = {"ready": "policy", "id": server.manager, "address": server.address, "epoch": server.standing.epoch}
+        text = f"policy manager {server.manager[:8]} at {server.address}, version {version}"
+        tell_ready(given.as_json, {**facts, "version": version}, text)
+
+    serve_until(stop, server, ready)
 
 
-@click.command()
-@_file
-@at_option
-@why_option
-@json_option
-@pass_settings
-def apply(settings: Settings, file: Path, at: str | None, why: str, as_json: bool) -> None:
+class _Apply(_Change):
+    file: Path = argument(type=FILE)
+
+
+@command(None, _Apply)
+def apply(given: _Apply) -> None:
     """Check a policy file, show what differs from what is in force, and put it in force in the whole space.
 
     Access rules stay where they are: at each process, in its own file.
@@ -104,33 +104,28 @@ def apply(settings: Settings, file: Path, at: str | None, why: str, as_json: boo
     \b
     jbi policy apply policy.toml --why "more imagery for the night"
     """
-    document, said = read(file, name=str(file))
+    document, said = read(given.file, name=str(given.file))
     mine = policies_of(document)
     document.check()
     review(document, mine)
     for line in [*said, *map(document.told, document.warnings)]:
         click.echo(printable(line), err=True)
-    with _manager(settings, at) as proxy:
+    with given.manager() as proxy:
         found = _differences(read_set(proxy.text(), "the manager's"), mine)
-        changed = proxy.apply(mine.write(), why or f"apply {file.name}")
-    if as_json:
-        show_json({"version": changed.version, "changed": changed.is_new, "policies": found})
-        return
-    policies.tell_differences(found)
-    _tell(changed)
+        changed = proxy.apply(mine.write(), given.why or f"apply {given.file.name}")
+    if not given.as_json:
+        policies.tell_differences(found)
+    _tell(given, changed, policies=found)
 
 
-@click.command("set")
-@click.argument("key")
-@click.argument("value")
-@click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
-@at_option
-@why_option
-@json_option
-@pass_settings
-def set_value(
-    settings: Settings, key: str, value: str, file: Path | None, at: str | None, why: str, as_json: bool
-) -> None:
+class _PolicySet(_Change, first=True):
+    key: str = argument()
+    value: str = argument()
+    file: Path | None = option("Policy file; default the configured one.", type=click.Path(path_type=Path))
+
+
+@command(None, _PolicySet, "set")
+def set_value(given: _PolicySet) -> None:
     """Change one value of a policy file, or where none is configured, of the policies that a manager keeps; all else
     stays as it is. Whoever follows does so within a second.
 
@@ -149,96 +144,74 @@ def set_value(
     jbi policy set role.Patrol-1 cas
     jbi policy set 'mission."Route Irish".active' false
     """
-    configured = settings.load().policy.file
-    if file is not None and at:
+    configured = given.settings.load().policy.file
+    if given.file is not None and given.at:
         raise ConfigurationError("--file changes a file, --at asks a server", hint="Give one of them")
-    if file is not None or (configured and not at):
-        _set_in_file(file or Path(configured), key, value, as_json=as_json)
+    if given.file is not None or (configured and not given.at):
+        _set_in_file(given, given.file or Path(configured))
         return
     try:
-        with _asked(settings, at) as proxy:
-            changed = proxy.set(key, value, why)
+        with given.asked() as proxy:
+            changed = proxy.set(given.key, given.value, given.why)
     except ProtocolError as exc:
-        if not at or not _is_unknown(exc, POLICY_MANAGER):
+        if not given.at or not lacks(exc, POLICY_MANAGER):
             raise
-        _set_at_delegate(settings, at, (key, value, why), as_json=as_json)
+        _set_at_delegate(given, given.at)
         return
-    if as_json:
-        show_json({"version": changed.version, "changed": changed.is_new})
-    else:
-        _tell(changed)
+    _tell(given, changed)
 
 
-def _set_at_delegate(settings: Settings, at: str, said: tuple[str, str, str], *, as_json: bool) -> None:
+def _set_at_delegate(given: _PolicySet, at: str) -> None:
     """Who is no manager may have a policy file of his own. Raises PolicyError."""
-    config = settings.load()
-    proxy = AdminProxy(ServiceRef("", "", (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout)
-    try:
-        told = proxy.set_policy(*said)
-    except ProtocolError as exc:
-        if not _is_unknown(exc, ADMIN):
-            raise
-        raise PolicyError(f"{at} is no policy manager, and no delegate", hint="`jbi services` lists both") from exc
-    finally:
-        proxy.close()
-    if as_json:
-        show_json({"version": told.version, "changed": told.changed, "file": told.file})
-    else:
-        state = "in force" if told.changed else "in force already, and says that"
-        click.echo(printable(f"version {told.version} is {state}: {told.file} at {at}"))
+    other = PolicyError(f"{at} is no policy manager, and no delegate", hint="`jbi services` lists both")
+    with calling(AdminProxy, at_address(at), given.settings.load(), ADMIN, other) as proxy:
+        told = proxy.set_policy(given.key, given.value, given.why)
+    state = "in force" if told.changed else "in force already, and says that"
+    text = printable(f"version {told.version} is {state}: {told.file} at {at}")
+    plain = {"version": told.version, "changed": told.changed, "file": told.file}
+    given.show(plain, text)
 
 
-def _is_unknown(exc: ProtocolError, exported: str) -> bool:
-    return f"no exported method {exported}." in exc.message
-
-
-def _set_in_file(path: Path, key: str, value: str, *, as_json: bool) -> None:
-    before, after = set_value_in(path, key, value)
-    found = _differences(before, after)
-    if as_json:
-        show_json({"file": str(path), "changed": bool(found), "policies": found})
-    else:
-        policies.tell_differences(found)
+def _set_in_file(given: _PolicySet, path: Path) -> None:
+    found = _differences(*set_value_in(path, given.key, given.value))
+    plain = {"file": str(path), "changed": bool(found), "policies": found}
+    given.show(plain, lambda: policies.tell_differences(found))
 
 
 def _differences(before: PolicySet, after: PolicySet) -> list[dict[str, Any]]:
     """Groups and roles as well."""
-    people = []
-    for kind in ("group", "role"):
-        was, will = before.tables.get(kind, {}), after.tables.get(kind, {})
-        people += [
-            {"kind": kind, "name": name, "before": was.get(name), "after": will.get(name)}
-            for name in sorted({*was, *will})
-            if was.get(name) != will.get(name)
-        ]
+    people = [
+        each
+        for kind in ("group", "role")
+        for each in policies.changes(kind, before.tables.get(kind, {}), after.tables.get(kind, {}))
+    ]
     return [*policies.differences(before, after), *people]
 
 
-@click.command()
-@click.argument("version", type=click.IntRange(1), required=False)
-@at_option
-@json_option
-@pass_settings
-def history(settings: Settings, version: int | None, at: str | None, as_json: bool) -> None:
+class _History(_Manager, JsonArguments):
+    version: int | None = argument(type=click.IntRange(1), required=False)
+
+
+@command(None, _History)
+def history(given: _History) -> None:
     """List the versions of the policies: since when, by whom, why; and who follows. With VERSION: what that one says.
 
     \b
     jbi policy history
     jbi policy history 7
     """
-    with _manager(settings, at) as proxy:
-        if version is not None:
-            text = proxy.text(version)
-            if as_json:
-                show_json({"version": version, "toml": text})
-            else:
-                click.echo("\n".join(map(printable, text.split("\n"))), nl=False)
+    with given.manager() as proxy:
+        if given.version is not None:
+            text = proxy.text(given.version)
+            lines = "\n".join(map(printable, text.split("\n")))
+            given.show({"version": given.version, "toml": text}, lambda: click.echo(lines, nl=False))
             return
         versions, status = proxy.history(), proxy.status()
-    if as_json:
-        told = [{"version": e.version, "at": e.at, "who": e.who, "why": e.why} for e in versions]
-        show_json({"versions": told, "manager": status})
-        return
+    told = [{"version": e.version, "at": e.at, "who": e.who, "why": e.why} for e in versions]
+    given.show({"versions": told, "manager": status}, lambda: _show_history(versions, status))
+
+
+def _show_history(versions: Sequence[VersionTold], status: dict[str, Any]) -> None:
     columns = (Column("version", right=True), Column("since"), Column("who", name=True), Column("why", long=True))
     show_table(
         columns,
@@ -252,62 +225,32 @@ def history(settings: Settings, version: int | None, at: str | None, as_json: bo
         click.echo(printable(f"fault: {status['fault']}"))
 
 
-@click.command()
-@click.argument("version", type=click.IntRange(1))
-@at_option
-@why_option
-@json_option
-@pass_settings
-def rollback(settings: Settings, version: int, at: str | None, why: str, as_json: bool) -> None:
+class _Rollback(_Change):
+    version: int = argument(type=click.IntRange(1))
+
+
+@command(None, _Rollback)
+def rollback(given: _Rollback) -> None:
     """Put in force again what an earlier version said. That makes a new version.
 
     \b
     jbi policy rollback 7 --why "back to how it was before the storm"
     """
-    with _manager(settings, at) as proxy:
-        changed = proxy.rollback(version, why)
-    if as_json:
-        show_json({"version": changed.version, "changed": changed.is_new})
-    else:
-        _tell(changed)
+    with given.manager() as proxy:
+        changed = proxy.rollback(given.version, given.why)
+    _tell(given, changed)
 
 
-def _tell(changed: Changed) -> None:
-    click.echo(f"version {changed.version} is in force" + ("" if changed.is_new else " already, and says that"))
+def _tell(given: _Change, changed: Changed, **more: object) -> None:
+    """What is in force now; `more` for programs."""
+    state = "in force" if changed.is_new else "in force already, and says that"
+    plain = {"version": changed.version, "changed": changed.is_new, **more}
+    given.show(plain, f"version {changed.version} is {state}")
 
 
-@contextmanager
-def _manager(settings: Settings, at: str | None) -> Iterator[PolicyProxy]:
-    """The policy manager at an address, or the one that the lookup services list. Raises PolicyError."""
+def _found(config: Config) -> ServiceRef:
     try:
-        with _asked(settings, at) as proxy:
-            yield proxy
-    except ProtocolError as exc:
-        if not _is_unknown(exc, POLICY_MANAGER):
-            raise
-        raise PolicyError(
-            f"{at} is no policy manager",
-            hint="`jbi policy serve` is one; of a delegate with a policy file of its own `set` changes single values",
-        ) from exc
-
-
-@contextmanager
-def _asked(settings: Settings, at: str | None) -> Iterator[PolicyProxy]:
-    """The same; whether it is one shows when it is asked."""
-    config = settings.load()
-    ref = ServiceRef("", POLICY_MANAGER, (check_endpoint(at),)) if at else _found(settings)
-    proxy = PolicyProxy(ref, config.security(), timeout=config.lookup.timeout)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
-
-
-def _found(settings: Settings) -> ServiceRef:
-    config = settings.load()
-    try:
-        with closing(JoinManager(config, name="jbi")) as community, looking(config):
-            found = community.lookup(ServiceTemplate(types=(MANAGER_TYPE,)))
+        found = listed(config, ServiceTemplate(types=(MANAGER_TYPE,)))
     except LookupNotFoundError as exc:
         hint = "Name a policy manager or delegate with --at HOST:PORT, or for `set` a file with --file"
         raise LookupNotFoundError(exc.message, hint=hint) from exc

@@ -25,8 +25,8 @@ from jbi_pubsub.core.values import converted
 from jbi_pubsub.web.federation import ContractQuality, Facts, LinkQuality, Observer, Quality, Server, Snapshot
 
 from .near import begins_so, told
+from .options import JsonArguments, argument, command, flag, option
 from .screen import Screen, is_screen
-from .settings import Settings, json_option, pass_settings
 from .show import (
     Column,
     Table,
@@ -37,7 +37,6 @@ from .show import (
     lasted,
     printable,
     rated,
-    show_json,
     show_tables,
     sized,
     wrapped,
@@ -565,17 +564,16 @@ def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> lis
     return ["  ".join(parts), *shown, *[""] * (room - len(shown)), f" q quit  ? help  s sort  {keys}"]
 
 
-@click.command()
-@click.argument("page", metavar="[PAGE]", default="overview", shell_complete=begins_so(lambda: PAGES))
-@click.option("--server", "addresses", metavar="HOST:PORT", multiple=True, help="Only this server; repeatable.")
-@click.option("--every", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="SECONDS", help="How often; 1 s.")
-@click.option("--sort", metavar="COLUMN", default="", help="Order of the page's first table.")
-@click.option("--once", is_flag=True, help="One look, as lines.")
-@json_option
-@pass_settings
-def top(
-    settings: Settings, page: str, addresses: tuple[str, ...], every: float, sort: str, once: bool, as_json: bool
-) -> None:
+class _Top(JsonArguments):
+    page: str = argument(metavar="[PAGE]", default="overview", shell_complete=begins_so(lambda: PAGES))
+    addresses: tuple[str, ...] = option("Only this server; repeatable.", "--server", metavar="HOST:PORT", multiple=True)
+    every: float = option("How often; 1 s.", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="SECONDS")
+    sort: str = option("Order of the page's first table.", metavar="COLUMN", default="")
+    once: bool = flag("One look, as lines.")
+
+
+@command(None, _Top)
+def top(given: _Top) -> None:
     """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties, links
     and bins, types.
 
@@ -589,22 +587,19 @@ def top(
     jbi top types                       # what each type's subscribers get, with [qos] mode = "on"
     jbi top --json                      # all of one look, for programs
     """
-    if page not in PAGES:
-        raise ConfigurationError(told("page", page, PAGES))
-    config = settings.load()
-    observer = Observer(config, addresses=addresses, every=every)
+    if given.page not in PAGES:
+        raise ConfigurationError(told("page", given.page, PAGES))
+    config = given.settings.load()
+    observer = Observer(config, addresses=given.addresses, every=given.every)
     known = Subscriptions(observer)
     observer.start()
     try:
-        if as_json or once or not is_screen():
-            seen = _first_look(observer, known, page, config.lookup.timeout)
-            look = Look(page, _sort_number(seen, page, sort))
-            if as_json:
-                show_json(facts_of(seen, page))
-            else:
-                show_tables(page_of(seen, look), more=MORE)
+        if given.as_json or given.once or not is_screen():
+            seen = _first_look(observer, known, given.page, config.lookup.timeout)
+            look = Look(given.page, _sort_number(seen, given.page, given.sort))
+            given.show(facts_of(seen, given.page), lambda: show_tables(page_of(seen, look), more=MORE))
         else:
-            _watch(observer, known, page, sort, every)
+            _watch(observer, known, given.page, given.sort, given.every)
     finally:
         known.stop()
         observer.stop()

@@ -6,72 +6,64 @@ import getpass
 import os
 import posixpath
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from jbi_pubsub.codegen.bundle import parse_schema, read_bundle
+from jbi_pubsub.codegen.bundle import parse_schema
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.registry import Registry, open_registry
-from jbi_pubsub.codegen.types.sampling import tried
+from jbi_pubsub.codegen.types.sampling import Trial, tried
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.descriptors import Change, Descriptor, Held, Key, Kind, Property
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, SchemaError, UnknownUidError
+from jbi_pubsub.core.descriptors import Descriptor, Held, Key, Kind, Property
+from jbi_pubsub.core.errors import ConfigurationError, SchemaError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.core.xml import XSD
-from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.protocol.entries import PublisherAdapterDelegate, local_name
 from jbi_pubsub.protocol.repositories import REPOSITORIES
-from jbi_pubsub.protocol.services import TypesProxy
+from jbi_pubsub.protocol.services import TYPES, TypesProxy
 from jbi_pubsub.subscriber import SubscriberAdapter
 
-from .codegen import cache_of, existing_file, existing_folder, split_option
+from .codegen import LOCATIONS, ROOT, bundle_of, cache_of
+from .community import at_address, by_address, calling, listed
 from .near import NearNames, told
-from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, counted, printable, show_facts, show_json, show_table, sized
-
-F = TypeVar("F", bound=Callable[..., Any])
+from .options import (
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    FILE,
+    FOLDER,
+    MARKS,
+    Arguments,
+    JsonArguments,
+    argument,
+    command,
+    flag,
+    option,
+)
+from .query import tell_missing
+from .settings import looking
+from .show import Column, counted, printable, show_facts, show_table, sized
 
 DOCUMENT_BYTES: Final = 64 << 20
 """A document that is tried may have so many: metadata that are published have less."""
 
 
-class Repository(Protocol):
-    """What a delegate's `TypesProxy` does, and `_Folder` for a folder."""
-
-    def all(self, kind: Kind) -> tuple[Descriptor, ...]: ...
-    def show(self, key: Key) -> tuple[Descriptor, tuple[Property, ...]]: ...
-    def held(self, key: Key) -> Held | None: ...
-    def property(self, key: Key, name: str) -> bytes: ...
-    def history(self, key: Key) -> tuple[Change, ...]: ...
-    def faults(self) -> tuple[str, ...]: ...
-    def add(self, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str) -> Descriptor: ...
-    def describe(self, key: Key, text: str) -> Descriptor: ...
-    def deprecate(self, key: Key, *, undo: bool = False) -> Descriptor: ...
-    def set_property(self, key: Key, name: str, data: bytes | None) -> None: ...
-    def remove(self, key: Key, *, force: bool = False) -> bool: ...
-    def close(self) -> None: ...
-
-
 class _Folder:
-    """The repository of a folder, changed by whoever runs the command."""
+    """The repository of a folder as a delegate's `TypesProxy`, changed by whoever runs the command."""
 
     def __init__(self, registry: Registry, cache: Path) -> None:
         self._registry = registry
         self._types = TypeRepository(cache_dir=cache, registry=registry)
         self._who = _user()
-
-    def all(self, kind: Kind) -> tuple[Descriptor, ...]:
-        return self._registry.all(kind)
+        self.all, self.property, self.history = registry.all, registry.property, registry.history
+        self.faults, self.close = registry.faults, registry.close
 
     def show(self, key: Key) -> tuple[Descriptor, tuple[Property, ...]]:
         properties = self._registry.properties(key)
@@ -82,15 +74,6 @@ class _Folder:
     def held(self, key: Key) -> Held | None:
         found = self._registry.find(key)
         return Held(found, self._registry.schema(key)) if found is not None else None
-
-    def property(self, key: Key, name: str) -> bytes:
-        return self._registry.property(key, name)
-
-    def history(self, key: Key) -> tuple[Change, ...]:
-        return self._registry.history(key)
-
-    def faults(self) -> tuple[str, ...]:
-        return self._registry.faults()
 
     def add(self, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str) -> Descriptor:
         return self._types.add(bundle, by=self._who, kind=kind, parent=parent, description=description)
@@ -107,8 +90,8 @@ class _Folder:
     def remove(self, key: Key, *, force: bool = False) -> bool:
         return self._registry.remove(key, self._who, users=(), force=force)  # nobody has it open: nothing is published
 
-    def close(self) -> None:
-        self._registry.close()
+
+Repository = TypesProxy | _Folder
 
 
 def _user() -> str:
@@ -133,81 +116,59 @@ def types() -> None:
     """
 
 
-_attribute = click.option("--attribute", is_flag=True, help="An attribute (of a sequence) instead of a type.")
-_type = click.argument("given", metavar="NAME[/VERSION]")
+class _Where(Arguments):
+    at: str | None = option("The delegate to ask; default: the one that is found.", metavar="HOST:PORT")
+    folder: Path | None = option("A repository that no delegate has open.", type=FOLDER)
+
+    def repository(self, *, changes: bool = False) -> AbstractContextManager[Repository]:
+        """The one that is named, or the only one that the lookup services list."""
+        if self.at and self.folder is not None:
+            raise ConfigurationError("--at asks a delegate, --folder opens a folder", hint="Give one of them")
+        if self.folder is not None:
+            return closing(_Folder(open_registry(self.folder, readonly=not changes), cache_of(self.settings)))
+        config = self.settings.load()
+        ref = at_address(self.at) if self.at else _found(config)
+        missing = UnknownUidError(f"{self.at} is no delegate", hint="`jbi services` lists those there are")
+        return calling(TypesProxy, ref, config, TYPES, missing)
 
 
-def _where(command: F) -> F:
-    at = click.option("--at", metavar="HOST:PORT", help="The delegate to ask; default: the one that is found.")
-    folder = click.option(
-        "--folder", type=click.Path(file_okay=False, path_type=Path), help="A repository that no delegate has open."
-    )
-    return at(folder(command))
+class _TypesKind(Arguments):
+    attribute: bool = flag("An attribute (of a sequence) instead of a type.")
+
+    @property
+    def kind(self) -> Kind:
+        """Of what is meant."""
+        return "attribute" if self.attribute else "type"
 
 
-class _Asked(NamedTuple):
-    """What a command is about: a type or attribute of a repository."""
-
-    settings: Settings
-    given: str
-    kind: Kind
-    at: str | None
-    folder: Path | None
+class _Named(_Where, _TypesKind):
+    given: str = argument(metavar="NAME[/VERSION]")
 
     @contextmanager
     def found(self, *, changes: bool = False) -> Iterator[tuple[Repository, Key]]:
-        """Raises UnknownUidError, with the nearest."""
-        with _repository(self.settings, self.at, self.folder, changes=changes) as repository:
+        """The type or attribute, in its repository. Raises UnknownUidError, with the nearest."""
+        with self.repository(changes=changes) as repository:
             yield repository, _find(repository, self.given, self.kind)
 
 
-def _about(command: Callable[..., Any]) -> Callable[..., Any]:
-    """NAME[/VERSION] --attribute, --at and --folder, as one `_Asked`."""
-
-    @pass_settings
-    @wraps(command)
-    def run(settings: Settings, /, given: str, attribute: bool, at: str | None, folder: Path | None, **own: Any) -> Any:
-        return command(_Asked(settings, given, _kind(attribute), at, folder), **own)
-
-    return _type(_attribute(_where(run)))
+class _NamedJson(_Named, JsonArguments):
+    """For commands that show it."""
 
 
-@types.command()
-@click.argument("schema", type=existing_file)
-@click.option("--name", default="", help="Name; default: what the schema says.")
-@click.option("--version", default=DEFAULT_VERSION, show_default=True, help="Version.")
-@click.option("--parent", default="", metavar="NAME/VERSION", help="Type that it is a kind of.")
-@click.option("--description", default="", help="What it is, for people.")
-@click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
-@click.option("--root", default="", help="Document element, when the schema declares several.")
-@click.option(
-    "--locations",
-    callback=split_option("ADDRESS=PATH", at_last=True),
-    metavar="ADDRESS=PATH",
-    multiple=True,
-    help="Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
-)
-@click.option("--within", type=existing_folder, help="Folder that all documents lie in; default the one above.")
-@_attribute
-@_where
-@json_option
-@pass_settings
-def add(
-    settings: Settings,
-    schema: Path,
-    name: str,
-    version: str,
-    parent: str,
-    description: str,
-    marks: Path | None,
-    root: str,
-    locations: tuple[tuple[str, str], ...],
-    within: Path | None,
-    attribute: bool,
-    at: str | None,
-    folder: Path | None,
-    as_json: bool,
-) -> None:
+class _Add(_Where, _TypesKind, JsonArguments, first=True):
+    schema: Path = argument(type=EXISTING_FILE)
+    name: str = option("Name; default: what the schema says.", default="")
+    version: str = option("Version.", default=DEFAULT_VERSION, show_default=True)
+    parent: str = option("Type that it is a kind of.", default="", metavar="NAME/VERSION")
+    description: str = option("What it is, for people.", default="")
+    marks: Path | None = MARKS
+    root: str = ROOT
+    locations: tuple[tuple[str, str], ...] = LOCATIONS
+    within: Path | None = option("Folder that all documents lie in; default the one above.", type=EXISTING_FOLDER)
+
+
+@command(types, _Add)
+def add(given: _Add) -> None:
     """Add a type, with all that its schema includes and imports. Another schema needs another version.
 
     \b
@@ -216,24 +177,23 @@ def add(
     jbi types add examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json
     jbi types add examples/data/intel_imagery/Intel_Imagery.xsd --attribute --name picture
     """
-    if attribute and marks is None and not root:
-        root = _only_element(schema)
-    bundle = read_bundle(
-        schema,
-        marks=marks,
+    root = given.root
+    if given.attribute and given.marks is None and not root:
+        root = _only_element(given.schema)
+    bundle = bundle_of(
+        given.schema,
+        given.within,
+        given.locations,
+        marks=given.marks,
         root=root,
-        name=name,
-        version=version,
-        locations={key: Path(path) for key, path in locations},
-        within=within or schema.absolute().parent.parent,
+        name=given.name,
+        version=given.version,
     )
-    with _repository(settings, at, folder, changes=True) as repository:
-        above = _find(repository, parent, "type")[1] if parent else None
-        found = repository.add("attribute" if attribute else "type", bundle, above, description)
-    if as_json:
-        show_json(_plain(found))
-    else:
-        click.echo(printable(f"{found.kind} {found.type}, schema {found.digest}"))
+    with given.repository(changes=True) as repository:
+        above = _find(repository, given.parent, "type")[1] if given.parent else None
+        found = repository.add(given.kind, bundle, above, given.description)
+    text = printable(f"{found.kind} {found.type}, schema {found.digest}")
+    given.show(_plain(found), text)
 
 
 def _only_element(schema: Path) -> str:
@@ -249,12 +209,12 @@ def _only_element(schema: Path) -> str:
     return f"{{{space}}}{names[0]}" if space else names[0]
 
 
-@types.command("list")
-@_attribute
-@_where
-@json_option
-@pass_settings
-def list_(settings: Settings, attribute: bool, at: str | None, folder: Path | None, as_json: bool) -> None:
+class _TypesList(_Where, _TypesKind, JsonArguments):
+    """Types or attributes of a repository."""
+
+
+@command(types, _TypesList, "list")
+def list_(given: _TypesList) -> None:
     """List the types, or the attributes.
 
     \b
@@ -262,13 +222,14 @@ def list_(settings: Settings, attribute: bool, at: str | None, folder: Path | No
     jbi types list --attribute --at 127.0.0.1:4200
     jbi types list --folder types/ --json
     """
-    kind = _kind(attribute)
-    with _repository(settings, at, folder) as repository:
-        found = repository.all(kind)
-        faults = repository.faults() if folder is not None else ()
-    if as_json:
-        show_json({f"{kind}s": [_plain(each) for each in found], "faults": list(faults)})
-        return
+    with given.repository() as repository:
+        found = repository.all(given.kind)
+        faults = repository.faults() if given.folder is not None else ()
+    plain = {f"{given.kind}s": [_plain(each) for each in found], "faults": list(faults)}
+    given.show(plain, lambda: _show_list(given.kind, found, faults))
+
+
+def _show_list(kind: Kind, found: Sequence[Descriptor], faults: Sequence[str]) -> None:
     columns = (
         Column(kind, name=True, long=True, dotted=True), Column("version"), Column("state"),
         Column("parent", spare=3, long=True, dotted=True), Column("since", spare=2), Column("by", spare=1, long=True),
@@ -282,23 +243,23 @@ def list_(settings: Settings, attribute: bool, at: str | None, folder: Path | No
         click.echo(printable(f"damaged: {fault}"), err=True)
 
 
-@types.command()
-@_about
-@json_option
-def show(asked: _Asked, as_json: bool) -> None:
+@command(types, _NamedJson)
+def show(given: _NamedJson) -> None:
     """Show what is said of a type: description, state, schema documents, properties.
 
     \b
     jbi types show Intel_Imagery
     jbi types show mil.Report/1.1 --json
     """
-    with asked.found() as (repository, key):
+    with given.found() as (repository, key):
         found, properties = repository.show(key)
         bundle = _held(repository, key).bundle
-    if as_json:
-        documents = [{"name": name, "bytes": len(data)} for name, data in bundle.documents]
-        show_json({**_plain(found), "documents": documents, "properties": msgspec.to_builtins(properties)})
-        return
+    documents = [{"name": name, "bytes": len(data)} for name, data in bundle.documents]
+    plain = {**_plain(found), "documents": documents, "properties": msgspec.to_builtins(properties)}
+    given.show(plain, lambda: _show_type(found, properties, bundle))
+
+
+def _show_type(found: Descriptor, properties: Sequence[Property], bundle: SchemaBundle) -> None:
     size = sum(len(data) for _, data in bundle.documents)
     facts = [
         ("name", found.type.name), ("version", found.type.version), ("state", found.state),
@@ -314,20 +275,22 @@ def show(asked: _Asked, as_json: bool) -> None:
         )
 
 
-@types.command()
-@_about
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for its documents.")
-def export(asked: _Asked, output: Path | None) -> None:
+class _TypesExport(_Named):
+    output: Path | None = option("Folder for its documents.", "-o", "--output", type=FOLDER)
+
+
+@command(types, _TypesExport)
+def export(given: _TypesExport) -> None:
     """Write the schema of a type, byte for byte: to stdout, or all its documents into a folder.
 
     \b
     jbi types export Intel_Imagery               # to stdout, if it is one document
     jbi types export mil.Report/1.1 -o report/
     """
-    with asked.found() as (repository, key):
+    with given.found() as (repository, key):
         bundle = _held(repository, key).bundle
-    if output is not None:
-        _write_documents(bundle, output)
+    if given.output is not None:
+        _write_documents(bundle, given.output)
         return
     if len(bundle.documents) != 1 or bundle.marks:
         beside = " and a marks file" if bundle.marks else ""
@@ -361,58 +324,66 @@ def _write_documents(bundle: SchemaBundle, output: Path) -> None:
         click.echo(printable(f"{path}{option}"), err=True)
 
 
-@types.command()
-@_about
-@click.argument("text")
-def describe(asked: _Asked, text: str) -> None:
+class _Describe(_Named):
+    text: str = argument()
+
+
+@command(types, _Describe)
+def describe(given: _Describe) -> None:
     """Say what a type is, for people.
 
     \b
     jbi types describe Intel_Imagery "pictures of places, from above"
     """
-    with asked.found(changes=True) as (repository, key):
-        found = repository.describe(key, text)
+    with given.found(changes=True) as (repository, key):
+        found = repository.describe(key, given.text)
     click.echo(printable(f"{found.kind} {found.type}: {found.description}"))
 
 
-@types.command()
-@_about
-@click.option("--undo", is_flag=True, help="Make it active again.")
-def deprecate(asked: _Asked, undo: bool) -> None:
+class _Deprecate(_Named):
+    undo: bool = flag("Make it active again.")
+
+
+@command(types, _Deprecate)
+def deprecate(given: _Deprecate) -> None:
     """Say that a type should not be used any more. It can be, with a warning in the delegate's log.
 
     \b
     jbi types deprecate mil.Report/1.0
     jbi types deprecate mil.Report/1.0 --undo
     """
-    with asked.found(changes=True) as (repository, key):
-        found = repository.deprecate(key, undo=undo)
+    with given.found(changes=True) as (repository, key):
+        found = repository.deprecate(key, undo=given.undo)
     click.echo(printable(f"{found.kind} {found.type} is {found.state}"))
 
 
-@types.command()
-@_about
-@click.option("--force", is_flag=True, help="Also while it is in use: the schema is kept until nothing uses it.")
-def remove(asked: _Asked, force: bool) -> None:
+class _Remove(_Named):
+    force: bool = flag("Also while it is in use: the schema is kept until nothing uses it.")
+
+
+@command(types, _Remove)
+def remove(given: _Remove) -> None:
     """Remove a type that nothing uses.
 
     \b
     jbi types remove mil.Report/1.0
     jbi types remove mil.Report/1.0 --force
     """
-    with asked.found(changes=True) as (repository, key):
-        gone = repository.remove(key, force=force)
+    with given.found(changes=True) as (repository, key):
+        gone = repository.remove(key, force=given.force)
     state = "is removed" if gone else "is removed; its schema is kept until nothing uses it"
     click.echo(printable(f"{key[0]} {key[1]} {state}"))
 
 
-@types.command("property")
-@_about
-@click.argument("name", required=False)
-@click.option("--set", "file", type=existing_file, help="Take the bytes of this file.")
-@click.option("--remove", "removes", is_flag=True, help="Remove it.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write its bytes here.")
-def property_(asked: _Asked, name: str | None, file: Path | None, removes: bool, output: Path | None) -> None:
+class _Property(_Named):
+    name: str | None = argument(required=False)
+    file: Path | None = option("Take the bytes of this file.", "--set", type=EXISTING_FILE)
+    removes: bool = flag("Remove it.", "--remove")
+    output: Path | None = option("Write its bytes here.", "-o", "--output", type=FILE)
+
+
+@command(types, _Property, "property")
+def property_(given: _Property) -> None:
     """List the properties of a type: any bytes that are attached to it. With NAME: read, set or remove one.
 
     \b
@@ -421,13 +392,16 @@ def property_(asked: _Asked, name: str | None, file: Path | None, removes: bool,
     jbi types property Intel_Imagery icon -o copy.png
     jbi types property Intel_Imagery icon --remove
     """
-    if sum((file is not None, removes, output is not None)) > 1 or (name is None and (file or removes or output)):
+    name, file, output = given.name, given.file, given.output
+    if sum((file is not None, given.removes, output is not None)) > 1 or (
+        name is None and (file or given.removes or output)
+    ):
         raise ConfigurationError("give one of --set, --remove and -o, with the name of a property")
-    with asked.found(changes=file is not None or removes) as (repository, key):
+    with given.found(changes=file is not None or given.removes) as (repository, key):
         if name is None:
             for each in repository.show(key)[1]:
                 click.echo(printable(f"{each.name}  {each.size:,} bytes  {each.digest}"))
-        elif file is not None or removes:
+        elif file is not None or given.removes:
             repository.set_property(key, name, file.read_bytes() if file is not None else None)
         elif output is not None:
             output.write_bytes(repository.property(key, name))
@@ -435,19 +409,17 @@ def property_(asked: _Asked, name: str | None, file: Path | None, removes: bool,
             _to_stdout(repository.property(key, name))
 
 
-@types.command()
-@_about
-@json_option
-def history(asked: _Asked, as_json: bool) -> None:
+@command(types, _NamedJson)
+def history(given: _NamedJson) -> None:
     """List what was done to a type, also to one that is gone: when, by whom.
 
     \b
     jbi types history mil.Report/1.0
     """
-    with _repository(asked.settings, asked.at, asked.folder) as repository:
-        key: Key = asked.kind, named(asked.given)
+    with given.repository() as repository:
+        key: Key = given.kind, named(given.given)
         try:
-            key = _find(repository, asked.given, asked.kind)
+            key = _find(repository, given.given, given.kind)
         except UnknownUidError as exc:
             try:
                 found = repository.history(key)  # it may be gone
@@ -455,36 +427,22 @@ def history(asked: _Asked, as_json: bool) -> None:
                 raise exc from None
         else:
             found = repository.history(key)
-    if as_json:
-        show_json(msgspec.to_builtins(found))
-        return
     columns = (Column("when"), Column("who", name=True, long=True), Column("what", long=True))
     rows = [(_moment(each.when), printable(each.who), printable(each.what)) for each in found]
-    show_table(columns, rows, title=printable(str(key[1])))
+    given.show(msgspec.to_builtins(found), lambda: show_table(columns, rows, title=printable(str(key[1]))))
 
 
-@types.command()
-@click.argument("schema", type=existing_file)
-@click.option("--of", "given", required=True, metavar="NAME[/VERSION]", help="The type whose next schema it may be.")
-@click.option("--from", "samples", type=existing_folder, help="Folder of metadata documents (*.xml, also below).")
-@click.option("--archived", type=click.IntRange(1), metavar="N", help="The last N archived objects of the type.")
-@click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
-@click.option("--root", default="", help="Document element, when the schema declares several.")
-@_where
-@json_option
-@pass_settings
-def check(
-    settings: Settings,
-    schema: Path,
-    given: str,
-    samples: Path | None,
-    archived: int | None,
-    marks: Path | None,
-    root: str,
-    at: str | None,
-    folder: Path | None,
-    as_json: bool,
-) -> int:
+class _Check(_Where, JsonArguments, first=True):
+    schema: Path = argument(type=EXISTING_FILE)
+    given: str = option("The type whose next schema it may be.", "--of", required=True, metavar="NAME[/VERSION]")
+    samples: Path | None = option("Folder of metadata documents (*.xml, also below).", "--from", type=EXISTING_FOLDER)
+    archived: int | None = option("The last N archived objects of the type.", type=click.IntRange(1), metavar="N")
+    marks: Path | None = MARKS
+    root: str = ROOT
+
+
+@command(types, _Check)
+def check(given: _Check) -> int:
     """Try a new schema on documents of a type: how many it would refuse that are good now, with their first errors.
     Exit code 1 if there are any.
 
@@ -492,35 +450,37 @@ def check(
     jbi types check examples/data/intel_imagery/Intel_Imagery.xsd --of Intel_Imagery --from examples/data/intel_imagery
     jbi types check examples/data/intel_imagery/Intel_Imagery.xsd --of Intel_Imagery/1.1 --archived 10000
     """
-    if (samples is None) == (archived is None):
+    if (given.samples is None) == (given.archived is None):
         raise ConfigurationError("nothing to try it on", hint="Give --from FOLDER or --archived N")
-    config = settings.load()
-    with _repository(settings, at, folder) as repository:
-        key = _find(repository, given, "type")
+    config = given.settings.load()
+    with given.repository() as repository:
+        key = _find(repository, given.given, "type")
         held = _held(repository, key)
-    cache = TypeRepository(cache_dir=cache_of(settings))
+    cache = TypeRepository(cache_dir=cache_of(given.settings))
     old = cache.open_schema(held.bundle)
     cache.forget(old.type)
-    new = cache.open_schema(
-        read_bundle(
-            schema, marks=marks or held.bundle.marks or None, root=root, name=key[1].name,
-            version=f"{key[1].version} tried", within=schema.absolute().parent.parent,
-        )
-    )  # fmt: skip
-    documents = _documents(samples) if samples is not None else archived_documents(config, key[1], archived or 0)
-    found = tried(new, old, documents)
-    if found.documents == 0 and samples is None:
-        raise UnknownUidError(f"no archived objects of {key[1]}", hint="Try the schema on files: --from FOLDER")
-    if found.documents == 0:
-        raise ConfigurationError(f"no *.xml below {samples}", hint="Name a folder of metadata documents")
-    if as_json:
-        show_json({"type": str(key[1]), "same_schema": old.digest == new.digest, **msgspec.to_builtins(found)})
-        return 1 if found.refused else 0
-    if old.digest == new.digest:
-        click.echo(printable(f"{schema} means the same as the schema of {key[1]}"))
+    marks, version = given.marks or held.bundle.marks or None, f"{key[1].version} tried"
+    new = cache.open_schema(bundle_of(given.schema, marks=marks, root=given.root, name=key[1].name, version=version))
+    if given.samples is not None:
+        found = tried(new, old, _documents(given.samples))
+        if not found.documents:
+            raise ConfigurationError(f"no *.xml below {given.samples}", hint="Name a folder of metadata documents")
+    else:
+        found = tried(new, old, archived_documents(config, key[1], given.archived or 0))
+        if not found.documents:
+            raise UnknownUidError(f"no archived objects of {key[1]}", hint="Try the schema on files: --from FOLDER")
+    is_same = old.digest == new.digest
+    plain = {"type": str(key[1]), "same_schema": is_same, **msgspec.to_builtins(found)}
+    given.show(plain, lambda: _show_tried(found, given.schema, key[1], is_same=is_same))
+    return 1 if found.refused else 0
+
+
+def _show_tried(found: Trial, schema: Path, type_: TypeName, *, is_same: bool) -> None:
+    if is_same:
+        click.echo(printable(f"{schema} means the same as the schema of {type_}"))
     aside = [
         f"{count} {what}"
-        for count, what in ((found.before, f"not by the schema of {key[1]} either"), (found.unreadable, "no XML"))
+        for count, what in ((found.before, f"not by the schema of {type_} either"), (found.unreadable, "no XML"))
         if count
     ]
     told_aside = f"; {', '.join(aside)}" if aside else ""
@@ -534,7 +494,6 @@ def check(
         show_table(columns, rows)
     if found.others:
         click.echo(f"and {found.others} for further reasons")
-    return 1 if found.refused else 0
 
 
 def archived_documents(config: Config, type_: TypeName, count: int) -> Iterator[tuple[str, bytes]]:
@@ -547,7 +506,7 @@ def archived_documents(config: Config, type_: TypeName, count: int) -> Iterator[
             for obj in opened:
                 yield obj.object_id, obj.metadata
         for archive in opened.partial:
-            click.echo(f"jbi: not complete: the archive at {printable(archive)}", err=True)
+            tell_missing(archive)
 
 
 def _documents(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -563,10 +522,6 @@ def named(given: str) -> TypeName:
     """NAME or NAME/VERSION; names may hold a namespace, whose slashes are no versions."""
     name, slash, version = given.rpartition("/")
     return TypeName(name, version) if slash and name and version and "}" not in version else TypeName(given)
-
-
-def _kind(attribute: bool) -> Kind:
-    return "attribute" if attribute else "type"
 
 
 def _find(repository: Repository, given: str, kind: Kind) -> Key:
@@ -595,41 +550,14 @@ def _held(repository: Repository, key: Key) -> Held:
     return found
 
 
-@contextmanager
-def _repository(
-    settings: Settings, at: str | None, folder: Path | None, *, changes: bool = False
-) -> Iterator[Repository]:
-    """The one that is named, or the only one that the lookup services list."""
-    if at and folder is not None:
-        raise ConfigurationError("--at asks a delegate, --folder opens a folder", hint="Give one of them")
-    repository: Repository
-    if folder is not None:
-        repository = _Folder(open_registry(folder, readonly=not changes), cache_of(settings))
-    else:
-        config = settings.load()
-        ref = ServiceRef("", "", (check_endpoint(at),)) if at else _found(config)
-        repository = TypesProxy(ref, config.security(), timeout=config.lookup.timeout)
-    try:
-        yield repository
-    except ProtocolError as exc:
-        if "no exported method types." not in exc.message:
-            raise
-        raise UnknownUidError(f"{at} is no delegate", hint="`jbi services` lists those there are") from exc
-    finally:
-        repository.close()
-
-
 def _found(config: Config) -> ServiceRef:
-    with closing(JoinManager(config, name="jbi")) as community, looking(config):
-        found = community.lookup(REPOSITORIES)
-    # by address: one that was killed and started again there is listed twice until its former lease has run out
-    items = {item.proxy.endpoints: item for item in found}
+    items = by_address(listed(config, REPOSITORIES))
     if len(items) == 1:
-        return next(iter(items.values())).proxy
+        return items[0].proxy
     own = PublisherAdapterDelegate.entry_name
     names = [
         f"{', '.join(item.proxy.endpoints)} ({entry.name}, {entry.location})"
-        for item in items.values()
+        for item in items
         for rep in item.entries
         if rep.cls.name == own
         for entry in [PublisherAdapterDelegate.from_rep(rep)]

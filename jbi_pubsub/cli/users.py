@@ -13,15 +13,8 @@ from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.policy.users import Account, PasswordFile, check_name, read_accounts, write_accounts
 
 from .near import NearNames, told
-from .settings import Settings, json_option, pass_settings
-from .show import show_json, show_rows
-
-file_option = click.option(
-    "--file", type=click.Path(dir_okay=False, path_type=Path), help="The password file; default [policy] users."
-)
-password_option = click.option(
-    "--password-stdin", "from_stdin", is_flag=True, help="Read the password from stdin, its first line."
-)
+from .options import FILE, Arguments, JsonArguments, argument, command, flag, option
+from .show import show_rows
 
 LINE_MOST: Final = 4_096
 """Characters of stdin that are read."""
@@ -38,25 +31,39 @@ def users() -> None:
     """
 
 
-def _path(settings: Settings, file: Path | None) -> Path:
-    """Raises ConfigurationError."""
-    place = str(file) if file is not None else settings.load().policy.users
-    if not place or "://" in place:
-        raise ConfigurationError(
-            "no password file is configured" if not place else f"[policy] users is a directory: {place}",
-            hint="Name one with --file, or set [policy] users",
-        )
-    return Path(place)
+class _UsersFile(Arguments):
+    file: Path | None = option("The password file; default [policy] users.", type=FILE)
+
+    def path(self) -> Path:
+        """Raises ConfigurationError."""
+        place = str(self.file) if self.file is not None else self.settings.load().policy.users
+        if not place or "://" in place:
+            raise ConfigurationError(
+                "no password file is configured" if not place else f"[policy] users is a directory: {place}",
+                hint="Name one with --file, or set [policy] users",
+            )
+        return Path(place)
 
 
-def _password(*, from_stdin: bool) -> str:
-    """From the first line of stdin, or typed twice. Raises ConfigurationError."""
-    if from_stdin:
-        return sys.stdin.readline(LINE_MOST).rstrip("\r\n")
-    if not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to type a password at", hint="Pass --password-stdin")
-    said: str = click.prompt("Password", hide_input=True, confirmation_prompt=True)
-    return said
+class _User(_UsersFile):
+    name: str = argument()
+
+
+class _Password(_User):
+    from_stdin: bool = flag("Read the password from stdin, its first line.", "--password-stdin")
+
+    def password(self) -> str:
+        """From the first line of stdin, or typed twice. Raises ConfigurationError."""
+        if self.from_stdin:
+            return sys.stdin.readline(LINE_MOST).rstrip("\r\n")
+        if not sys.stdin.isatty():
+            raise ConfigurationError("there is no terminal to type a password at", hint="Pass --password-stdin")
+        said: str = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        return said
+
+
+class _UsersList(_UsersFile, JsonArguments):
+    """Of a file."""
 
 
 def _changed(path: Path, change: Callable[[dict[str, Account]], None]) -> None:
@@ -65,12 +72,8 @@ def _changed(path: Path, change: Callable[[dict[str, Account]], None]) -> None:
     write_accounts(path, accounts)
 
 
-@users.command()
-@click.argument("name")
-@file_option
-@password_option
-@pass_settings
-def add(settings: Settings, name: str, file: Path | None, from_stdin: bool) -> None:
+@command(users, _Password)
+def add(given: _Password) -> None:
     """Add a user, or give one another password.
 
     Whoever is logged in by the old one is out within a second.
@@ -79,18 +82,15 @@ def add(settings: Settings, name: str, file: Path | None, from_stdin: bool) -> N
     jbi users add alice --file users.txt
     pass show jbi/alice | jbi users add alice --password-stdin
     """
-    check_name(name)
-    path = _path(settings, file)
-    account = Account.of(name, _password(from_stdin=from_stdin))
-    _changed(path, lambda accounts: accounts.update({name: account}))
-    click.echo(f"{name} is in {path}")
+    check_name(given.name)
+    path = given.path()
+    account = Account.of(given.name, given.password())
+    _changed(path, lambda accounts: accounts.update({given.name: account}))
+    click.echo(f"{given.name} is in {path}")
 
 
-@users.command()
-@click.argument("name")
-@file_option
-@pass_settings
-def remove(settings: Settings, name: str, file: Path | None) -> None:
+@command(users, _User)
+def remove(given: _User) -> None:
     """Remove a user.
 
     Whoever is logged in as that is out within a second.
@@ -98,45 +98,34 @@ def remove(settings: Settings, name: str, file: Path | None) -> None:
     \b
     jbi users remove alice --file users.txt
     """
-    path = _path(settings, file)
+    path = given.path()
 
     def drop(accounts: dict[str, Account]) -> None:
-        if accounts.pop(name, None) is None:
-            raise UnknownUidError(f"{path}: {told('user', name, accounts)}")
+        if accounts.pop(given.name, None) is None:
+            raise UnknownUidError(f"{path}: {told('user', given.name, accounts)}")
 
     _changed(path, drop)
-    click.echo(f"{name} is no longer in {path}")
+    click.echo(f"{given.name} is no longer in {path}")
 
 
-@users.command("list")
-@file_option
-@json_option
-@pass_settings
-def list_(settings: Settings, file: Path | None, as_json: bool) -> None:
+@command(users, _UsersList, "list")
+def list_(given: _UsersList) -> None:
     """List the users of a file.
 
     \b
     jbi users list --file users.txt
     """
-    names = sorted(read_accounts(_path(settings, file)))
-    if as_json:
-        show_json(names)
-    else:
-        show_rows(("user",), [(name,) for name in names])
+    names = sorted(read_accounts(given.path()))
+    given.show(names, lambda: show_rows(("user",), [(name,) for name in names]))
 
 
-@users.command()
-@click.argument("name")
-@file_option
-@password_option
-@pass_settings
-@click.pass_context
-def check(context: click.Context, settings: Settings, name: str, file: Path | None, from_stdin: bool) -> None:
+@command(users, _Password)
+def check(given: _Password) -> int:
     """Say whether a password is a user's. Exit code 1: it is not.
 
     \b
     jbi users check alice --file users.txt
     """
-    found = PasswordFile(_path(settings, file)).check(name, _password(from_stdin=from_stdin))
-    click.echo(f"that is {name}'s password" if found is not None else "no such user, or another password")
-    context.exit(0 if found is not None else 1)
+    found = PasswordFile(given.path()).check(given.name, given.password())
+    click.echo(f"that is {given.name}'s password" if found is not None else "no such user, or another password")
+    return 0 if found is not None else 1

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,9 +24,10 @@ from jbi_pubsub.spark.dataset import Contracts
 from jbi_pubsub.spark.result import Result, Run, finish
 from jbi_pubsub.spark.studies.study import contracts_in
 
-from .cluster import on_clusters
-from .settings import Settings, json_option, pass_settings, try_folder
-from .show import console, printable, show_facts, show_json
+from .cluster import ClusterArguments
+from .options import FOLDER, JsonArguments, argument, command, flag, option
+from .settings import Settings, try_folder
+from .show import console, printable, show_facts
 
 TAP_SECONDS: Final = 30.0
 """For the contracts of a federation to be there."""
@@ -37,41 +38,41 @@ TAP_FOR: Final = "315360000"
 _TURN: Final = 0.1
 
 
-@click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
-@click.option("--live", is_flag=True, help="Tap the federation; --data is where it is kept.")
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), metavar="DATA", help="Data set of contracts.")
-@click.option("--publisher", default="", metavar="ID", help="Registration that all documents are of.")
-@click.option("--window", type=click.IntRange(1, 86_400), default=60, show_default=True, help="Seconds of a window.")
-@click.option(
-    "--delay", type=click.IntRange(0, 86_400), default=60, show_default=True, help="Seconds to wait for late."
-)
-@click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds of a batch.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after so long.")
-@click.option("--until-idle", type=click.FloatRange(0, min_open=True), help="End when nothing has come for so long.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("study-watch"), show_default=True,
-    callback=try_folder, help="Folder for state, page and result.",
-)  # fmt: skip
-@on_clusters
-@json_option
-@pass_settings
-def watch(
-    configured: Settings,
-    folder: Path | None,
-    live: bool,
-    data: Path | None,
-    publisher: str,
-    window: int,
-    delay: int,
-    every: float,
-    seconds: float | None,
-    until_idle: float | None,
-    out: Path,
-    master: str,
-    settings: Mapping[str, str],
-    as_json: bool,
-) -> int:
+class _StudyWatch(ClusterArguments, JsonArguments, first=True):
+    folder: Path | None = argument(type=FOLDER, required=False)
+    live: bool = flag("Tap the federation; --data is where it is kept.")
+    data: Path | None = option("Data set of contracts.", type=FOLDER, metavar="DATA")
+    publisher: str = option("Registration that all documents are of.", default="", metavar="ID")
+    window: int = option("Seconds of a window.", type=click.IntRange(1, 86_400), default=60, show_default=True)
+    delay: int = option("Seconds to wait for late.", type=click.IntRange(0, 86_400), default=60, show_default=True)
+    every: float = option("Seconds of a batch.", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True)
+    seconds: float | None = option("End after so long.", type=click.FloatRange(0, min_open=True))
+    until_idle: float | None = option("End when nothing has come for so long.", type=click.FloatRange(0, min_open=True))
+    out: Path = option(
+        "Folder for state, page and result.", type=FOLDER, default=Path("study-watch"), show_default=True,
+        callback=try_folder,
+    )  # fmt: skip
+
+    def asked(self, where: Path, data: Path) -> watching.Settings:
+        """What is watched, by whose contracts. Raises ConfigurationError."""
+        files = where / "publications" if (where / "publications").is_dir() else where
+        if not files.is_dir():
+            raise ConfigurationError(f"{files} is no folder", hint="Make it, and let files arrive there by renaming")
+        if not all((data / name).is_dir() for name in dataset.CONTRACTS):
+            raise ConfigurationError(
+                f"{data} has no contracts to judge by",
+                hint="--data DATA names a data set (jbi study export or generate)",
+            )
+        xml = any(files.glob("*.xml"))
+        if xml and any(files.glob("*.parquet")):
+            raise ConfigurationError(f"{files} has both Parquet and XML", hint="Watch two folders")
+        return watching.Settings(
+            folder=str(files.resolve()), xml=xml, publisher=self.publisher, window=self.window, delay=self.delay
+        )
+
+
+@command(None, _StudyWatch)
+def watch(given: _StudyWatch) -> int:
     """Count who would get how much of what arrives, window by window, while it arrives.
 
     FOLDER is a data set that grows, or a folder of Parquet files or XML documents (then --data has the contracts).
@@ -82,48 +83,30 @@ def watch(
     jbi study watch arriving --data data --window 10 --until-idle 60
     jbi study watch --live --data tapped
     """
-    if live == (folder is not None):
+    if given.is_submitted():
+        return 0
+    if given.live == (given.folder is not None):
         raise ConfigurationError("what is to be watched?", hint="Give a folder, or --live, and not both")
     report.parquet_present()
     plots.present()
-    if live:
-        data = data or out / "tapped"
+    where = given.folder or given.data or given.out / "tapped"
+    data = given.data or where
     code = 0
     watched: watching.Watch | None = None
     try:
-        with _tapping(configured, data) if live and data is not None else nullcontext(_nothing) as look:
-            where = (data if live else folder) or Path()
-            asked = _asked(where, data or where, publisher, window, delay)
-            watched = watching.Watch(out, asked, contracts_of(data or where))
-            _watched(watched, every, seconds, until_idle, master, settings, look, as_json=as_json)
+        with _tapping(given.settings, data) if given.live else nullcontext(_nothing) as look:
+            watched = watching.Watch(given.out, given.asked(where, data), contracts_of(data))
+            _watched(watched, given, look)
     except KeyboardInterrupt:
         if watched is None:
             raise
         code = 130
     found = watched.shown()
     finish(watched.folder, found, Run(input=watched.state.settings.folder, engine="spark"))
-    rows = [*found.rows(), ("report", str(out / "report.html"))]
-    if as_json:
-        show_json({"study": "watch", "numbers": found.numbers, "out": str(out)})
-    else:
-        show_facts(rows, title="watched")
+    rows = [*found.rows(), ("report", str(given.out / "report.html"))]
+    plain = {"study": "watch", "numbers": found.numbers, "out": str(given.out)}
+    given.show(plain, lambda: show_facts(rows, title="watched"))
     return code
-
-
-def _asked(where: Path, data: Path, publisher: str, window: int, delay: int) -> watching.Settings:
-    files = where / "publications" if (where / "publications").is_dir() else where
-    if not files.is_dir():
-        raise ConfigurationError(f"{files} is no folder", hint="Make it, and let files arrive there by renaming")
-    if not all((data / name).is_dir() for name in dataset.CONTRACTS):
-        raise ConfigurationError(
-            f"{data} has no contracts to judge by", hint="--data DATA names a data set (jbi study export or generate)"
-        )
-    xml = any(files.glob("*.xml"))
-    if xml and any(files.glob("*.parquet")):
-        raise ConfigurationError(f"{files} has both Parquet and XML", hint="Watch two folders")
-    return watching.Settings(
-        folder=str(files.resolve()), xml=xml, publisher=publisher, window=window, delay=delay
-    )  # fmt: skip
 
 
 def contracts_of(data: Path) -> Callable[[], Contracts]:
@@ -140,24 +123,14 @@ def contracts_of(data: Path) -> Callable[[], Contracts]:
     return read
 
 
-def _watched(
-    watched: watching.Watch,
-    every: float,
-    seconds: float | None,
-    until_idle: float | None,
-    master: str,
-    settings: Mapping[str, str],
-    look: Callable[[], None],
-    *,
-    as_json: bool,
-) -> None:
+def _watched(watched: watching.Watch, given: _StudyWatch, look: Callable[[], None]) -> None:
     """Until its end. `look` raises when nothing can come any more."""
-    in_terminal = sys.stdout.isatty() and not as_json
-    end = time.monotonic() + seconds if seconds is not None else float("inf")
+    in_terminal = sys.stdout.isatty() and not given.as_json
+    end = time.monotonic() + given.seconds if given.seconds is not None else float("inf")
     last = -1
     with (
         Live(console=console(), refresh_per_second=2) if in_terminal else nullcontext() as shown,
-        session.open_session("jbi study watch", master=master, extra=settings) as spark,
+        session.open_session("jbi study watch", master=given.master, extra=given.conf) as spark,
     ):
         begun = time.monotonic()
 
@@ -168,12 +141,12 @@ def _watched(
                 if isinstance(shown, Live):
                     shown.update(_table(watched.shown()))
                 elif last:
-                    _line(watched, as_json=as_json)
+                    _line(watched, as_json=given.as_json)
             look()
             now = time.monotonic()
-            return now < end and (until_idle is None or now < max(begun, watched.changed) + until_idle)
+            return now < end and (given.until_idle is None or now < max(begun, watched.changed) + given.until_idle)
 
-        watched.run(spark, every, turn)
+        watched.run(spark, given.every, turn)
 
 
 def _line(watched: watching.Watch, *, as_json: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import threading
 import webbrowser
 from importlib.util import find_spec
@@ -14,21 +12,22 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError
 
-from .servers import stop_on_signal, wait_for
-from .settings import Settings, json_option, pass_settings
+from .options import JsonArguments, command, flag, option
+from .servers import stop_on_signal, tell_ready, wait_for
 
 if TYPE_CHECKING:
     from jbi_pubsub.web.console import Connect
 
 
-@click.command()
-@click.option("--host", help="Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls].")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 8160, 0 takes a free one.")
-@click.option("--admin", is_flag=True, help="Allow to cancel, drain, and administer lookup services and nodes.")
-@click.option("--open", "opens", is_flag=True, help="Open it in this host's browser.")
-@json_option
-@pass_settings
-def web(settings: Settings, host: str | None, port: int | None, admin: bool, opens: bool, as_json: bool) -> int:
+class _Web(JsonArguments):
+    host: str | None = option("Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls].")
+    port: int | None = option("Port to listen on; default 8160, 0 takes a free one.", type=click.IntRange(0, 65535))
+    admin: bool = flag("Allow to cancel, drain, and administer lookup services and nodes.")
+    opens: bool = flag("Open it in this host's browser.", "--open")
+
+
+@command(None, _Web)
+def web(given: _Web) -> int:
     """Show what a federation is doing, in a browser.
 
     Prints an address that lets one browser in; when it has been used, the address for the next one. Ctrl-C ends.
@@ -49,7 +48,7 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
     from jbi_pubsub.web.server import WebServer
     from jbi_pubsub.web.unsubscribe import MailLinks, observed, router
 
-    config = settings.load(web__host=host, web__port=port, web__admin=True if admin else None)
+    config = given.settings.load(web__host=given.host, web__port=given.port, web__admin=True if given.admin else None)
     for name in ("uvicorn", "nicegui", "socketio", "engineio", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))
     stop = stop_on_signal()
@@ -63,8 +62,7 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
     def announce(ready: bool = False) -> None:
         facts = {"ready": "web"} if ready else {"next": "web"}
         text = f"console at {server.url}" if ready else f"another browser: {server.url}"
-        click.echo(json.dumps(facts | {"url": server.url, "admin": config.web.admin}) if as_json else text)
-        sys.stdout.flush()
+        tell_ready(given.as_json, facts | {"url": server.url, "admin": config.web.admin}, text)
 
     server = WebServer(config, entered=announce, ended=ended)
     observer = Observer(config)
@@ -74,7 +72,7 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
         observer.start()
         server.start()
         announce(ready=True)
-        if opens:
+        if given.opens:
             webbrowser.open(server.url)
         wait_for(stop)
     finally:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import click
-
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import WISHES, GrantedQos, Wish, checked_wish
 from jbi_pubsub.policy.file import nearest
 from jbi_pubsub.policy.policy import shown_value
 from jbi_pubsub.policy.units import amount
 
+from .options import option
 from .policies import field_told
 
-wish_option = click.option(
-    "--wish", "wishes", metavar="NAME=VALUE", multiple=True,
-    help='importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
+WISH: Final = option(
+    'importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
     " require=deadline for what must be granted; attribute.NAME=VALUE. Repeatable.",
-)  # fmt: skip
+    "--wish",
+    metavar="NAME=VALUE",
+    multiple=True,
+)
 
 _READ: Final[Mapping[str, Callable[[str], Any]]] = {
     "importance": int,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jbi_pubsub.cli import clients, demonstration, examples, status
+from jbi_pubsub.cli import demonstration, examples, services, status
 from jbi_pubsub.cli.show import (
     BRIEF,
     MARKS_MOST,
@@ -203,11 +203,11 @@ def test_wide_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     row = (("registration-" + "5" * 32)[:21], "PublisherRegistration", "a.b.Intel_Imagery", "127.0.0.1:40123", "E" * 99)
-    table = Table(clients._SERVICES, [row], "1 service")
+    table = Table(services._SERVICES, [row], "1 service")
     show_tables([table])
     assert "E" * 9 not in capsys.readouterr().out
     # Expect all of it with --wide
-    show_tables([table], view_of(True, "", [clients._SERVICES], as_json=False))
+    show_tables([table], view_of(True, "", [services._SERVICES], as_json=False))
     shown = capsys.readouterr().out
     assert all(part in shown for part in row)
 
@@ -247,7 +247,7 @@ def test_what_an_example_promises_is_broken_between_words(
 
 def test_a_namespace_gives_way_before_its_name() -> None:
     row = ("c" * 8, "PublisherRegistration", "{urn:oasis:names:tc:emergency:cap:1.2}alert", "127.0.0.1:40123", "")
-    assert "  alert  " in drawn(Table(clients._SERVICES, [row]), width=80)
+    assert "  alert  " in drawn(Table(services._SERVICES, [row]), width=80)
 
 
 def test_facts_go_on_below_themselves_and_are_lines_without_a_head_when_piped(

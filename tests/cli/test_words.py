@@ -19,7 +19,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from jbi_pubsub.cli import clients
+from jbi_pubsub.cli import clients, services
 from jbi_pubsub.cli.app import HOMES, jbi
 from jbi_pubsub.cli.servers import _ended
 from jbi_pubsub.cli.show import Table, drawn
@@ -390,7 +390,7 @@ def test_the_type_that_a_service_publishes_is_not_cut(width: int, shown: str, en
     ref = ServiceRef("d", "delegate", ("127.0.0.1:40123",))
     item = ServiceItem(f"registration-{'5' * 32}", ("jbi.PublisherRegistration",), ref, (published.rep(),))
     # Expect its type whole, or its last part where there is no room, and other columns to go before that is cut
-    lines = drawn(Table(clients._SERVICES, [clients._item_row(item)]), width=width).splitlines()
+    lines = drawn(Table(services._SERVICES, [services._item_row(item)]), width=width).splitlines()
     assert shown in f"{lines[2]} "
     assert max(map(len, lines)) <= width
     assert entries == ("Informa" in lines[2])

@@ -1,0 +1,151 @@
+"""Options of commands as one typed value: a class with a field for each option and argument, which a command is given.
+
+    class _Tail(JsonArguments):
+        type_name: str = option("Of that type alone.", "--type", default="")
+        lines: int = option("So many of before.", "-n", "--lines", default=10, show_default=True)
+
+    @command(archive, _Tail)
+    def tail(given: _Tail) -> None: ...
+
+An option is called as its field unless it says otherwise. Options stand in the help in the order of their fields,
+those of a base class first (with `class _Tail(Base, first=True)` behind the own), and LAST how results are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from .settings import Settings
+from .show import Column, View, show_json, view_of
+from .show import as_json as json_text
+
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+LAST: Final = ("wide", "columns", "as_json")
+
+
+class _OptionField(NamedTuple):
+    """An option or argument of a command, until its class makes a parameter of click of it."""
+
+    kind: type[click.Option | click.Argument]
+    names: tuple[str, ...]
+    attributes: dict[str, Any]
+
+    @property
+    def is_option(self) -> bool:
+        """Not an argument, which comes before."""
+        return self.kind is click.Option
+
+    def parameter(self, name: str) -> click.Parameter:
+        """The same for click, under the name of its field."""
+        names = self.names or ((f"--{name.replace('_', '-')}",) if self.is_option else ())
+        return self.kind([name, *names], **self.attributes)
+
+
+def option(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # click's word
+    """An option with its help; `attributes` are click's."""
+    return _OptionField(click.Option, names, {"help": help, **attributes})
+
+
+def flag(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # as above
+    """An option that is there, or not."""
+    return option(help, *names, is_flag=True, **attributes)
+
+
+def argument(**attributes: Any) -> Any:
+    """A word that stands for itself; `attributes` are click's."""
+    return _OptionField(click.Argument, (), attributes)
+
+
+HOST: Final = option("Address to listen on; default 127.0.0.1.")
+PORT: Final = option("Port to listen on; default any free one.", type=click.IntRange(0, 65535))
+METRICS_PORT: Final = option("Prometheus metrics; -1 for none, 0 any port.", type=click.IntRange(-1, 65535))
+COUNT: Final = option("Stop after so many objects.", type=click.IntRange(1))
+TIMEOUT: Final = option("Stop when no object has come for so many seconds.", type=click.FloatRange(0))
+PREDICATE: Final = option("XPath over the metadata.", default="")
+SCHEMA: Final = option("XML Schema of the template.", type=EXISTING_FILE)
+MARKS: Final = option("Marks file, for a schema without marks.", type=EXISTING_FILE)
+
+
+class Arguments:
+    """Base of what commands are given; `settings` are those of the whole command line."""
+
+    settings: Settings
+    _is_first = False
+
+    def __init_subclass__(cls, *, first: bool = False) -> None:
+        """`first`: its own fields stand before those of its bases."""
+        cls._is_first = first
+
+    def __init__(self, settings: Settings, **given: Any) -> None:
+        self.settings = settings
+        self.__dict__.update(given)
+
+    @classmethod
+    def parameters(cls) -> list[click.Parameter]:
+        """The fields as click has them, in the order of the help."""
+        fields: dict[str, _OptionField] = {}
+        for of in reversed(cls.__mro__):
+            own = {name: each for name, each in vars(of).items() if isinstance(each, _OptionField)}
+            fields = own | fields if vars(of).get("_is_first") else fields | own
+        names = [*(name for name in fields if name not in LAST), *(name for name in LAST if name in fields)]
+        return [fields[name].parameter(name) for name in sorted(names, key=lambda name: fields[name].is_option)]
+
+
+class JsonArguments(Arguments):
+    """The same for commands that programs read as well."""
+
+    as_json: bool = flag("Machine-readable output.", "--json")
+
+    def show(self, plain: object, shown: str | Callable[[], object]) -> None:
+        """One JSON document where that is asked for; else a text for people, or what shows them more."""
+        if self.as_json:
+            show_json(plain)
+        elif isinstance(shown, str):
+            click.echo(shown)
+        else:
+            shown()
+
+    def tell(self, plain: object, text: str) -> None:
+        """A line of either."""
+        click.echo(json_text(plain) if self.as_json else text)
+
+
+class TableArguments(JsonArguments):
+    """The same for commands whose tables may be wider than a terminal."""
+
+    wide: bool = flag("All columns, nothing cut.")
+    columns: str = option("These columns, in this order.", metavar="NAME,...", default="")
+
+    def view(self, known: Iterable[Sequence[Column]]) -> View:
+        """What is wanted of tables with the `known` columns. Raises ConfigurationError."""
+        return view_of(self.wide, self.columns, known, as_json=self.as_json)
+
+
+A = TypeVar("A", bound=Arguments)
+
+
+def command(
+    group: click.Group | None, arguments: type[A], name: str | None = None, **attributes: Any
+) -> Callable[[Callable[[A], Any]], click.Command]:
+    """A command of a group (None: of none yet), whose function is given its options as one value."""
+
+    def made(function: Callable[[A], Any]) -> click.Command:
+        @click.pass_context
+        def run(context: click.Context, /, **given: Any) -> Any:
+            return function(arguments(context.find_object(Settings) or Settings(None, {}), **given))
+
+        called = name or function.__name__.replace("_", "-")
+        attributes["help"] = function.__doc__
+        found = click.Command(called, callback=run, params=arguments.parameters(), **attributes)
+        if group is not None:
+            group.add_command(found)
+        return found
+
+    return made

@@ -1,0 +1,196 @@
+"""`jbi subscriptions`: e-mail subscriptions and durable ones, at every delegate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import UnknownUidError, WireError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.protocol.entries import PAD_TYPE
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+from jbi_pubsub.subscriber import SubscriberAdapter
+
+from .community import by_address, listed
+from .near import NearNames
+from .options import Arguments, argument, command, option
+from .settings import Settings, json_option, looking, pass_settings
+from .show import Column, Table, counted, printable, show_json, show_tables, view_of, view_options
+from .status import DISSEMINATORS, losses
+
+T = TypeVar("T")
+
+
+@click.group(cls=NearNames, invoke_without_command=True)
+@view_options
+@json_option
+@pass_settings
+@click.pass_context
+def subscriptions(context: click.Context, settings: Settings, wide: bool, columns: str, as_json: bool) -> None:
+    """List e-mail subscriptions; renew or cancel one. Reset a durable one.
+
+    `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
+    no mail until the subscription is made again; and those who have unsubscribed. `mailed` and `lost` count objects
+    times recipients.
+
+    \b
+    jbi subscriptions
+    jbi subscriptions renew 3f0c2a9be41d
+    jbi subscriptions cancel 3f0c2a9be41d
+    """
+    if context.invoked_subcommand:
+        return
+    view = view_of(wide, columns, (_TERMS, _ACCOUNTS), as_json=as_json)
+    rows: dict[str, dict[str, Any]] = {}
+    for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
+        for known in standing:
+            row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
+            row["delegates"] += 1
+            row["mailed"] += known["mailed"]
+            row["mail_waiting"] += known["mail_waiting"]
+            row["lease"] = min(row["lease"], known["lease"])  # seconds; each delegate has granted its own
+            row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
+            row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
+    if as_json:
+        show_json(list(rows.values()))
+    else:
+        show_tables(_mail_tables(list(rows.values())), view)
+
+
+_TERMS = (
+    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True, spare=2),
+    Column("predicate", long=True, spare=1), Column("filter", long=True, spare=3),
+)  # fmt: skip
+_ACCOUNTS = (
+    Column("subscription", brief=True), Column("delegates", right=True), Column("mailed", right=True),
+    Column("waiting", right=True), Column("lost", long=True, spare=1), Column("suspended", long=True, spare=2),
+)  # fmt: skip
+
+
+def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """What e-mail subscriptions ask for, and what became of it."""
+    terms = [
+        (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
+        for s in subscriptions
+    ]
+    yield Table(_TERMS, terms, counted(len(subscriptions), "e-mail subscription"))
+    if subscriptions:
+        accounts = [
+            (s["uid"], s["delegates"], f"{s['mailed']:,}", f"{s['mail_waiting']:,}", losses(s["lost"]),
+             "; ".join(f"{a}: {answer}" for a, answer in s["mail_suspended"].items()))
+            for s in subscriptions
+        ]  # fmt: skip
+        yield Table(_ACCOUNTS, accounts)
+
+
+class _Mailed(Arguments):
+    uid: str = argument()
+
+
+@command(subscriptions, _Mailed)
+def cancel(given: _Mailed) -> None:
+    """Cancel an e-mail subscription at every delegate. The first characters of its id will do.
+
+    \b
+    jbi subscriptions cancel 3f0c2a9be41d
+    """
+    cancelled = _where_it_stands(given.settings.load(), given.uid, lambda proxy, uid: proxy.unsubscribe("", uid))
+    click.echo(f"cancelled at {counted(len(cancelled), 'delegate')}")
+
+
+@command(subscriptions, _Mailed)
+def renew(given: _Mailed) -> None:
+    """Renew the lease of an e-mail subscription at every delegate: it ends [lease] mail from now. The first characters
+    of its id will do.
+
+    \b
+    jbi subscriptions renew 3f0c2a9be41d
+    jbi --set lease.mail=604800 subscriptions renew 3f0c2a9be41d  # for a week
+    """
+    config = given.settings.load()
+    leases = _where_it_stands(config, given.uid, lambda proxy, uid: proxy.renew_mail(uid, config.lease.mail))
+    terms = "" if not leases else f", for {min(lease.duration for lease in leases):g} s"
+    click.echo(f"renewed at {counted(len(leases), 'delegate')}{terms}")
+
+
+class _Reset(Arguments):
+    name: str = argument()
+    to: str = option("all, new, last, a time (2h, 2026-11-01T00:00Z), a place.", required=True, metavar="WHERE")
+
+
+@command(subscriptions, _Reset)
+def reset(given: _Reset) -> None:
+    """Have a durable subscription of yours go on from another place the next time.
+
+    \b
+    jbi subscriptions reset fusion-1 --to 2h
+    jbi subscriptions reset fusion-1 --to all
+    """
+    config = given.settings.load()
+    with SubscriberAdapter(config) as adapter, looking(config):
+        known = adapter.reset_durable(given.name, given.to)
+    click.echo(f"{printable(given.name)} begins at {printable(given.to)} at {counted(known, 'archive')}")
+
+
+def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:
+    """What comes of it at each delegate that has the e-mail subscription whose id begins as `given`."""
+    listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
+    uid = _whole_id(given, {known["uid"] for _, standing in listed for known in standing})
+
+    def done(proxy: SubscriptionsProxy) -> list[T]:
+        stands = any(known["uid"] == uid for known in proxy.mail_subscriptions())
+        return [do(proxy, uid)] if stands else []
+
+    return [answer for _, answers in asked(_delegates(config), done) for answer in answers]
+
+
+def _whole_id(given: str, known: Collection[str]) -> str:
+    """The id that begins so, with or without its kind. Raises UnknownUidError when none does, or several."""
+    fits = sorted(uid for uid in known if given and (uid.startswith(given) or uid.partition("-")[2].startswith(given)))
+    if len(fits) == 1 or given in fits:
+        return fits[0] if len(fits) == 1 else given
+    if fits:
+        raise UnknownUidError(f"{len(fits)} e-mail subscriptions begin with {given}", hint="Give more of the id")
+    raise UnknownUidError(f"no e-mail subscription {given} at any delegate", hint="See `jbi subscriptions`")
+
+
+def asked(
+    proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
+) -> Iterator[tuple[ServiceRef, T]]:
+    """What each answers to `ask`. Of one that does not, people are told: it may have died, and is listed until its
+    lease has run out."""
+    for proxy in proxies:
+        try:
+            answer = ask(proxy)
+        except UnknownUidError:
+            continue  # what is asked for does not stand at this one
+        except WireError as exc:
+            click.echo(f"jbi: passed over: {exc.message}", err=True)
+        else:
+            yield proxy.ref, answer
+        finally:
+            proxy.close()
+
+
+def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:
+    """`wait`: seconds for a first one to appear, when what is wanted is known to be with one."""
+    return subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
+
+
+def subscription_servers(
+    config: Config,
+    template: ServiceTemplate = ServiceTemplate(),  # noqa: B008  # a frozen value
+    *,
+    wait: float = 0.0,
+) -> Iterator[SubscriptionsProxy]:
+    """All delegates and peer publishers, to be asked of subscriptions."""
+    items = listed(config, template, wait=wait)
+    for item in by_address(item for item in items if DISSEMINATORS.intersection(item.types)):
+        ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)

@@ -1,0 +1,211 @@
+"""`jbi archive export` and `import`: objects of archives as rows of files (see backup.py), and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.history import Query, Scope, TakenIn
+from jbi_pubsub.core.info_object import InfoObject, Parcel
+from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.past.archiving import Archiving, entries_of
+from jbi_pubsub.pad.past.store_protocol import Keeping
+from jbi_pubsub.protocol.replies import Described
+from jbi_pubsub.subscriber import Query as OpenQuery
+from jbi_pubsub.subscriber import SubscriberAdapter
+
+from . import backup
+from .archives import CALL_SECONDS, AnyArchive, ObjectSelection, RestingArchive, found, opened
+from .clients import namespaces_of
+from .options import EXISTING_FILE, FOLDER, JsonArguments, argument, command, option
+from .query import tell_left_out, tell_missing
+from .settings import looking
+from .show import counted, printable, telling
+
+WIRE_BYTES: Final = 30 << 20
+"""Of an object that goes over the control connection."""
+
+
+class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
+    file: Path = argument(type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+    payloads: bool = option("With their payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
+
+    def conditions(self) -> dict[str, Any]:
+        """Of a query, as far as they are given."""
+        given = {name: getattr(self, name) for name in ("version", "predicate", "since", "until")}
+        return {**{k: v for k, v in given.items() if v}, "namespaces": namespaces_of(self.namespaces)}
+
+
+@command(None, _ArchiveExport)
+def export(given: _ArchiveExport) -> int:
+    """Write archived objects to a file: JSON lines (.jsonl; - for stdout) or Parquet (.parquet). `jbi study import`
+    reads both, and `jbi archive import` makes the same objects of them. Exit code 1 if an archive did not answer, or
+    payloads are left out because they are too large.
+
+    \b
+    jbi archive export all.parquet
+    jbi archive export kabul.jsonl --type Intel_Imagery --predicate "//Area='Kabul'" --since 30d
+    jbi archive export - --no-payloads --since 1h     # to stdout
+    jbi archive export rescued.jsonl --folder /var/lib/jbi/archive
+    jbi study import all.parquet --out data
+    """
+    if str(given.file) != backup.STDIO:
+        backup.form_of(given.file)
+    count, large, partial = _exported(given)
+    for each in partial:
+        tell_missing(each)
+    large = large if given.payloads else 0
+    if large:
+        click.echo(backup.left_out(large), err=True)
+    if str(given.file) != backup.STDIO:
+        facts = {"objects": count, "file": str(given.file), "incomplete": list(partial), "without_payload": large}
+        written = printable(f"{counted(count, 'object')} written to {given.file}")
+        given.show(facts, written)
+    return 1 if partial or large else 0
+
+
+def _exported(given: _ArchiveExport) -> tuple[int, int, Sequence[str]]:
+    """How many objects, how many of them without their payloads, and archives that have not answered."""
+    config, conditions = given.settings.load(), given.conditions()
+    if given.folder is not None:
+        if any(conditions.values()) or given.type_name:
+            raise ConfigurationError("--folder exports all", hint="Conditions are for archives that answer queries")
+        with opened(config, given.folder) as kept, backup.writing(given.file, payloads=given.payloads) as sink:
+            sources = {source.uid: entries_of(source.entries) for source in kept.sources()}
+            position = kept.status()["position"]
+            return *_written(_objects(kept), sink, position, lambda uid: sources.get(uid, ())), ()
+    with SubscriberAdapter(config) as adapter:
+        with looking(config, "archives"):
+            query = adapter.open_query(given.type_name or None, **conditions)
+        with query, backup.writing(given.file, payloads=given.payloads) as sink, _describing(config) as described:
+            count, large = _written(query, sink, _total(query), described)
+        tell_left_out(query.left_out)
+        return count, large, query.partial
+
+
+def _total(query: OpenQuery) -> int:
+    """For the bar; 0: not known."""
+    if not sys.stdout.isatty():
+        return 0
+    try:
+        return query.count()
+    except JbiError:
+        return 0
+
+
+@contextmanager
+def _describing(config: Config) -> Iterator[Callable[[str], backup.Entries]]:
+    """What archives know of a registration; () where none does, or says it."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(place.calls(config)) for place in found(config)]
+
+        def described(uid: str) -> backup.Entries:
+            for proxy in proxies:
+                try:
+                    known = proxy.describe([uid])
+                except JbiError:
+                    continue  # the query tells of it
+                if known:
+                    return known[0].entries
+            return ()
+
+        yield described
+
+
+def _written(
+    objects: Iterable[InfoObject], sink: backup.Sink, total: int, described: Callable[[str], backup.Entries]
+) -> tuple[int, int]:
+    """How many, and how many of them have payloads that are too large to be written."""
+    count = large = 0
+    told: set[str] = set()
+    with telling("objects") as tell:
+        for obj in objects:
+            uid = obj.platform.registration
+            sink.add(obj, () if uid in told else described(uid))
+            told.add(uid)
+            count += 1
+            large += backup.is_too_large(obj)
+            if count % 100 == 0:
+                tell("objects", count, total)
+    return count, large
+
+
+def _objects(kept: Keeping) -> Iterator[InfoObject]:
+    """All objects of an archive, in their order."""
+    scopes = tuple(Scope(type_) for type_ in sorted({source.type for source in kept.sources()}))
+    if scopes:
+        answers = Archiving(kept, Shelves(0.0, 0)).answers(Query(scopes=scopes))
+        yield from (Parcel.received(each.data).unpacked() for each in answers)
+
+
+class _ArchiveImport(AnyArchive, JsonArguments):
+    file: Path = argument(type=EXISTING_FILE)
+    folder: Path | None = option(
+        "The folder of an archive that no process has open; it is made if it is not there.", type=FOLDER
+    )
+
+
+@command(None, _ArchiveImport, "import")
+def import_(given: _ArchiveImport) -> int:
+    """Keep the objects of a file of `jbi archive export`, or of others with the columns of `jbi study`: under the ids
+    that they have, and each once. Queries, replays and durable subscriptions that come for the past get them; nobody
+    else does. What was deleted here stays deleted. Exit code 1 if something could not be read.
+
+    \b
+    jbi archive import all.parquet
+    jbi archive import kabul.jsonl --at 127.0.0.1:4161
+    jbi archive import rescued.jsonl --folder /var/lib/jbi/archive
+    """
+    reading = backup.Reading(given.file)
+    taken = TakenIn()
+    size = given.file.stat().st_size
+    with _taking_in(given) as take_in, telling("bytes read") as tell:
+        for batch in reading.batches():
+            some = take_in(batch, reading.entries)
+            taken = TakenIn(taken.kept + some.kept, taken.known + some.known, taken.deleted + some.deleted)
+            tell("bytes read", reading.bytes_read, size)
+    plain = {**msgspec.to_builtins(taken), "rejected": reading.rejects, "reasons": reading.reasons}
+    given.show(plain, lambda: _tell_taken(taken, reading, given.file))
+    return 1 if reading.rejects else 0
+
+
+def _tell_taken(taken: TakenIn, reading: backup.Reading, file: Path) -> None:
+    aside = ((taken.known, "here already"), (taken.deleted, "deleted before"), (reading.rejects, "not readable"))
+    told = "".join(f", {number:,} {what}" for number, what in aside if number)
+    click.echo(f"{counted(taken.kept, 'object')} kept{told}")
+    for reason in reading.reasons:
+        click.echo(printable(f"jbi: {file}: {reason}"), err=True)
+
+
+@contextmanager
+def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Mapping[str, backup.Entries]], TakenIn]]:
+    """What keeps objects: an archive that is in use, or one at rest."""
+    config = given.settings.load()
+    if given.is_folder():
+        assert given.folder is not None
+        with opened(config, given.folder, is_made=True) as kept:
+            yield Archiving(kept, Shelves(0.0, 0)).take_in
+        return
+    with given.place(config).calls(config) as proxy:
+
+        def take_in(batch: Sequence[Parcel], entries: Mapping[str, backup.Entries]) -> TakenIn:
+            for parcel in batch:
+                if parcel.size > WIRE_BYTES:
+                    raise ConfigurationError(
+                        f"object {parcel.head.object_id} has {parcel.size:,} bytes, {WIRE_BYTES:,} at most go over the"
+                        " network so",
+                        hint="Import into the folder while no process has it open: --folder",
+                    )
+            uids = {parcel.head.registration for parcel in batch}
+            of = [Described(uid, entries[uid]) for uid in uids if uid in entries]
+            return proxy.take_in([b"".join(map(bytes, parcel.parts)) for parcel in batch], of, CALL_SECONDS)
+
+        yield take_in
