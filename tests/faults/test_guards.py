@@ -82,7 +82,7 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
     eventually(lambda: first.community.lookup(ServiceTemplate(first.server_id)))
     second = federation.pad()
     assert asked.wait(60.0)
-    (asking,) = [each for each in second._threads if each.name == "pad-alpha-rome-namesakes"]
+    asking = second._namesakes
     stop = second._endpoint.stop
 
     def stop_and_answer() -> None:

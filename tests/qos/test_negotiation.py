@@ -307,7 +307,8 @@ print([thread.name for thread in threading.enumerate() if "qos" in thread.name o
 server.stop(0.1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["[]", "[]"]
+    # Expect of the policy room only what reads the settings, and no thread
+    assert done.stdout.splitlines() == ["['jbi_pubsub.policy', 'jbi_pubsub.policy.settings']", "[]"]
 
 
 def test_conditions_about_the_process_hold_when_it_is_so(
