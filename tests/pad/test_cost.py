@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import OversizeError
-from jbi_pubsub.pad.matching import dissemination
+from jbi_pubsub.pad.matching import match_table
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 COSTLY = "//a[//b[//c{}]]"
@@ -152,7 +152,7 @@ def test_who_is_set_aside_at_a_registration_is_told_why(
     uid = subscriber.register_subscriber(type_name=TYPE, predicate=COSTLY.format(1))
     assert subscriber.wait_matched(uid) == 1
     assert subscriber.refusal(uid) is None
-    monkeypatch.setattr(dissemination, "MAX_COST_OF_REGISTRATION", 0.001)
+    monkeypatch.setattr(match_table, "MAX_COST_OF_REGISTRATION", 0.001)
     publisher.register_publisher(at, figures.schema, figures.metadata(publisher="others"))
     why = eventually(lambda: subscriber.refusal(uid))
     assert isinstance(why, OversizeError)

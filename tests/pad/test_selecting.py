@@ -10,7 +10,7 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.combined import NAMESPACE, Provenance
 from jbi_pubsub.core.info_object import Head, TypeName
 from jbi_pubsub.core.quality import Contract, Settings
-from jbi_pubsub.pad.matching import dissemination
+from jbi_pubsub.pad.matching import match_table
 from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
@@ -59,13 +59,13 @@ def test_a_publisher_decides_who_wants_its_objects(origin: Provenance, wanted: s
 def test_the_view_is_made_once_for_an_object_and_again_when_somebody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a table with predicates on the view
     made: list[int] = []
-    combined = dissemination.combined
+    combined = match_table.combined
 
     def counted(head: Head, origin: Provenance) -> Any:
         made.append(head.sequence)
         return combined(head, origin)
 
-    monkeypatch.setattr(dissemination, "combined", counted)
+    monkeypatch.setattr(match_table, "combined", counted)
     table = MatchTable()
     large = _subscription("large", "//og:PayloadLength > 10", view="combined")
     table.add(large)
