@@ -31,7 +31,7 @@ log = logging.getLogger("jbi_pubsub.plugins")
 GROUP: Final = "jbi_pubsub.plugins"
 KINDS: Final = ("access", "bridge", "language", "platform", "store", "transport", "types")
 
-BUILT_IN: Final = {"bridge.hla": "jbi_pubsub.hla.bridge.file:described"}
+BUILT_IN: Final = {"bridge.hla": "jbi_pubsub.hla.bridge.plugin:described"}
 """Name and MODULE:ATTRIBUTE."""
 
 

@@ -85,15 +85,16 @@ def built(value: Any, kinds: Mapping[str, type]) -> Any:
 
 
 class Saves(Generic[T]):
-    """The saves of a folder. For one thread."""
+    """The saves of a folder. Without one nothing is kept. For one thread."""
 
-    def __init__(self, folder: Path, kind: type[T], *parts: type) -> None:
+    def __init__(self, folder: Path | None, kind: type[T], *parts: type) -> None:
         """What is saved is of a kind, and made of values of other ones. Makes the folder. Raises StorageError."""
         self._folder = folder
         self._kind = kind
         self._kinds = {each.__name__: each for each in (kind, *parts)}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise StorageError(
                 f"the folder for saves {folder} can't be made: {exc.strerror}", hint="Give another with --saves"
@@ -101,8 +102,10 @@ class Saves(Generic[T]):
 
     def put(self, federation: str, model: str, label: str, value: T) -> None:
         """Keep a save, in place of an older one of that label. Raises StorageError: the older one is still there."""
+        if self._folder is None:
+            return
         body = msgspec.msgpack.encode(Kept(VERSION, federation, label, model, plain(value)))
-        path = self._path(federation, label)
+        path = _file(self._folder, federation, label)
         try:
             path.parent.mkdir(exist_ok=True)
             with written(path, mode=None) as file:
@@ -115,13 +118,16 @@ class Saves(Generic[T]):
 
     def drop(self, federation: str, label: str) -> None:
         """Forget a save, if there is one."""
-        self._path(federation, label).unlink(missing_ok=True)
+        if self._folder is not None:
+            _file(self._folder, federation, label).unlink(missing_ok=True)
 
     def of(self, federation: str, model: str) -> list[tuple[str, T]]:
         """Labels and values that were saved of a federation with that object model, the oldest first."""
-        folder = self._path(federation, "").parent
         found = []
-        for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns):
+        folder = _file(self._folder, federation, "").parent if self._folder is not None else None
+        for path in sorted(
+            folder.glob(f"*{SUFFIX}") if folder is not None else (), key=lambda each: each.stat().st_mtime_ns
+        ):
             try:
                 found.append(self._read(path, federation, model))
             except (OSError, StorageError, ValueError, TypeError, KeyError) as exc:
@@ -144,6 +150,7 @@ class Saves(Generic[T]):
             raise StorageError(f"it holds no {self._kind.__name__.lower()}", hint="Take it from a backup")
         return kept.label, value
 
-    def _path(self, federation: str, label: str) -> Path:
-        folder = hashlib.sha256(federation.encode()).hexdigest()[:32]
-        return self._folder / folder / (hashlib.sha256(label.encode()).hexdigest()[:32] + SUFFIX)
+
+def _file(folder: Path, federation: str, label: str) -> Path:
+    within = hashlib.sha256(federation.encode()).hexdigest()[:32]
+    return folder / within / (hashlib.sha256(label.encode()).hexdigest()[:32] + SUFFIX)

@@ -88,7 +88,7 @@ class RtiServer:
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
-        self._saves = Saves(saves, *OF_EXECUTIONS) if saves is not None else None
+        self._saves = Saves(saves, *OF_EXECUTIONS)
         with ExitStack() as undo:
             self.front = Front(
                 config, "rti", access or AllowAll(), {RTI: Calls(self)}, self.status,
@@ -133,7 +133,7 @@ class RtiServer:
             raise FederationExecutionAlreadyExists(
                 f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
             )
-        kept = self._saves.of(name, fom.digest) if self._saves is not None else []
+        kept = self._saves.of(name, fom.digest)
         self._done(lambda: self._created(made, kept))
         self._community.join(self._item(made.item, name, fom.digest))
         return fom.digest
@@ -308,7 +308,7 @@ class RtiServer:
             for session, name in federation.names.items():
                 session.federate = names[name]
                 federation.joined[session.federate] = session
-        if self._saves is None or saving.kept is before.saving.kept:
+        if saving.kept is before.saving.kept:
             return step
         label = saving.order[-1]
         try:

@@ -9,18 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.bridge.file import (
-    Described,
-    Explained,
-    Place,
-    Platforms,
-    Running,
-    Told,
-    check_frame,
-    read,
-    settings_of,
-    told,
-)  # fmt: skip
+from jbi_pubsub.bridge.file import Explained, Place, Told, check_frame, settings_of, told
 from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
@@ -87,22 +76,6 @@ class HlaFile(_Part, frozen=True):
         return next((way for way in self.direction if (way.source, way.target) == (source, target)), None)
 
 
-def described(path: Path, document: Mapping[str, Any]) -> Described:
-    """What a file describes that has a side of kind hla (the plug-in `bridge.hla`): a bridge between federations, or
-    between one and a platform. Raises ConfigurationError, which names file and key."""
-    sides = document.get("side")
-    kinds = (
-        {side.get("kind", "jbi") for side in sides.values() if isinstance(side, dict)}
-        if isinstance(sides, dict)
-        else ()
-    )
-    if any(kind != "hla" for kind in kinds):
-        from jbi_pubsub.hla import gateway  # here: a bridge between federations needs no publishers
-
-        return Platforms(path, read(path), {"hla": gateway})
-    return federations(path, document)
-
-
 def federations(path: Path, document: Mapping[str, Any]) -> Federations:
     """Of a bridge between federations. Raises ConfigurationError, which names file and key."""
     try:
@@ -149,12 +122,6 @@ class Federations(NamedTuple):
         for name, side in self.file.side.items():
             settings_of(self.path, name, side, base)
         self.translation()
-
-    def opened(self, base: Config) -> Running:
-        """See bridge.file.Described."""
-        from .process import opened  # here: who checks a file needs no RTI
-
-        return opened(self, base)
 
     # -- models --------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ between which federation executions it stands (rings.py), and what it does (`jbi
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ Facts = Callable[[], dict[str, Any]]
 
 
 class Presence:
-    """Of a bridge on both its sides. For one thread, but for `changed`."""
+    """Of a bridge on both its sides. For one thread; `changed` is called on others."""
 
     def __init__(
         self, name: str, configs: Sequence[Config], communities: Sequence[JoinManager], facts: Facts,
@@ -45,6 +46,9 @@ class Presence:
         self._name = name
         self._bridge = uuid4().hex
         self._own: Span | None = None
+        self._changed = changed
+        self._others = threading.Event()
+        """Other bridges have come, or gone."""
         self._gone: set[str] = set()
         """Bridges that are dead, but for their leases."""
         with ExitStack() as undo:
@@ -55,7 +59,7 @@ class Presence:
                 servers.append(_front(configs[1], facts))
                 undo.callback(servers[1].stop)
             for at, community in enumerate(communities):
-                side = _Side(servers[min(at, len(servers) - 1)], configs[at], community, changed)
+                side = _Side(servers[min(at, len(servers) - 1)], configs[at], community, self._others_changed)
                 undo.callback(side.stop)
                 self._sides.append(side)
             self._undo = undo.pop_all()
@@ -65,6 +69,7 @@ class Presence:
     def come(self, executions: tuple[str, str]) -> None:
         """Be seen between two federation executions. Raises RingOfBridges when others join them, over whatever
         federations."""
+        self._others.clear()
         own = Span(self._bridge, self._name, *executions, time.time_ns() // 1000)
         for side in self._sides:
             side.wait_told()
@@ -76,11 +81,16 @@ class Presence:
         self._tell()
         for side in self._sides:
             side.wait_known()
-        self.check()
+        self._check()
 
-    def check(self) -> None:
-        """Of what has changed since. Raises RingOfBridges when this bridge is the one to leave; it is not seen any more
-        then."""
+    def look(self) -> None:
+        """See what other bridges have changed since. Raises RingOfBridges when this bridge is the one to leave; it is
+        not seen any more then."""
+        if self._others.is_set():
+            self._others.clear()
+            self._check()
+
+    def _check(self) -> None:
         if self._own is None:
             return
         try:
@@ -89,6 +99,10 @@ class Presence:
             self.leave()
             raise
         self._tell()
+
+    def _others_changed(self) -> None:
+        self._others.set()
+        self._changed()
 
     def leave(self) -> None:
         """Be seen between no federations any more."""

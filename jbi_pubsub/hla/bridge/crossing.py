@@ -1,0 +1,172 @@
+"""A bridge that is joined to both its federations: what its surrogates were told goes in, what the bridge makes of that
+is called, and the answers go in again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from jbi_pubsub.core.errors import JbiError, StorageError
+from jbi_pubsub.hla.exceptions import RtiError
+from jbi_pubsub.hla.execution import Callback
+from jbi_pubsub.hla.saves import Saves
+
+from . import bridge as spans
+from .limits import Limits
+from .state import Bridge, Call, Plan, Turn
+from .surrogate import Surrogate
+
+log = logging.getLogger("jbi_pubsub.hla")
+
+TAKEN_MOST: Final = 500
+"""Callbacks that are taken from a side in a round, and calls that go together."""
+POLL_SECONDS: Final = 0.02
+"""After which an RTI is asked again whether all others have consented."""
+_FLOWING: Final = frozenset(("update_attribute_values", "send_interaction"))
+_CARRYING: Final = frozenset(("reflect_attribute_values", "receive_interaction"))
+
+
+class Crossing:
+    """See the module. For one thread; others may look at `bridge`."""
+
+    def __init__(
+        self, plan: Plan, surrogates: Sequence[Surrogate], saves: Saves[Bridge], saved_as: tuple[str, str], queue: int,
+        told: set[tuple[str, str]],
+    ) -> None:  # fmt: skip
+        """`saved_as`: name and object models under which saves are kept; `queue`: entries that wait for one side
+        at most; `told`: what people were told already."""
+        self.plan = plan
+        self.bridge = Bridge()
+        self._surrogates = surrogates
+        self._saves, self._saved_as = saves, saved_as
+        self._queue = queue
+        self._told = told
+        self._limits = Limits()
+
+    def begin(self, kept: Sequence[tuple[str, Bridge]]) -> None:
+        """Declare; `kept`: what was under way at saves. Raises JbiError."""
+        self.bridge, calls = spans.begun(self.plan, kept)
+        self._do(self.bridge, calls)
+
+    def round(self) -> bool:
+        """What the surrogates were told, and what may go for it; whether there was something. Raises JbiError."""
+        taken = 0
+        for side, surrogate in enumerate(self._surrogates):
+            if self._may_take(side):
+                for callback in surrogate.take(TAKEN_MOST):
+                    taken += 1
+                    self._hear(side, callback)
+        went = self._let_go()
+        self._tell_troubles()
+        return bool(taken or went)
+
+    def ask(self) -> float:
+        """Ask the RTIs what has to be asked; seconds until the next time, 0.0: there is nothing."""
+        polls = [item for item in spans.due(self.plan, self.bridge) if item.what == "poll"]
+        for item in polls:
+            self._do(*spans.forwarded(self.plan, self.bridge, item))
+        return POLL_SECONDS if polls else 0.0
+
+    def _may_take(self, side: int) -> bool:
+        """Whether there is room in the link from a side. When the other one saves or restores, and waits for this one
+        to do so as well, all is taken: word of it stands behind what there is no room for, and that is no more than was
+        sent before."""
+        if len(self.bridge.links[side].data) < self._queue:
+            return True
+        return bool(self.bridge.busy[1 - side]) and self.plan.policy.consensus in ("naive", "add", "smart")
+
+    def _hear(self, side: int, callback: Callback) -> None:
+        if callback.name in _CARRYING and not self._limits.allows(self.plan, self.bridge, side, callback):
+            turn = Turn(self.plan, self.bridge)
+            turn.count(f"limited.{side}")
+            self.bridge = turn.bridge
+            return
+        self._do(*spans.heard(self.plan, self.bridge, side, callback))
+
+    def _let_go(self) -> int:
+        """All that may go over the links, in order; how many went."""
+        plan, went = self.plan, 0
+        for side in (0, 1):
+            while (control := spans.first_control(plan, self.bridge, side)) is not None:
+                self._do(*spans.forwarded(plan, self.bridge, control))
+                went += 1
+            flowing: list[Call] = []
+            while went < 10 * TAKEN_MOST and (item := spans.first(plan, self.bridge, side)) is not None:
+                self.bridge, calls = spans.forwarded(plan, self.bridge, item)
+                went += 1
+                if all(call.service in _FLOWING for call in calls):
+                    flowing.extend(calls)
+                    if len(flowing) < TAKEN_MOST:
+                        continue
+                    calls = ()
+                self._flow(flowing)
+                flowing = []
+                self._do(self.bridge, calls)
+            self._flow(flowing)
+        return went
+
+    def _flow(self, calls: list[Call]) -> None:
+        """Calls to one side, together. Of those that were refused the last is put back first."""
+        if not calls:
+            return
+        answers = self._surrogates[calls[0].side].do(calls)
+        later: list[tuple[Call, RtiError]] = []
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RtiError):
+                later.append((call, answer))
+            else:
+                self._do(*spans.answered(self.plan, self.bridge, call, answer))
+        for call, error in reversed(later):
+            self._do(*spans.refused(self.plan, self.bridge, call, error))
+
+    def _do(self, bridge: Bridge, calls: tuple[Call, ...]) -> None:
+        """Calls, one after the other, and what comes of them. What a save has is on disk before any is made."""
+        if bridge.kept is not self.bridge.kept:
+            bridge, calls = self._stored(bridge, calls)
+        self.bridge = bridge
+        waiting = list(calls)
+        while waiting:
+            call = waiting.pop(0)
+            [answer] = self._surrogates[call.side].do([call])
+            if isinstance(answer, RtiError):
+                log.debug("%s refused: %s", call.service, answer)
+                self.bridge, more = spans.refused(self.plan, self.bridge, call, answer)
+            elif isinstance(answer, JbiError):
+                raise answer
+            else:
+                self.bridge, more = spans.answered(self.plan, self.bridge, call, answer)
+            waiting[:0] = more
+
+    def _stored(self, bridge: Bridge, calls: tuple[Call, ...]) -> tuple[Bridge, tuple[Call, ...]]:
+        """On disk, or the save has failed."""
+        before = self.bridge.kept
+        for label in bridge.order:
+            if bridge.kept[label] is not before.get(label):
+                try:
+                    self._saves.put(*self._saved_as, label, bridge.kept[label])
+                except StorageError as exc:
+                    log.error("%s", exc)
+                    bridge, calls = spans.not_kept(self.plan, bridge, label, calls)
+        for label in before:
+            if label not in bridge.kept:
+                self._saves.drop(self._saved_as[0], label)
+        return bridge, calls
+
+    def _tell_troubles(self) -> None:
+        counters, policy = self.bridge.counters, self.plan.policy
+        before = sum(counters.get(f"before_us.{side}", 0) for side in (0, 1))
+        if before and policy.info == "restrict" and ("info", "restrict") not in self._told:
+            self._told.add(("info", "restrict"))
+            log.warning(
+                "%d instances were there before the bridge, whose values are not known to the other side until they "
+                "change (info = 'restrict': the bridge comes first)", before,
+            )  # fmt: skip
+        for each in spans.pending(self.plan, self.bridge):
+            key = (each.kind, each.label)
+            if each.is_deadlocked and key not in self._told:
+                self._told.add(key)
+                log.error(
+                    "DEADLOCK(%s, %s): both sides of the bridge wait for each other (consensus = %r)",
+                    each.kind, each.label, policy.consensus,
+                )  # fmt: skip
