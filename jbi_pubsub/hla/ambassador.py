@@ -54,7 +54,7 @@ from .federate import FederateAmbassador
 from .fom import Fom, parsed
 from .proxy import RTI_TYPE, Module, Rti, living, modules_of
 from .services import Services
-from .sessions import FRAME_MOST, LENGTH, Said
+from .sessions import FRAME_MOST, LENGTH, Said, whole_frames
 
 FIND_SECONDS: Final = 5.0
 """For a federation to be found in the lookup services."""
@@ -499,19 +499,10 @@ class Link:
             raise WireError("the RTI has ended the connection")
         got += data
         said: list[Said] = []
-        at = 0
-        while len(got) - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(got, at)
-            if length > 4 * FRAME_MOST:
-                raise ProtocolError(f"a frame of {length:,} bytes")
-            end = at + LENGTH.size + length
-            if len(got) < end:
-                break
-            more: list[Said] = decoded(_SAID, bytes(memoryview(got)[at + LENGTH.size : end]), "frame of an RTI")
+        for frame in whole_frames(got, 4 * FRAME_MOST):
+            more: list[Said] = decoded(_SAID, frame, "frame of an RTI")
             said.extend(more)
-            at = end
-        if at:
-            del got[:at]
+        if said:
             self._take(said)
 
     def _read(self, timeout: float) -> bytes | None:

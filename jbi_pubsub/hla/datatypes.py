@@ -8,16 +8,16 @@ and other arrays are looked into no further than is needed to tell whether two o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.bridge.elements import CODECS, Codec, enumeration, is_unit, opaque
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.xml import Element
 
 from .exceptions import ErrorReadingFom
-from .fom import MODULE_BYTES
+from .fom import children, local_name, root_of, text_of
 
 DEPTH_MOST: Final = 32
 """Of types within types."""
@@ -61,13 +61,13 @@ class Types(NamedTuple):
             raise ErrorReadingFom(f"data type {name} is made of itself, or of {DEPTH_MOST} types within each other")
         if element is None:
             return DataType(CODECS.get(name) or opaque(name, ("unknown", name)))
-        kind = _local(element)
+        kind = local_name(element)
         if kind == "basicData":
             return DataType(CODECS.get(name) or CODECS.get(_standard(name)) or opaque(name))
         if kind == "simpleData":
-            unit = _text(element, "units")
+            unit = text_of(element, "units")
             return DataType(
-                self._made(_text(element, "representation"), depth + 1).codec, unit if is_unit(unit) else ""
+                self._made(text_of(element, "representation"), depth + 1).codec, unit if is_unit(unit) else ""
             )
         if kind == "enumeratedData":
             return DataType(self._enumeration(name, element, depth))
@@ -77,23 +77,23 @@ class Types(NamedTuple):
 
     def _enumeration(self, name: str, element: Element, depth: int) -> Codec:
         names = {}
-        for each in _children(element, "enumerator"):
-            said = _text(each, "name"), _text(each, "value")
+        for each in children(element, "enumerator"):
+            said = text_of(each, "name"), text_of(each, "value")
             try:
                 names[said[0]] = int(said[1], 0)
             except ValueError:
                 return opaque(name, ("enumerators", *sorted(names), *said))  # several values, or none: not one to one
         if len(set(names.values())) < len(names) or len(names) > ENUMERATORS_MOST:
             return opaque(name, ("enumerators", *sorted(names.items())))
-        base = self._made(_text(element, "representation"), depth + 1).codec
+        base = self._made(text_of(element, "representation"), depth + 1).codec
         try:
             return enumeration(name, base, names)
         except ConfigurationError as exc:
             raise ErrorReadingFom(f"{exc.message}", hint="Give it a representation of whole numbers") from exc
 
     def _array(self, name: str, element: Element, depth: int) -> Codec:
-        of = _text(element, "dataType")
-        encoding, cardinality = _text(element, "encoding"), _text(element, "cardinality")
+        of = text_of(element, "dataType")
+        encoding, cardinality = text_of(element, "encoding"), text_of(element, "cardinality")
         if encoding == "HLAvariableArray" and of in _TEXTS:
             return CODECS[_TEXTS[of]]
         if name in CODECS:
@@ -104,10 +104,10 @@ class Types(NamedTuple):
         """Of a record: what its fields are called and are."""
         parts = []
         for each in element.iter():
-            if each is not element and isinstance(each.tag, str) and _children(each, "dataType"):
-                label = f"{_text(each, 'enumerator')}/{_text(each, 'name')}"
-                parts.append((label, self._made(_text(each, "dataType"), depth + 1).codec.form))
-        return _local(element), _text(element, "encoding"), *parts
+            if each is not element and isinstance(each.tag, str) and children(each, "dataType"):
+                label = f"{text_of(each, 'enumerator')}/{text_of(each, 'name')}"
+                parts.append((label, self._made(text_of(each, "dataType"), depth + 1).codec.form))
+        return local_name(element), text_of(element, "encoding"), *parts
 
 
 def read(*modules: str | Path) -> Types:
@@ -128,19 +128,15 @@ def parsed(*modules: tuple[str, bytes]) -> Types:
     first counts, as modules that go together say the same. Raises ErrorReadingFom."""
     said: dict[str, Element] = {}
     for module, data in sorted(modules):
-        try:
-            root = parse_metadata(data, what=f"the module {module}", limit=MODULE_BYTES)
-        except JbiError as exc:
-            raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=module) from exc
-        for element in _tables(root):
-            said.setdefault(_text(element, "name"), element)
+        for element in _tables(root_of(module, data)):
+            said.setdefault(text_of(element, "name"), element)
             if len(said) > TYPES_MOST:
                 raise ErrorReadingFom(f"{module}: more than {TYPES_MOST:,} data types", hint="Split the model")
     return Types(said, {})
 
 
 def _tables(root: Element) -> Iterator[Element]:
-    for part in _children(root, "dataTypes"):
+    for part in children(root, "dataTypes"):
         for table in part:
             if isinstance(table.tag, str):
                 yield from (each for each in table if isinstance(each.tag, str))
@@ -155,16 +151,3 @@ def _standard(name: str) -> str:
     if bits == "8":
         return "HLAoctet" if unsigned else ""
     return f"HLA{'unsignedInteger' if unsigned else 'integer'}{bits}{(end or 'BE').upper()}"
-
-
-def _local(element: Element) -> str:
-    return str(element.tag).rpartition("}")[2]
-
-
-def _children(element: Element, name: str) -> Sequence[Element]:
-    return [each for each in element if isinstance(each.tag, str) and _local(each) == name]
-
-
-def _text(element: Element, name: str) -> str:
-    found = _children(element, name)
-    return (found[0].text or "").strip()[:255] if found else ""

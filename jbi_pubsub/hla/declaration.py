@@ -9,13 +9,13 @@ from __future__ import annotations
 from immutables import Map
 
 from . import objects, ownership
-from .execution import ServiceCall, put_entry
+from .execution import Handles, ServiceCall, put_entry
 from .fom import checked_attributes, interaction_class, object_class
 
 # -- object classes -------------------------------------------------------------------------------------------------
 
 
-def publish_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+def publish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate may register instances of the class and own these attributes; adds to what it publishes (clause
     5.2). Raises InvalidObjectClassHandle, AttributeNotDefined."""
     _add(call, "published", cls, attributes)
@@ -28,13 +28,13 @@ def unpublish_object_class(call: ServiceCall, cls: int) -> None:
     unpublish_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
-def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate publishes these no more; what it owned of them is unowned. Raises as
     publish_object_class_attributes, and OwnershipAcquisitionPending while it waits for one of them."""
     ownership.lose_unpublished(call, cls, _take_out(call, "published", cls, attributes))
 
 
-def subscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+def subscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
     subscribes to (clause 5.6). Raises InvalidObjectClassHandle, AttributeNotDefined."""
     _add(call, "subscribed", cls, attributes)
@@ -46,12 +46,12 @@ def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
     unsubscribe_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
-def unsubscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+def unsubscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate hears nothing of these attributes. Raises as subscribe_object_class_attributes."""
     _take_out(call, "subscribed", cls, attributes)
 
 
-def _add(call: ServiceCall, table: str, cls: int, attributes: tuple[int, ...]) -> None:
+def _add(call: ServiceCall, table: str, cls: int, attributes: Handles) -> None:
     wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
     declared = getattr(call.execution.declared, table)
     own = declared.get(call.federate, Map())
@@ -59,7 +59,7 @@ def _add(call: ServiceCall, table: str, cls: int, attributes: tuple[int, ...]) -
     call.change("declared", **{table: declared.set(call.federate, own.set(cls, whole))})
 
 
-def _take_out(call: ServiceCall, table: str, cls: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
+def _take_out(call: ServiceCall, table: str, cls: int, attributes: Handles) -> Handles:
     """Which they are, checked."""
     unwanted = checked_attributes(object_class(call.model.fom, cls), attributes)
     declared = getattr(call.execution.declared, table)

@@ -22,7 +22,8 @@ from .backlog import Backlog
 from .exceptions import ObjectInstanceNotKnown
 from .fom import Class, Fom, Order
 
-Attributes = Map[int, tuple[int, ...]]
+Handles = tuple[int, ...]
+Attributes = Map[int, Handles]
 """Of object classes: sorted handles of attributes."""
 Values = tuple[tuple[int, bytes], ...]
 """Handles of attributes or parameters, and what they are encoded as."""
@@ -136,9 +137,9 @@ class Declared(NamedTuple):
 
     published: Map[int, Attributes] = Map()
     subscribed: Map[int, Attributes] = Map()
-    sends: Map[int, tuple[int, ...]] = Map()
+    sends: Map[int, Handles] = Map()
     """Interaction classes that a federate publishes."""
-    hears: Map[int, tuple[int, ...]] = Map()
+    hears: Map[int, Handles] = Map()
     """Interaction classes that a federate subscribes to."""
 
     def without(self, federate: int) -> Declared:
@@ -151,11 +152,11 @@ class Declared(NamedTuple):
             put_entry(hears, federate, ()),
         )
 
-    def publishes(self, federate: int, cls: int) -> tuple[int, ...]:
+    def publishes(self, federate: int, cls: int) -> Handles:
         """Attributes of a class that a federate publishes."""
         return self.published.get(federate, Map()).get(cls, ())
 
-    def subscribes(self, federate: int, cls: int) -> tuple[int, ...]:
+    def subscribes(self, federate: int, cls: int) -> Handles:
         """Attributes of a class that a federate subscribes to."""
         return self.subscribed.get(federate, Map()).get(cls, ())
 
@@ -270,7 +271,7 @@ class Sent(NamedTuple):
 
     time: float
     retraction: int
-    receivers: tuple[int, ...]
+    receivers: Handles
 
 
 class Clock(NamedTuple):

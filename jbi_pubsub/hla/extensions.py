@@ -21,7 +21,7 @@ from immutables import Map
 
 from . import federation, ownership
 from .exceptions import InvalidArgument, ServiceNotEnabled, SynchronizationPointLabelNotAnnounced
-from .execution import Callback, Execution, Model, Point, Points, Saving, ServiceCall, Told, put_entry
+from .execution import Callback, Execution, Handles, Model, Point, Points, Saving, ServiceCall, Told, put_entry
 
 SETS_MOST: Final = 10_000
 """Sets of a federation, and those of one federate."""
@@ -161,7 +161,7 @@ def query_federation_state(call: ServiceCall) -> tuple[tuple[tuple[int, int], ..
 
 
 def declare_unowned(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...], is_unowned: bool = True  # a service's argument
+    call: ServiceCall, instance: int, attributes: Handles, is_unowned: bool = True  # a service's argument
 ) -> None:  # fmt: skip
     """Attributes that the federate owns are unowned on the other side, or are not any more. Raises ServiceNotEnabled,
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""

@@ -181,14 +181,19 @@ def parsed(*modules: tuple[str, bytes]) -> Fom:
     return _made(_agreed(objects), _agreed(interactions))
 
 
-def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayings) -> None:
+def root_of(name: str, data: bytes) -> Element:
+    """The root of a module. Raises ErrorReadingFom."""
     try:
-        root = parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
+        return parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
     except JbiError as exc:
         raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=name) from exc
-    if _local(root) != "objectModel":
+
+
+def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayings) -> None:
+    root = root_of(name, data)
+    if local_name(root) != "objectModel":
         raise ErrorReadingFom(
-            f"{name} is no module: its root is {_local(root)}, not objectModel",
+            f"{name} is no module: its root is {local_name(root)}, not objectModel",
             hint="Give a file in OMT XML",
             file=name,
         )
@@ -196,8 +201,8 @@ def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayin
         ("objects", "objectClass", "attribute", objects),
         ("interactions", "interactionClass", "parameter", interactions),
     ):
-        for table in _children(root, part):
-            for each in _children(table, kind):
+        for table in children(root, part):
+            for each in children(table, kind):
                 _read_class(name, each, (kind, member), "", said)
 
 
@@ -215,14 +220,14 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
             f"{where}: {name} stands at the top", hint=f"Nest it in {next(iter(said))}, as all classes are", file=module
         )
     members = {}
-    for each in _children(element, member):
+    for each in children(element, member):
         place = f"{module}:{each.sourceline}"
-        one = Member(_name_of(each, place), _text(each, "dataType"), _order(each, place) or "receive")
+        one = Member(_name_of(each, place), text_of(each, "dataType"), _order(each, place) or "receive")
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
     said.setdefault(name, []).append(_Said(members, _order(element, where), where))
-    for each in _children(element, kind):
+    for each in children(element, kind):
         _read_class(module, each, kinds, name, said)
 
 
@@ -296,31 +301,34 @@ def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[Member, 
     return tuple(classes.values()), tuple(members)
 
 
-def _local(element: Element) -> str:
+def local_name(element: Element) -> str:
+    """The name without its namespace."""
     return str(element.tag).rpartition("}")[2]
 
 
-def _children(element: Element, name: str) -> list[Element]:
-    return [each for each in element if isinstance(each.tag, str) and _local(each) == name]
+def children(element: Element, name: str) -> list[Element]:
+    """Those of that name, of any namespace."""
+    return [each for each in element if isinstance(each.tag, str) and local_name(each) == name]
 
 
-def _text(element: Element, name: str) -> str:
-    found = _children(element, name)
+def text_of(element: Element, name: str) -> str:
+    """The text of the first child of that name; "": there is none."""
+    found = children(element, name)
     return (found[0].text or "").strip()[:255] if found else ""
 
 
 def _name_of(element: Element, where: str) -> str:
-    name = _text(element, "name")
+    name = text_of(element, "name")
     if not _NAME.fullmatch(name):
         raise ErrorReadingFom(
-            f"{where}: {name[:100]!r} is no name of a {_local(element)}",
+            f"{where}: {name[:100]!r} is no name of a {local_name(element)}",
             hint="A name is a letter, then letters, digits, _ and -, 255 at most",
         )
     return name
 
 
 def _order(element: Element, where: str) -> Order | None:
-    said = _text(element, "order")
+    said = text_of(element, "order")
     if said.lower() in ("", "na"):
         return None
     if said.lower() not in ("receive", "timestamp"):

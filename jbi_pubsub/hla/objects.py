@@ -27,7 +27,7 @@ from .exceptions import (
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
 )
-from .execution import Attributes, Callback, Instance, Model, ServiceCall, Values
+from .execution import Attributes, Callback, Handles, Instance, Model, ServiceCall, Values
 from .fom import Class, Order, checked_attributes, interaction_class, object_class
 
 # -- instances ------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int
     return handle
 
 
-def _seen_as(subscribed: Attributes, above: tuple[int, ...]) -> int | None:
+def _seen_as(subscribed: Attributes, above: Handles) -> int | None:
     """The lowest class, of an instance's class and those above it, that is subscribed to."""
     return next((each for each in above if each in subscribed), None)
 
@@ -222,8 +222,8 @@ def _reflections(
 
 @lru_cache(maxsize=4096)  # maps keep their hash, so that one answer serves all instances that the same federates know
 def _reached(
-    subscribed: Map[int, Attributes], known: Map[int, int], attributes: tuple[int, ...]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    subscribed: Map[int, Attributes], known: Map[int, int], attributes: Handles
+) -> tuple[tuple[int, Handles], ...]:
     """Who gets values of some attributes, and of which."""
     found = []
     for federate in sorted(known):
@@ -234,16 +234,12 @@ def _reached(
     return tuple(found)
 
 
-def request_attribute_value_update(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> None:
+def request_attribute_value_update(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
     """The owners are asked for values (clause 6.19). Raises ObjectInstanceNotKnown, AttributeNotDefined."""
     _ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
 
 
-def request_class_attribute_value_update(
-    call: ServiceCall, cls: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> None:
+def request_class_attribute_value_update(call: ServiceCall, cls: int, attributes: Handles, tag: bytes = b"") -> None:
     """The owners of all instances of a class and those below it are asked for values. Raises InvalidObjectClassHandle,
     AttributeNotDefined."""
     wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
@@ -253,7 +249,7 @@ def request_class_attribute_value_update(
             _ask_owners(call, handle, wanted, tag)
 
 
-def _ask_owners(call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
+def _ask_owners(call: ServiceCall, instance: int, attributes: Handles, tag: bytes) -> None:
     owners: dict[int, list[int]] = {}
     unowned = call.execution.owned.declared.get(instance, ())
     for each in attributes:
@@ -264,7 +260,7 @@ def _ask_owners(call: ServiceCall, instance: int, attributes: tuple[int, ...], t
         call.tell(owner, "provide_attribute_value_update", instance, tuple(owners[owner]), tag)
 
 
-def change_attribute_order_type(call: ServiceCall, instance: int, attributes: tuple[int, ...], order: Order) -> None:
+def change_attribute_order_type(call: ServiceCall, instance: int, attributes: Handles, order: Order) -> None:
     """In which order values of attributes that the federate owns are delivered (clause 8.23). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
     found = call.known(instance)
@@ -320,7 +316,7 @@ def _published_class(call: ServiceCall, cls: int) -> Class:
 
 
 @lru_cache(maxsize=4096)
-def _hearing(hears: Map[int, tuple[int, ...]], above: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _hearing(hears: Map[int, Handles], above: Handles) -> tuple[tuple[int, int], ...]:
     """Who gets interactions of a class, and as which: the lowest class that each subscribes to."""
     found = []
     for federate in sorted(hears):

@@ -31,16 +31,14 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Claim, Execution, ServiceCall, put_entry
+from .execution import Claim, Execution, Handles, ServiceCall, put_entry
 from .fom import Class, checked_attributes
 from .transfers import Transfer, may_own
 
 # -- divesting ------------------------------------------------------------------------------------------------------
 
 
-def unconditional_attribute_ownership_divestiture(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...]
-) -> None:
+def unconditional_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate owns these no more, whoever does (clause 7.2). Raises ObjectInstanceNotKnown, AttributeNotDefined,
     AttributeNotOwned."""
     wanted = owned_by(call, instance, attributes)
@@ -50,7 +48,7 @@ def unconditional_attribute_ownership_divestiture(
 
 
 def negotiated_attribute_ownership_divestiture(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
+    call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b""
 ) -> None:
     """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeAlreadyBeingDivested."""
@@ -70,7 +68,7 @@ def negotiated_attribute_ownership_divestiture(
     transfer.close()
 
 
-def confirm_divestiture(call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b"") -> None:
+def confirm_divestiture(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
     """The federate, asked to confirm, gives these to the first who claims them (clause 7.6). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeDivestitureWasNotRequested,
     NoAcquisitionPending."""
@@ -88,9 +86,7 @@ def confirm_divestiture(call: ServiceCall, instance: int, attributes: tuple[int,
     transfer.close()
 
 
-def cancel_negotiated_attribute_ownership_divestiture(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...]
-) -> None:
+def cancel_negotiated_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate keeps these (clause 7.14). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
     AttributeDivestitureWasNotRequested."""
     wanted = owned_by(call, instance, attributes)
@@ -102,9 +98,7 @@ def cancel_negotiated_attribute_ownership_divestiture(
     transfer.close()
 
 
-def attribute_ownership_divestiture_if_wanted(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...]
-) -> tuple[int, ...]:
+def attribute_ownership_divestiture_if_wanted(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
     """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
     wanted = owned_by(call, instance, attributes)
@@ -115,7 +109,7 @@ def attribute_ownership_divestiture_if_wanted(
     return gone
 
 
-def attribute_ownership_release_denied(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
+def attribute_ownership_release_denied(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate keeps what it was asked to release; who asked waits on (clause 7.12). Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeNotOwned."""
     owned_by(call, instance, attributes)
@@ -124,9 +118,7 @@ def attribute_ownership_release_denied(call: ServiceCall, instance: int, attribu
 # -- acquiring ------------------------------------------------------------------------------------------------------
 
 
-def attribute_ownership_acquisition(
-    call: ServiceCall, instance: int, attributes: tuple[int, ...], tag: bytes = b""
-) -> None:
+def attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
     """The federate wants to own these: at once what is unowned, else its owner is asked (clause 7.8). Who waits already
     waits on in its place, and from now on also when its owner does not divest. Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeNotPublished, AttributeAlreadyOwned."""
@@ -145,7 +137,7 @@ def attribute_ownership_acquisition(
     transfer.close()
 
 
-def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
+def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate wants what is unowned of these, or being divested to nobody yet; of the rest it is told that it is
     unavailable (clause 7.9). Raises as attribute_ownership_acquisition, and AttributeAlreadyBeingAcquired."""
     wanted = _unowned_by(call, instance, attributes)
@@ -164,7 +156,7 @@ def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: in
     transfer.close()
 
 
-def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> None:
+def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Own: also what it
     wanted if available and waits for until a divestiture is confirmed. Raises ObjectInstanceNotKnown,
     AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
@@ -204,7 +196,7 @@ def is_attribute_owned_by_federate(call: ServiceCall, instance: int, attribute: 
 # -- what other services do to ownership ----------------------------------------------------------------------------
 
 
-def offer_rest(call: ServiceCall, instance: int, kind: Class, owned: tuple[int, ...]) -> None:
+def offer_rest(call: ServiceCall, instance: int, kind: Class, owned: Handles) -> None:
     """An instance has been registered: what its registrant does not publish is offered to others."""
     transfer = Transfer(call, instance)
     has = set(owned)
@@ -228,7 +220,7 @@ def offer_of(call: ServiceCall, instance: int, cls: int) -> None:
         call.tell(call.federate, "request_attribute_ownership_assumption", instance, free, b"")
 
 
-def lose_unpublished(call: ServiceCall, cls: int, attributes: tuple[int, ...]) -> None:
+def lose_unpublished(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate publishes attributes of a class no more, and loses those that it owned of its instances; with the
     last one HLAprivilegeToDeleteObject. Raises OwnershipAcquisitionPending while it waits for one (clause 5.3)."""
     lost = sorted({*attributes, call.model.fom.privilege} - may_own(call, call.federate, cls))
@@ -293,7 +285,7 @@ def has_any(execution: Execution, federate: int, instance: int) -> bool:
 # -- checks ---------------------------------------------------------------------------------------------------------
 
 
-def owned_by(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
+def owned_by(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
     """Attributes of an instance, sorted, all of them the federate's."""
     found = call.known(instance)
     wanted = checked_attributes(call.model.fom.objects[found.cls - 1], attributes)
@@ -306,7 +298,7 @@ def owned_by(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> t
     return wanted
 
 
-def _check_divesting(call: ServiceCall, transfer: Transfer, attributes: tuple[int, ...]) -> None:
+def _check_divesting(call: ServiceCall, transfer: Transfer, attributes: Handles) -> None:
     for each in attributes:
         if each not in transfer.divesting:
             raise AttributeDivestitureWasNotRequested(
@@ -316,7 +308,7 @@ def _check_divesting(call: ServiceCall, transfer: Transfer, attributes: tuple[in
             )
 
 
-def _unowned_by(call: ServiceCall, instance: int, attributes: tuple[int, ...]) -> tuple[int, ...]:
+def _unowned_by(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
     """Attributes that the federate may own and does not."""
     kind = call.known_class(instance)
     wanted = checked_attributes(kind, attributes)

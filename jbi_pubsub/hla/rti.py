@@ -29,6 +29,7 @@ from .exceptions import (
     InvalidLogicalTime,
     InvalidLookahead,
     RestoreInProgress,
+    RtiError,
     RtiInternalError,
     SaveInProgress,
     UnknownService,
@@ -119,12 +120,14 @@ def _values(name: str, value: Any) -> Values:
     return tuple(made)
 
 
-def _time(name: str, value: Any) -> float:
+def _seconds(name: str, value: Any, what: str, error: type[RtiError]) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-        raise InvalidLogicalTime(
-            f"{name} takes a logical time, a finite number from 0, not {_shown(value)}", hint="Give seconds"
-        )
+        raise error(f"{name} takes a {what}, a finite number from 0, not {_shown(value)}", hint="Give seconds")
     return float(value)
+
+
+def _time(name: str, value: Any) -> float:
+    return _seconds(name, value, "logical time", InvalidLogicalTime)
 
 
 def _stamp(name: str, value: Any) -> float | None:
@@ -132,11 +135,7 @@ def _stamp(name: str, value: Any) -> float | None:
 
 
 def _lookahead(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-        raise InvalidLookahead(
-            f"{name} takes a lookahead, a finite number from 0, not {_shown(value)}", hint="Give seconds"
-        )
-    return float(value)
+    return _seconds(name, value, "lookahead", InvalidLookahead)
 
 
 def _order(name: str, value: Any) -> str:

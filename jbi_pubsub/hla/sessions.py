@@ -62,6 +62,24 @@ Call = tuple[int, str, msgspec.Raw]
 Said = tuple[int, str, Any]
 
 
+def whole_frames(got: bytearray, most: int) -> list[bytes]:
+    """Frames that have come as a whole, taken out of what has come. Raises ProtocolError for one of more than `most`
+    bytes."""
+    frames, at = [], 0
+    while len(got) - at >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(got, at)
+        if length > most:
+            raise ProtocolError(f"a frame of {length:,} bytes, {most:,} at most")
+        end = at + LENGTH.size + length
+        if len(got) < end:
+            break
+        frames.append(memoryview(got)[at + LENGTH.size : end].tobytes())
+        at = end
+    if at:
+        del got[:at]
+    return frames
+
+
 class Group:
     """Sessions of one federation, which wait for each other."""
 
@@ -291,21 +309,11 @@ class Sessions:
     @staticmethod
     def _take(session: Session) -> int:
         """The calls of all frames that are whole; how many bytes they have."""
-        got, at = session.got, 0
-        while len(got) - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(got, at)
-            if length > FRAME_MOST:
-                raise ProtocolError(f"a frame of {length:,} bytes, {FRAME_MOST:,} at most")
-            end = at + LENGTH.size + length
-            if len(got) < end:
-                break
-            frame = memoryview(got)[at + LENGTH.size : end].tobytes()
+        frames = whole_frames(session.got, FRAME_MOST)
+        for frame in frames:
             calls: list[msgspec.Raw] = decoded(_CALLS, frame, "frame of a federate")
             session.calls.extend(calls)
-            at = end
-        if at:
-            del got[:at]
-        return at
+        return sum(map(len, frames))
 
     def _write(self, session: Session) -> None:
         said = session.said

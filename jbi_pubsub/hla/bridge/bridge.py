@@ -38,7 +38,7 @@ from jbi_pubsub.hla.exceptions import (
 from jbi_pubsub.hla.execution import Callback
 
 from . import consensus, pace, passage, transfer
-from .state import Bridge, Call, Entry, Key, Plan, Turn
+from .state import Bridge, Call, Entry, Key, Plan, Turn, changed
 
 Done = tuple[Bridge, tuple[Call, ...]]
 
@@ -105,8 +105,7 @@ def _reflected(
 
 def _save_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) -> None:
     if not turn.bridge.settled[side]:
-        settled = turn.bridge.settled
-        turn.set(settled=(True, settled[1]) if side == 0 else (settled[0], True))
+        turn.set(settled=changed(turn.bridge.settled, side, True))
     if own != "none":
         consensus.told_status(turn, side, "save", others)
 

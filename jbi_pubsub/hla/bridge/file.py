@@ -221,8 +221,7 @@ def _as_written(way: Way) -> Iterator[tuple[str, ...]]:
     for rule in rules:
         rate = f"{rule.rate:g} a second" if rule.rate is not None else ""
         yield rule.name, "" if rule.hide else rule.target or rule.name, "left out" if rule.hide else rate
-        elements = rule.attribute if isinstance(rule, ClassRule) else rule.parameter
-        for name, element in elements.items():
+        for name, element in rule.elements.items():
             said = {key: value for key, value in msgspec.to_builtins(element).items() if key in _DONE and value}
             done = "; ".join(f"{key} = {value}" for key, value in said.items())
             yield (

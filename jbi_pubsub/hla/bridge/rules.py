@@ -35,8 +35,9 @@ class ElementRule(_Part, frozen=True):
     """What each value is there; others are left out."""
 
 
-class ClassRule(_Part, frozen=True, rename={"target": "to"}):
-    """`[[direction.class]]`. It counts for classes below that one too, as far as these have no rule of their own."""
+class NamedRule(_Part, frozen=True, rename={"target": "to"}):
+    """A rule of a class of objects or interactions. It counts for classes below that one too, as far as these have no
+    rule of their own."""
 
     name: str
     """Here."""
@@ -45,24 +46,33 @@ class ClassRule(_Part, frozen=True, rename={"target": "to"}):
     hide: bool = False
     """Neither it nor its objects are known there."""
     rest: Rest | None = None
-    """Of attributes that no rule names; None: as the direction says."""
+    """Of attributes or parameters that no rule names; None: as the direction says."""
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     """Updates a second that go; more are left out."""
     burst: Annotated[float, msgspec.Meta(ge=1, le=1e9)] | None = None
     """As many at once after a pause; None: a second's."""
+
+
+class ClassRule(NamedRule, frozen=True):
+    """`[[direction.class]]`."""
+
     attribute: dict[str, ElementRule] = {}
 
+    @property
+    def elements(self) -> dict[str, ElementRule]:
+        """What the class has."""
+        return self.attribute
 
-class InteractionRule(_Part, frozen=True, rename={"target": "to"}):
-    """`[[direction.interaction]]`, as for classes."""
 
-    name: str
-    target: str = ""
-    hide: bool = False
-    rest: Rest | None = None
-    rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
-    burst: Annotated[float, msgspec.Meta(ge=1, le=1e9)] | None = None
+class InteractionRule(NamedRule, frozen=True):
+    """`[[direction.interaction]]`."""
+
     parameter: dict[str, ElementRule] = {}
+
+    @property
+    def elements(self) -> dict[str, ElementRule]:
+        """What the class has."""
+        return self.parameter
 
 
 class Way(

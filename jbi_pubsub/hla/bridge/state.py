@@ -11,7 +11,7 @@ surrogate hears goes into a link, what leaves a link is a call on the far side.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from immutables import Map
 
@@ -21,6 +21,8 @@ from .translation import Translation
 Key = tuple[str, int, str, int]
 """Of what is agreed on: "sync", "save" or "restore", the side where it began (0 for saves and restores, which are the
 same on both), its label there, and a number: a label is free again on one side while it is not yet on the other."""
+
+T = TypeVar("T")
 
 NOTHING: Final[Map[Any, Any]] = Map()
 
@@ -165,6 +167,11 @@ class Call(NamedTuple):
     """For whoever gets its answer."""
 
 
+def changed(pair: tuple[T, T], side: int, value: T) -> tuple[T, T]:
+    """What is had of both sides, with another value of one."""
+    return (value, pair[1]) if side == 0 else (pair[0], value)
+
+
 class Turn:
     """One turn of a bridge: changed in place, and closed to a value and the calls that are to be made."""
 
@@ -195,27 +202,19 @@ class Turn:
         after = self.over_here_alone(side) if entry.kind != "completed" else ()
         if after and self.plan.policy.barrier == "smart":
             self.count("buffered")
-        entry = entry._replace(after=after)
+        queue = "data" if entry.stream else "control"
         link = self.bridge.links[side]
-        if entry.stream:
-            link = link._replace(data=(*link.data, entry))
-        else:
-            link = link._replace(control=(*link.control, entry))
-        self.set_link(side, link)
+        self.set_link(side, link._replace(**{queue: (*getattr(link, queue), entry._replace(after=after))}))
 
     def put_back(self, side: int, entry: Entry) -> None:
         """In front of the link from a side."""
+        queue = "data" if entry.stream else "control"
         link = self.bridge.links[side]
-        if entry.stream:
-            link = link._replace(data=(entry, *link.data))
-        else:
-            link = link._replace(control=(entry, *link.control))
-        self.set_link(side, link)
+        self.set_link(side, link._replace(**{queue: (entry, *getattr(link, queue))}))
 
     def set_link(self, side: int, link: Link) -> None:
         """Of the link from a side."""
-        links = self.bridge.links
-        self.set(links=(link, links[1]) if side == 0 else (links[0], link))
+        self.set(links=changed(self.bridge.links, side, link))
 
     def over_here_alone(self, side: int) -> tuple[Key, ...]:
         """What is over on a side, and not on the other one."""
@@ -234,14 +233,13 @@ class Turn:
         """Change it."""
         found = self.bridge.rounds[key]
         part = found.parts[side]._replace(**fields)
-        parts = (part, found.parts[1]) if side == 0 else (found.parts[0], part)
+        parts = changed(found.parts, side, part)
         self.set(rounds=self.bridge.rounds.set(key, found._replace(parts=parts)))
         return part
 
     def set_busy(self, side: int, label: str) -> None:
         """Something goes on there in which nothing else can be done; "": it is over."""
-        busy = self.bridge.busy
-        self.set(busy=(label, busy[1]) if side == 0 else (busy[0], label))
+        self.set(busy=changed(self.bridge.busy, side, label))
 
     # -- objects -------------------------------------------------------------------------------------------------
 
@@ -257,9 +255,8 @@ class Turn:
 
     def set_pace(self, side: int, **fields: Any) -> Pace:
         """Change it."""
-        paces = self.bridge.paces
-        pace = paces[side]._replace(**fields)
-        self.set(paces=(pace, paces[1]) if side == 0 else (paces[0], pace))
+        pace = self.bridge.paces[side]._replace(**fields)
+        self.set(paces=changed(self.bridge.paces, side, pace))
         return pace
 
 

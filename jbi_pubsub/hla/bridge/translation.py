@@ -212,7 +212,7 @@ class _Compiling:
                 raise self._wrong(rule.name, "has two rules", "Make one of them")
             if rule.burst is not None and rule.rate is None:
                 raise self._wrong(rule.name, "has a burst without a rate", "rate = 10.0 is ten a second")
-            if rule.hide and (rule.target or rule.rate is not None or _elements(rule)):
+            if rule.hide and (rule.target or rule.rate is not None or rule.elements):
                 raise self._wrong(rule.name, "is hidden, and has rules for what goes", "Leave one of them out")
             rules[handle] = rule
         return rules
@@ -297,7 +297,7 @@ class _Compiling:
         for handle, rule in self._rules.items():
             cls = self._classes[handle - 1]
             own = {self._members[each - 1].name: each for each in cls.members}
-            for name, element in _elements(rule).items():
+            for name, element in rule.elements.items():
                 if name not in own:
                     raise self._wrong(rule.name, f"has no {self._member} {name[:200]!r}", _meant(name, sorted(own)))
                 found[handle, own[name]] = element
@@ -339,10 +339,6 @@ class _Compiling:
 
     def _wrong(self, name: str, why: str, hint: str) -> ConfigurationError:
         return ConfigurationError(f"{self._kind} {name[:200]} of side {self._here.name} {why}", hint=hint)
-
-
-def _elements(rule: ClassRule | InteractionRule) -> dict[str, ElementRule]:
-    return rule.attribute if isinstance(rule, ClassRule) else rule.parameter
 
 
 def _type_of(name: str, types: Types, member: Member) -> DataType | None:
