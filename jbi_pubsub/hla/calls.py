@@ -97,8 +97,7 @@ class StatusCalls:
 class Door(Protocol):
     """Where federates find a federation."""
 
-    @property
-    def front(self) -> Front: ...
+    front: Front
 
     def create(self, name: str, modules: Sequence[Module]) -> str:
         """A federation execution; the digest of its object model. Raises RtiError."""

@@ -172,16 +172,15 @@ class RtiLink:
 
     def open(self, name: str) -> str:
         """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
-        self.check(name)
+        self._check(name)
         return self._tokens.issue(self.ask("join", str, self._federation))
 
     def modules(self, name: str) -> tuple[Module, ...]:
         """Of the object model. Raises FederationExecutionDoesNotExist."""
-        self.check(name)
+        self._check(name)
         return self.ask("modules", tuple[Module, ...], self._federation)
 
-    def check(self, name: str) -> None:
-        """Raises FederationExecutionDoesNotExist for a federation that is not here."""
+    def _check(self, name: str) -> None:
         if name != self._name:
             raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="This links another one")
 

@@ -191,10 +191,6 @@ class RtiServer:
         """Raises FederationExecutionDoesNotExist."""
         return self._done(lambda: self._federation(name)).modules
 
-    def names(self) -> tuple[str, ...]:
-        """Of the federation executions here."""
-        return tuple(sorted(self._federations))
-
     def status(self) -> dict[str, Any]:
         """Plain data."""
         return self._done(self._status)

@@ -191,7 +191,7 @@ def test_names_federations_and_federates_are_told_apart(
             nobody.destroy_federation_execution("Sea")
         nobody.resign_federation_execution()
         nobody.destroy_federation_execution("Sea")
-    assert served.names() == ("Air",)
+    assert [each["name"] for each in served.status()["federations"]] == ["Air"]
     assert [each["federates"] for each in served.status()["federations"]] == [["a"]]
 
 

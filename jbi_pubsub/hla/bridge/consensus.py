@@ -26,7 +26,6 @@ from .state import NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
 KEPT_MOST: Final = 100
 """Saves of which the bridge knows what was under way."""
 
-_INITIATED: Final = {"save": "initiate_federate_save", "restore": "initiate_federate_restore"}
 _DONE: Final = {"sync": "synchronization_point_achieved", "save": "federate_save_complete",
                 "restore": "federate_restore_complete"}  # fmt: skip
 _STANDING: Final = ("announced", "consented")

@@ -11,7 +11,7 @@ from jbi_pubsub.hla.execution import Options
 
 from .script import Script, read
 from .search import STATES_MOST, Result, explore
-from .system import Setup, System, built, fom
+from .system import Setup, System, built, fom, planned
 
 SOLUTIONS: Final = ("add", "smart", "restrict", "ignore")
 
@@ -222,10 +222,9 @@ def prepared(
     return built(
         sizes,
         line(len(sizes)) if bridges is None else bridges,
-        policy,
+        planned(policy, couples=scenario.couples),
         scenario.script,
         options=Options(one_at_a_time=scenario.one_at_a_time, adds=True),
-        couples=scenario.couples,
         late=scenario.late,
     )
 

@@ -19,7 +19,7 @@ from immutables import Map
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import extensions, rti
 from jbi_pubsub.hla.bridge import bridge as spans
-from jbi_pubsub.hla.bridge import policy as policies
+from jbi_pubsub.hla.bridge.policy import Policy
 from jbi_pubsub.hla.bridge.state import Bridge, Call, Plan
 from jbi_pubsub.hla.bridge.translation import identity
 from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, RtiError, SaveInProgress
@@ -366,16 +366,18 @@ def _double_owners(setup: Setup, system: System) -> Iterator[Found]:
 # -- making one -----------------------------------------------------------------------------------------------------
 
 
+def planned(policy: Policy, **more: Any) -> Plan:
+    """A plan of bridges here, whatever their federations are called; `more`: other fields of it."""
+    return Plan(("", ""), policy, identity(fom()), lookahead=0.5)._replace(**more)
+
+
 def built(
     sizes: tuple[int, ...],
     edges: tuple[tuple[int, int], ...],
-    policy: policies.Policy,
+    plan: Plan,
     script: Script,
     *,
     options: Options = Options(),  # noqa: B008  # a value
-    couples: bool = False,
-    reordered: bool = False,
-    forwards: bool = True,
     late: bool = False,
 ) -> tuple[Setup, System]:
     """Federations of so many federates, bridges between some, everything that comes before `---` of the script done;
@@ -402,7 +404,6 @@ def built(
     setup = Setup((model,) * len(sizes), tuple(federates), (), routes, script, waits)
     nothing = ((),) * len(federates)
     system = System(tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates), (), ())
-    plan = Plan(("", ""), policy, identity(fom()), couples, 0.5, reordered, forwards)
     if not late:
         setup, system = _bridged(setup, system, edges, plan)
     for who, group in script.first:

@@ -16,7 +16,7 @@ from jbi_pubsub.hla.execution import Options
 from jbi_pubsub.hla.exploration import chart, report, script, search
 from jbi_pubsub.hla.exploration.scenarios import CELLS, SCENARIOS, SOLUTIONS, line, matrix, prepared
 from jbi_pubsub.hla.exploration.search import Result
-from jbi_pubsub.hla.exploration.system import built, fom
+from jbi_pubsub.hla.exploration.system import built, fom, planned
 
 ADDED = Options(adds=True)
 THING = fom().object_class("Thing")
@@ -28,8 +28,9 @@ def explored(name: str, sizes: tuple[int, ...], policy: Policy = Policy(), edges
     if name in SCENARIOS and not more:
         return search.explore(*prepared(SCENARIOS[name], policy, sizes, edges))
     text = SCENARIOS[name].text if name in SCENARIOS else name
-    options = more.pop("options", ADDED)
-    return search.explore(*built(sizes, edges or line(len(sizes)), policy, script.read(text), options=options, **more))
+    given = {"options": more.pop("options", ADDED), "late": more.pop("late", False)}
+    plan = planned(policy, **more)
+    return search.explore(*built(sizes, edges or line(len(sizes)), plan, script.read(text), **given))
 
 
 def ends(result: Result) -> set[str]:
@@ -254,7 +255,7 @@ def test_an_attribute_goes_to_who_wants_it_if_its_owner_and_the_bridge_let_it(
         f'{OWNED}g0: attribute_ownership_acquisition(@a, ({X},), b"")\n'
         f"f0 <- request_attribute_ownership_release: {reaction}"
     )
-    setup, system = built((1, 1), line(2), policy, script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(policy), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     federates = {handle: name for federation, name, handle in setup.federates if federation == 1}
     assert owner(result, 1, federates) == {there}
@@ -268,7 +269,7 @@ def test_who_negotiates_is_asked_to_confirm_and_who_was_offered_it_beyond_the_br
         "g0 <- request_attribute_ownership_assumption: attribute_ownership_acquisition_if_available($1, $2)\n"
         '* <- request_divestiture_confirmation: confirm_divestiture($1, $2, b"")'
     )
-    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     handles = {handle: name for federation, name, handle in setup.federates if federation == 1}
@@ -281,7 +282,7 @@ def test_who_wants_it_no_more_leaves_it_on_the_side_it_came_from() -> None:
         f"g0: cancel_attribute_ownership_acquisition(@a, ({X},))\n"
         "f0 <- request_attribute_ownership_release: attribute_ownership_divestiture_if_wanted($1, $2)"
     )
-    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     for federation in (0, 1):
@@ -321,7 +322,7 @@ def test_what_is_under_way_when_both_save_comes_again_after_a_restore() -> None:
 {SEEN}f0: update_attribute_values(@a, (({X}, b"1"),), b"")
 f0: request_federation_save("L")
 """
-    setup, system = built((1, 1), line(2), Policy(), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     # Expect the save to have the value in the federation, or in the bridge: never lost, never in both
@@ -429,4 +430,4 @@ def test_what_can_not_be_explored_is_told_in_a_line(
 )
 def test_scripts_are_data_and_what_is_none_is_told_with_its_line(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"line 1 of the script|has a federate f9"):
-        built((1, 1), line(2), Policy(), script.read(text))
+        built((1, 1), line(2), planned(Policy()), script.read(text))

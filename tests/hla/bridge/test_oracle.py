@@ -14,7 +14,7 @@ from jbi_pubsub.hla.bridge.policy import Policy
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import Options
 from jbi_pubsub.hla.exploration import script
-from jbi_pubsub.hla.exploration.system import Doing, Setup, System, after, built, fom, moves
+from jbi_pubsub.hla.exploration.system import Doing, Setup, System, after, built, fom, moves, planned
 
 THING = fom().object_class("Thing")
 X = fom().attribute(THING, "x")
@@ -60,7 +60,7 @@ class World:
         self.setup: Setup
         self.system: System
         self.setup, self.system = built(
-            sizes, edges, policy, script.read(f"{declared}---\n"), options=Options(adds=True)
+            sizes, edges, planned(policy), script.read(f"{declared}---\n"), options=Options(adds=True)
         )
         self.random = random
         self._names: list[dict[int, str]] = [{} for _ in every]
