@@ -42,6 +42,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.process import version
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
@@ -273,7 +274,7 @@ class LookupServer:
         self._retired: list[tuple[threading.Timer, Endpoint]] = []
         self._community: JoinManager | None = None
         self._announcement: Announcement | None = None
-        self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
+        self._reaper = Job("lookup reaper", REAP_MOST, self._reap, slow=True)
         metrics = config.metrics
         try:
             self.metrics = MetricsServer(metrics, self.samples, self.access) if metrics.port >= 0 else None
@@ -316,8 +317,7 @@ class LookupServer:
             endpoint.stop()
             timer.join(5.0)
         self._hub.stop()
-        if self._reaper.is_alive():
-            self._reaper.join(5.0)
+        self._reaper.stop()
         self.access.close()
         if self._store is not None:
             self._store.close()
@@ -736,20 +736,18 @@ class LookupServer:
         welcome(line, 0, self._compressed.grant(hello.compression))
         channel.attach(sock, hello.position, accepted_by.hand_over(sock), line.compression)
 
-    def _reap(self) -> None:
-        while not self._stopping.is_set():
-            pause = REAP_MOST
-            with guarded("lookup reaper"):
-                while self.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
-                    time.sleep(BREATH)
-                due = self.read(lambda registrar, _: registrar.next_deadline())
-                pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
-            with guarded("lookup reaper"):
-                self._ask_again()
-                self._drop_idle_channels()
-                if self._store is not None:
-                    self._store.align(self._clock(), self._wall())
-            self._stopping.wait(pause)
+    def _reap(self) -> float:
+        pause = REAP_MOST
+        with guarded("lookup reaper"):
+            while self.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
+                time.sleep(BREATH)
+            due = self.read(lambda registrar, _: registrar.next_deadline())
+            pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
+        self._ask_again()
+        self._drop_idle_channels()
+        if self._store is not None:
+            self._store.align(self._clock(), self._wall())
+        return pause
 
     def _drop_idle_channels(self) -> None:
         old = time.monotonic() - 2 * max(self._config.lease.lookup, 30.0)

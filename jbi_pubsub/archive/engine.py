@@ -17,9 +17,10 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -42,6 +43,7 @@ from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, Protoc
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, Found, KeepRule, Query, Source
 from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.ticker import Job
 
 log = logging.getLogger("jbi_pubsub.archive")
 
@@ -167,8 +169,9 @@ class Archive:
             self._worker = ProcessWorker(self._setup, self._hear, self._again, lock=self.folder.lock)
         else:
             self._worker = ThreadWorker(self._setup(), self._hear)
-        self._thread = threading.Thread(target=self._maintain, name="archive-maintenance", daemon=True)
-        self._thread.start()
+        pause = min(self._seconds or TICK, TICK)
+        self._maintenance = Job("archive maintenance", pause, partial(next, self._maintain()), slow=True)
+        self._maintenance.start(after=pause)
 
     # -- keeping ------------------------------------------------------------------------------------------------
 
@@ -575,7 +578,7 @@ class Archive:
         with self._asking:
             self._is_closed.set()
             queries = list(self._queries.values())
-        self._thread.join(timeout=30)
+        self._maintenance.stop(30.0)
         self._worker.close()
         for query in queries:
             query.fail("the archive was closed")
@@ -774,12 +777,11 @@ class Archive:
             self._told = synced
             self._worker.tell(Synced(synced))
 
-    def _maintain(self) -> None:
-        """The thread's life."""
-        pause = min(self._seconds or TICK, TICK)
+    def _maintain(self) -> Iterator[None]:
+        """All that is looked at each time."""
         forced = noted = time.monotonic()
         retained = time.monotonic() + RETAIN_FIRST - RETAIN_SECONDS
-        while not self._is_closed.wait(pause):
+        while True:
             now = time.monotonic()
             with guarded("archive maintenance"):
                 self._look_at_disk()
@@ -797,6 +799,7 @@ class Archive:
                 if now - noted >= CHECKPOINT_SECONDS:
                     noted = now
                     self._try_checkpoint()
+            yield
 
 
 class _Question:

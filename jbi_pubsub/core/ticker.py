@@ -38,7 +38,7 @@ class Job:
     """A step that is called every `seconds` seconds, counted from its return, once it is started. The ticker's lock
     covers all of it."""
 
-    __slots__ = ("_ticker", "due", "is_slow", "is_woken", "name", "seconds", "step", "thread")
+    __slots__ = ("_ticker", "due", "is_over", "is_slow", "is_woken", "name", "seconds", "step", "thread")
 
     def __init__(
         self, name: str, seconds: float, step: Step, *, slow: bool = False, ticker: Ticker | None = None
@@ -48,13 +48,16 @@ class Job:
         self.name, self.seconds, self.step, self.is_slow = name, seconds, step, slow
         self.due = math.inf
         """When it is called next (monotonic seconds); infinity: when it is woken, or it is under way."""
+        self.is_over = False
+        """It was stopped."""
         self.is_woken = False
         """It is called once more behind the step that is under way."""
         self.thread: threading.Thread | None = None
         """Where its step is under way."""
 
     def start(self, after: float = 0.0) -> None:
-        """Call it in so many seconds, and again. Raises RuntimeError when the system has no thread for us."""
+        """Call it in so many seconds, and again; nothing for one that was started, or stopped. Raises RuntimeError when
+        the system has no thread for us."""
         self._ticker.start(self, after)
 
     def wake(self) -> None:
@@ -89,6 +92,8 @@ class Ticker:
     def start(self, job: Job, after: float) -> None:
         """See Job."""
         with self._lock:
+            if job in self._jobs or job.is_over:
+                return
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
@@ -110,6 +115,7 @@ class Ticker:
         """See Job. Who stops the last one waits for the threads, too."""
         us = threading.current_thread()
         with self._lock:
+            job.is_over = True
             self._jobs.pop(job, None)
             self._late.pop(job, None)
             threads = {*self._workers, *([self._thread] if self._thread is not None else [])}

@@ -5,9 +5,9 @@ does. Looking on is a subscription like any other (`jbi node snoop`)."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +21,11 @@ import msgspec
 from jbi_pubsub.core.access import Action, Subject
 from jbi_pubsub.core.config import Config, LogSection, check_value
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.series import Counter, Gauge
 from jbi_pubsub.core.signing import Signer
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Security
@@ -334,12 +334,11 @@ def _resources() -> dict[str, float]:
 
 
 class Reports:
-    """A thread that publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
+    """Publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
 
     def __init__(self, config: Config, delegate: Delegate, name: str, signer: Signer | None) -> None:
         self._delegate = delegate
         self._name = name
-        self._seconds = config.node.statistics_seconds
         self._events = OwnRegistration(
             delegate, signer, event_schema(), f"<Event><component>{_text(name)}</component></Event>".encode(), "events"
         )
@@ -352,58 +351,45 @@ class Reports:
         self.lost = 0
         """Events that were not published, for others came too fast."""
         self._told_lost = 0
-        self._woken = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="node-reports", daemon=True)
+        self._telling = Job("telling events", math.inf, self._tell, slow=True)
+        self._measuring = self._measuring_every(config.node.statistics_seconds)
 
     def start(self) -> None:
         """Begin."""
         if self._tells_events:
             self._delegate.witness = self._note
-        self._thread.start()
+            self._telling.start()
+        self._measuring.start(after=self._measuring.seconds)
 
     def stop(self) -> None:
-        """End the thread. Safe to repeat."""
+        """Tell nothing more. Safe to repeat."""
         self._delegate.witness = None
-        self._stopping = True
-        self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join(5.0)
+        self._telling.stop()
+        self._measuring.stop()
 
     def every(self, seconds: float) -> None:
         """Between two statistics from now on; 0 for none."""
-        self._seconds = seconds
-        self._woken.set()
+        self._measuring.stop()
+        self._measuring = self._measuring_every(seconds)
+        self._measuring.start(after=self._measuring.seconds)
+
+    def _measuring_every(self, seconds: float) -> Job:
+        return Job("telling statistics", seconds or math.inf, self._measure, slow=True)
 
     def _note(self, told: Happening) -> None:
         if len(self._happened) == EVENTS_WAITING:
             self.lost += 1
         self._happened.append((time.time(), told))
-        self._woken.set()
-
-    def _run(self) -> None:
-        measured = time.monotonic()
-        if self._tells_events:
-            with guarded("registering for events"):
-                _ = self._events.is_wanted  # whoever subscribes is to find it
-        while not self._stopping:
-            left = measured + self._seconds - time.monotonic() if self._seconds else None
-            self._woken.wait(left if left is None else max(0.0, left))
-            self._woken.clear()
-            with guarded("telling events"):
-                self._tell()
-            if self._seconds and time.monotonic() >= measured + self._seconds:
-                measured = time.monotonic()
-                with guarded("telling statistics"):
-                    self._measure()
+        self._telling.wake()
 
     def _tell(self) -> None:
+        is_wanted = self._events.is_wanted  # registers: whoever subscribes is to find it
         if self.lost > self._told_lost:
             log.error("%d events were not published: more came than could be told", self.lost - self._told_lost)
             self._told_lost = self.lost
-        while self._happened and not self._stopping:
+        while self._happened:
             told = [self._happened.popleft() for _ in range(min(EVENTS_AT_ONCE, len(self._happened)))]
-            if self._events.is_wanted:
+            if is_wanted:
                 self._events.publish(event_document(self._name, at, each) for at, each in told)
 
     def _measure(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -19,9 +18,9 @@ from typing import Final
 
 from jbi_pubsub.core.errors import BackPressureError, StorageError
 from jbi_pubsub.core.files import TEMPORARY, written
-from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.spool import COPIED_BYTES, Spool, SpooledPayload
+from jbi_pubsub.core.ticker import Job
 
 FOLDER: Final = "large"
 SUFFIX: Final = ".payload"
@@ -46,15 +45,13 @@ class Beside:
         self._limit = limit
         self._known: Known = set
         self._spool = Spool(str(self._folder), 0, 0)
-        self._changed = threading.Condition()
-        self._is_stopping = self._is_wanted = False
-        self._thread: threading.Thread | None = None
+        self._sweeping = Job("archive-large", SWEEP_SECONDS, self._sweep, slow=True)
 
     def follow(self, known: Known) -> None:
         """Take files away, from now on, of objects that the archive has not."""
         self._known = known
         if self._folder.is_dir():
-            self._begin()
+            self._sweeping.start(after=SWEEP_SECONDS)
 
     def keep(self, parcel: Parcel) -> Parcel:
         """Put the payload of an object on disk; the object without it. Raises StorageError."""
@@ -77,7 +74,7 @@ class Beside:
                 f"{path} could not be written: {exc.strerror or exc}",
                 hint="Make room, or register with persist=False", path=str(path),
             ) from exc  # fmt: skip
-        self._begin()
+        self._sweeping.start(after=SWEEP_SECONDS)
         return parcel.with_payload(b"")
 
     def whole(self, parcel: Parcel) -> Parcel:
@@ -108,18 +105,11 @@ class Beside:
 
     def sweep(self) -> None:
         """Have files taken away, soon, that belong to nothing."""
-        with self._changed:
-            self._is_wanted = True
-            self._changed.notify_all()
+        self._sweeping.wake()
 
     def close(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(10.0)
+        """Sweep no more."""
+        self._sweeping.stop(10.0)
 
     def take_away(self, older: float = NEW_SECONDS) -> int:
         """Take files away that belong to nothing, and are so many seconds old; how many. Raises what `known` does."""
@@ -153,18 +143,5 @@ class Beside:
     def _path(self, object_id: str) -> Path:
         return self._folder / f"{object_id}{SUFFIX}"
 
-    def _begin(self) -> None:
-        with self._changed:
-            if self._thread is None and not self._is_stopping:
-                self._thread = threading.Thread(target=self._run, name="archive-large", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_wanted or self._is_stopping, SWEEP_SECONDS)
-                if self._is_stopping:
-                    return
-                self._is_wanted = False
-            with guarded("archive-large"):
-                self.take_away()
+    def _sweep(self) -> None:
+        self.take_away()

@@ -191,13 +191,15 @@ def test_the_threads_end_with_the_last_job_and_begin_with_the_next(ticker: Ticke
         assert _ours() == []
 
 
-def test_a_job_may_begin_later_and_be_stopped_before_it_has_begun(ticker: Ticker, eventually: Eventually) -> None:
+def test_a_job_may_begin_later_and_never_does_when_it_was_stopped(ticker: Ticker, eventually: Eventually) -> None:
     calls: list[int] = []
     job = Job("later", 60.0, lambda: calls.append(1), ticker=ticker)
-    assert job.stop()
     job.start(after=60.0)
+    job.start()  # it has begun
     time.sleep(0.02)
     assert calls == []
     job.wake()
     eventually(lambda: calls)
     assert job.stop()
+    job.start()
+    assert _ours() == []
