@@ -17,6 +17,7 @@ from typing import Final
 
 from .errors import JbiError, ProtocolError, WireError
 from .guard import guarded, note
+from .ticker import Job
 
 log = logging.getLogger("jbi_pubsub.renewal")
 
@@ -65,7 +66,7 @@ class LeaseRenewalManager:
     """
 
     def __init__(self, name: str) -> None:
-        self._changed = threading.Condition()  # covers all state
+        self._lock = threading.Lock()  # covers all state
         self._held: dict[Hashable, _Held] = {}
         self._due: list[tuple[float, int, Hashable, _Held]] = []
         self._waiting: dict[Hashable, list[tuple[float, int, Hashable, _Held]]] = {}
@@ -73,10 +74,9 @@ class LeaseRenewalManager:
         self._ready: deque[tuple[Hashable, _Held]] = deque()
         """What the workers are to renew next."""
         self._tie = itertools.count()
-        self._stopping = False
         self._pool = ThreadPoolExecutor(RENEWALS_AT_ONCE, thread_name_prefix=f"{name}-renew")
-        self._thread = threading.Thread(target=self._run, name=f"{name}-renewal", daemon=True)
-        self._thread.start()
+        self._job = Job("lease renewal", PAUSE_LEAST, self._hand_out)
+        self._job.start()
 
     def manage(
         self,
@@ -94,30 +94,28 @@ class LeaseRenewalManager:
         now = time.monotonic()
         duration = duration if is_term(duration) else 0.0
         held = _Held(duration, now + duration, key if grantor is None else grantor, renew, lost)
-        with self._changed:
+        with self._lock:
             self._held[key] = held
             self._schedule_renewal(now, key, held)
 
     def hasten(self, key: Hashable) -> None:
         """Renew the lease now: its grantor may have a longer term by now. Unknown keys are ignored."""
-        with self._changed:
+        with self._lock:
             held = self._held.get(key)
             if held is not None:
                 self._schedule(time.monotonic(), key, held)
 
     def remove(self, key: Hashable) -> None:
         """Stop renewing; the lease itself is not cancelled. Unknown keys are ignored."""
-        with self._changed:
+        with self._lock:
             self._held.pop(key, None)
             self._sweep()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread. The leases then run out unless they are cancelled."""
-        with self._changed:
-            self._stopping = True
+        """End the threads. The leases then run out unless they are cancelled."""
+        with self._lock:
             self._held.clear()
-            self._changed.notify_all()
-        self._thread.join(timeout)
+        self._job.stop(timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
@@ -130,7 +128,8 @@ class LeaseRenewalManager:
         held.scheduled = when
         heapq.heappush(self._due, (when, next(self._tie), key, held))
         self._sweep()
-        self._changed.notify_all()
+        if when <= self._due[0][0]:
+            self._job.wake()
 
     def _sweep(self) -> None:
         """Take out the entries of leases that are not managed any more, when they outnumber the others."""
@@ -141,51 +140,37 @@ class LeaseRenewalManager:
     def _is_due(self, when: float, _tie: int, key: Hashable, held: _Held) -> bool:
         return self._held.get(key) is held and held.scheduled == when
 
-    def _run(self) -> None:
-        while not self._stopping:
-            with guarded("lease renewal"):
-                if self._await_due():
-                    self._call_worker()
-                continue
-            time.sleep(PAUSE_LEAST)
+    def _hand_out(self) -> float:
+        """Have workers look at what is due; seconds until something is."""
+        with self._lock:
+            while self._due and self._due[0][0] <= time.monotonic():
+                self._make_ready(heapq.heappop(self._due))
+            pause = self._due[0][0] - time.monotonic() if self._due else math.inf
+            ready = len(self._ready)
+        try:
+            for _ in range(min(ready, RENEWALS_AT_ONCE)):
+                self._pool.submit(self._ask)
+        except RuntimeError as exc:
+            log.warning("no thread for renewals, trying again: %s", exc)
+            return min(pause, THREAD_SECONDS)
+        return pause
 
-    def _await_due(self) -> bool:
-        """Wait for the next lease that is due; whether a worker has to look at it."""
-        with self._changed:
-            while not self._stopping and (not self._due or self._due[0][0] > time.monotonic()):
-                self._changed.wait(min(60.0, self._due[0][0] - time.monotonic()) if self._due else 60.0)
-            if self._stopping:
-                return False
-            entry = heapq.heappop(self._due)
-            if not self._is_due(*entry):
-                return False
-            _, tie, key, held = entry
-            held.scheduled = math.inf
-            waiting = self._waiting.get(held.grantor)
-            if waiting is not None:
-                heapq.heappush(waiting, (held.expires, tie, key, held))
-                return False
+    def _make_ready(self, entry: tuple[float, int, Hashable, _Held]) -> None:
+        """Under the lock: a lease that is due is renewed next, or behind the others of its grantor."""
+        if not self._is_due(*entry):
+            return
+        _, tie, key, held = entry
+        held.scheduled = math.inf
+        waiting = self._waiting.get(held.grantor)
+        if waiting is not None:
+            heapq.heappush(waiting, (held.expires, tie, key, held))
+        else:
             self._waiting[held.grantor] = []
             self._ready.append((key, held))
-            return True
-
-    def _call_worker(self) -> None:
-        """Have somebody look at `_ready`; waits until there is somebody."""
-        while True:
-            try:
-                self._pool.submit(self._ask)
-            except RuntimeError as exc:
-                log.warning("no thread for renewals, trying again: %s", exc)
-            else:
-                return
-            with self._changed:
-                self._changed.wait(THREAD_SECONDS)
-                if self._stopping or not self._ready:
-                    return
 
     def _ask(self) -> None:
         """Renew one lease; then it is the turn of another grantor, and of the next lease of this one behind that."""
-        with self._changed:
+        with self._lock:
             if not self._ready:
                 return
             key, held = self._ready.popleft()
@@ -193,7 +178,7 @@ class LeaseRenewalManager:
         if is_managed:
             with guarded("renewal of a lease"):
                 self._renew(key, held)
-        with self._changed:
+        with self._lock:
             waiting = self._waiting[held.grantor]
             if waiting:
                 self._ready.append(heapq.heappop(waiting)[2:])
@@ -220,7 +205,7 @@ class LeaseRenewalManager:
             self._try_again(key, held, WireError(f"the renewal has failed here: {type(exc).__name__}: {exc}"))
             return
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             held.duration, held.expires = duration, now + duration
             if self._held.get(key) is held:
                 self._schedule_renewal(now, key, held)
@@ -232,12 +217,12 @@ class LeaseRenewalManager:
             return
         log.debug("renewal of %s failed, trying again: %s", key, why)
         pause = max(PAUSE_LEAST / 2, min(held.duration, TERM_MOST) * RETRY_PART)
-        with self._changed:
+        with self._lock:
             if self._held.get(key) is held:
                 self._schedule(now + pause, key, held)
 
     def _lose(self, key: Hashable, held: _Held, why: JbiError) -> None:
-        with self._changed:
+        with self._lock:
             known = self._held.get(key) is held
             if known:
                 del self._held[key]

@@ -3,13 +3,15 @@
 A job on that thread is short and local: it computes, or looks at what is in memory. One that may wait for a disk, a
 network or somebody else is `slow`: a few workers do those, a further one only while the others are held up. A job that
 holds the thread longer than HELD_SECONDS is told, and slow from then on. What a job raises is told (see guard), and it
-is done again. The threads begin with the first job, and end with the last one.
+is done again. The threads begin with the first job, and end with the last one; a forked
+child has none of its parent's jobs.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -76,7 +78,11 @@ class Ticker:
     def __init__(self, name: str = "ticker", clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._clock = clock
-        self._lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Have no job, and no thread: as in a forked child, where those of its parent are not."""
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """For the thread of all, and who waits for an end."""
         self._filled = threading.Condition(self._lock)
@@ -205,3 +211,4 @@ class Ticker:
 
 
 _OF_PROCESS: Final = Ticker()
+os.register_at_fork(after_in_child=_OF_PROCESS.forget)

@@ -285,16 +285,16 @@ def test_a_fault_in_the_loop_of_renewals_does_not_end_it(
 ) -> None:
     # Given a loop whose next step fails
     failed = threading.Event()
-    awaits = manager._await_due
+    hands_out = manager._job.step
 
-    def once() -> bool:
+    def once() -> float | None:
         if not failed.is_set():
             failed.set()
             raise KeyError("unexpected")
-        return awaits()
+        return hands_out()
 
     before = faults().get("lease renewal", 0)
-    monkeypatch.setattr(manager, "_await_due", once)
+    monkeypatch.setattr(manager._job, "step", once)
     # Expect renewals to go on
     expect_renewals(manager)
     assert failed.wait(LONG)

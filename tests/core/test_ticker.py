@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -203,3 +205,26 @@ def test_a_job_may_begin_later_and_never_does_when_it_was_stopped(ticker: Ticker
     assert job.stop()
     job.start()
     assert _ours() == []
+
+
+FORKING = """
+import os, threading, warnings
+from jbi_pubsub.core.ticker import Job
+
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork in a process with threads
+began = threading.Event()
+parents = Job("parent's", 0.01, began.set)
+parents.start()
+assert began.wait(60.0)
+child = os.fork()
+if not child:
+    called = threading.Event()
+    Job("child's", 60.0, called.set).start()
+    os._exit(not called.wait(60.0))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), parents.stop())
+"""
+
+
+def test_a_forked_child_has_jobs_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "0 True\n", done.stderr
