@@ -54,7 +54,7 @@ from .federate import FederateAmbassador
 from .fom import Fom, parsed
 from .proxy import RTI_TYPE, Module, Rti, living, modules_of
 from .services import Services
-from .sessions import FRAME_MOST, LENGTH, Said, whole_frames
+from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
 
 FIND_SECONDS: Final = 5.0
 """For a federation to be found in the lookup services."""
@@ -106,13 +106,17 @@ class RTIAmbassador(Services):
 
     def disconnect(self) -> None:
         """Resign, if that is not done, and end all threads (clause 4.3)."""
+        self.leave()
+        if self._community is not None:
+            self._community.close()
+            self._community = None
+
+    def leave(self) -> None:
+        """Resign, if that is not done; it can join again."""
         if self._link is not None and not self._link.lost:
             with contextlib.suppress(JbiError):  # the RTI may be gone, and finds out that we are
                 self.resign_federation_execution("cancel_then_delete_then_divest")
         self._drop()
-        if self._community is not None:
-            self._community.close()
-            self._community = None
 
     def create_federation_execution(self, name: str, modules: Sequence[str | Path], *, timeout: float = 5.0) -> None:
         """Have an RTI serve another federation execution, with an object model of these files (clause 4.5). Raises
@@ -308,14 +312,64 @@ class RTIAmbassador(Services):
         return self.fom.parameter(cls, name)
 
 
-class Link:
-    """The session of a joined federate: what it sends, answers, callbacks."""
+class FrameSocket:
+    """The connection of a federate to its RTI, which one thread reads while others write."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(not self._tls)
         self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
+        self.close = sock.close
+        self.alive_at = time.monotonic()
+        """When it was written to."""
+
+    def write(self, entries: list[msgspec.Raw]) -> None:
+        """A frame; for one thread at a time. Raises OSError."""
+        body = msgspec.msgpack.encode(entries)
+        data = memoryview(LENGTH.pack(len(body)) + body)
+        self.alive_at = time.monotonic()
+        if not self._tls:
+            self._sock.sendall(data)
+            return
+        while data:
+            data = data[self._sent(data) :]
+
+    def _sent(self, data: memoryview) -> int:
+        try:
+            with self._use:
+                return self._sock.send(data)
+        except ssl.SSLWantWriteError:
+            event = select.POLLOUT
+        except ssl.SSLWantReadError:
+            event = select.POLLIN
+        poller = select.poll()
+        poller.register(self._sock, event)
+        poller.poll(1000)
+        return 0
+
+    def read(self, timeout: float) -> bytes | None:
+        """What has come; b"": it is closed; None: nothing within `timeout` seconds. Raises OSError."""
+        with self._use:
+            ready = self._tls and self._sock.pending() > 0  # type: ignore[attr-defined]  # of TLS
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        if not ready and not poller.poll(timeout * 1000):
+            return None
+        with self._use:
+            return received(self._sock)
+
+    def shutdown(self) -> None:
+        """Nothing comes or goes any more; who reads wakes up."""
+        with contextlib.suppress(OSError):  # already disconnected
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+
+class Link:
+    """The session of a joined federate: what it sends, answers, callbacks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = FrameSocket(sock)
         self._sending = threading.Lock()
         self._entries: list[msgspec.Raw] = []
         self._size = 0
@@ -326,7 +380,6 @@ class Link:
         self._asked: set[int] = set()
         self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._lease = 10.0
-        self._alive_at = time.monotonic()
         self.wake: Callable[[], None] = lambda: None
         """Called when there are callbacks."""
         self.lost = ""
@@ -399,31 +452,11 @@ class Link:
                 self._write(entries)
 
     def _write(self, entries: list[msgspec.Raw]) -> None:
-        body = msgspec.msgpack.encode(entries)
-        data = memoryview(LENGTH.pack(len(body)) + body)
-        self._alive_at = time.monotonic()
         try:
-            if not self._tls:
-                self._sock.sendall(data)
-                return
-            while data:
-                data = data[self._sent(data) :]
+            self._socket.write(entries)
         except OSError as exc:
             self._lose(f"the connection is lost: {exc}")
             raise NotConnected(f"the federate is not joined any more: {self.lost}", hint="Join again") from exc
-
-    def _sent(self, data: memoryview) -> int:
-        try:
-            with self._use:
-                return self._sock.send(data)
-        except ssl.SSLWantWriteError:
-            event = select.POLLOUT
-        except ssl.SSLWantReadError:
-            event = select.POLLIN
-        poller = select.poll()
-        poller.register(self._sock, event)
-        poller.poll(1000)
-        return 0
 
     # -- what comes ---------------------------------------------------------------------------------------------
 
@@ -453,12 +486,11 @@ class Link:
     def close(self) -> None:
         """End the thread."""
         self._closed = True
-        with contextlib.suppress(OSError):  # already disconnected
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        self._socket.shutdown()
         with self._changed:
             self._changed.notify_all()
         self._thread.join(5.0)
-        self._sock.close()
+        self._socket.close()
 
     def _lose(self, reason: str) -> None:
         with self._changed:
@@ -485,14 +517,14 @@ class Link:
 
     def _step(self, got: bytearray) -> None:
         """One look at the socket, and a sign of life where it is due."""
-        if time.monotonic() - self._alive_at > self._lease / 3:
+        if time.monotonic() - self._socket.alive_at > self._lease / 3:
             with self._sending:
                 self._write([])
         if len(self._inbox) >= INBOX_MOST:
             with self._changed:
                 self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed, self._lease / 3)
             return
-        data = self._read(self._lease / 3)
+        data = self._socket.read(self._lease / 3)
         if data is None:
             return
         if not data:
@@ -504,23 +536,6 @@ class Link:
             said.extend(more)
         if said:
             self._take(said)
-
-    def _read(self, timeout: float) -> bytes | None:
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        if self._tls:
-            with self._use:
-                ready = self._sock.pending() > 0  # type: ignore[attr-defined]  # of TLS
-            if not ready and not poller.poll(timeout * 1000):
-                return None
-            try:
-                with self._use:
-                    return self._sock.recv(256 << 10)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return None
-        if not poller.poll(timeout * 1000):
-            return None
-        return self._sock.recv(256 << 10)
 
     def _take(self, said: list[Said]) -> None:
         callbacks: list[tuple[str, tuple[Any, ...]]] = []

@@ -85,18 +85,6 @@ def payload(cls: Shown, event: Event) -> bytes:
     return msgspec.msgpack.encode({"values": values, "tag": event.tag})
 
 
-def encoded(codec: Codec | None, text: str) -> bytes:
-    """A text as the value of a parameter; without an encoding it is UTF-8. Raises ValueError."""
-    if codec is None:
-        return text.encode()
-    try:
-        if codec.kind == "number":
-            return codec.encode(int(text) if codec.is_whole else float(text))
-        return codec.encode(text)
-    except (OverflowError, struct.error, KeyError, TypeError) as exc:
-        raise ValueError(str(exc)) from exc
-
-
 def _element(name: str, codec: Codec | None, data: bytes) -> str:
     text = _decoded(codec, data)
     if text is None:

@@ -316,6 +316,13 @@ class Execution(NamedTuple):
     """The last handle that was given."""
 
 
+KINDS: Final = (
+    Execution, Callback, Claim, Clock, Declared, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
+    Points, Saving, Sent,
+)  # fmt: skip
+"""The kinds of values that an execution is made of."""
+
+
 class Step(NamedTuple):
     """What a service did: the execution after it, its answer, and what is told, in the order in which each federate
     gets it."""

@@ -31,6 +31,7 @@ from .exceptions import (
     InvalidInteractionClassHandle,
     InvalidObjectClassHandle,
     NameNotFound,
+    RtiError,
 )
 
 Order = Literal["receive", "timestamp"]
@@ -126,20 +127,19 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 def object_class(fom: Fom, cls: int) -> Class:
     """Raises InvalidObjectClassHandle."""
-    if not 0 < cls <= len(fom.objects):
-        raise InvalidObjectClassHandle(
-            f"no object class has the handle {cls}", hint="Take get_object_class_handle", handle=cls
-        )
-    return fom.objects[cls - 1]
+    return _class_at(fom.objects, cls, "object class", InvalidObjectClassHandle)
 
 
 def interaction_class(fom: Fom, cls: int) -> Class:
     """Raises InvalidInteractionClassHandle."""
-    if not 0 < cls <= len(fom.interactions):
-        raise InvalidInteractionClassHandle(
-            f"no interaction class has the handle {cls}", hint="Take get_interaction_class_handle", handle=cls
-        )
-    return fom.interactions[cls - 1]
+    return _class_at(fom.interactions, cls, "interaction class", InvalidInteractionClassHandle)
+
+
+def _class_at(classes: tuple[Class, ...], handle: int, what: str, error: type[RtiError]) -> Class:
+    if not 0 < handle <= len(classes):
+        hint = f"Take get_{what.replace(' ', '_')}_handle"
+        raise error(f"no {what} has the handle {handle}", hint=hint, handle=handle)
+    return classes[handle - 1]
 
 
 def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, ...]:

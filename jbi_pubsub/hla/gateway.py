@@ -23,7 +23,6 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from immutables import Map
 
-from jbi_pubsub.bridge.elements import Codec
 from jbi_pubsub.bridge.file import Place, settings_of, side_of, told
 from jbi_pubsub.bridge.platform import Answered, Arrived, Published
 from jbi_pubsub.codegen.types.untyped import bundle_without
@@ -32,15 +31,13 @@ from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
     JbiError,
-    MetadataError,
     OversizeError,
     ProtocolError,
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, object_id_of
 from jbi_pubsub.core.info_object import Platform as Stamp
-from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.core.xpath import PayloadFilter, compile_filter
+from jbi_pubsub.core.xpath import compile_filter
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
@@ -48,10 +45,12 @@ from jbi_pubsub.protocol.requests import QueryRequest
 from . import datatypes
 from .bridge.state import Call
 from .bridge.surrogate import Surrogate
-from .documents import Event, Shown, encoded, metadata, payload, shown
+from .documents import Event, Shown, metadata, payload, shown
 from .exceptions import RestoreInProgress, RtiError, SaveInProgress
-from .execution import Callback
+from .execution import Values
+from .federate import FederateAmbassador
 from .fom import Class, Fom
+from .interactions import InteractionMaker, Take, maker_of
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -67,24 +66,6 @@ SAVES_MOST: Final = 100
 """Saves of which it is known which instances there were."""
 _MANAGER: Final = re.compile(r"HLA(object|interaction)Root(\.HLAmanager(\..*)?)?")
 """The roots, and what each RTI has of its own."""
-
-
-class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[side.NAME.take]]`: information objects that become interactions. The first that fits counts."""
-
-    interaction: str
-    """Name of the interaction class, with or without HLAinteractionRoot."""
-    types: tuple[str, ...] = ("*",)
-    """Globs of the types' names."""
-    parameter: dict[str, str] = {}
-    """XPath on the metadata, by parameter: the text of the first that it selects; without one the parameter is left
-    out."""
-    metadata: str = ""
-    """The parameter that gets the metadata as they are; "": none."""
-    payload: str = ""
-    """The one that gets the payload."""
-    id: str = ""
-    """The one that gets the object's id, as text."""
 
 
 class Federation(Place, frozen=True, kw_only=True):
@@ -133,51 +114,97 @@ class _Known(NamedTuple):
 
     objects: Map[int, Shown]
     interactions: Map[int, Shown]
-    takes: tuple[_Taking, ...]
+    takes: tuple[InteractionMaker, ...]
 
 
-class _Taking(NamedTuple):
-    """A rule, in the words of the model."""
+class GatewayAmbassador(FederateAmbassador):
+    """The word of the federation: events of what goes to the other side, and consent to what is agreed on. For one
+    thread."""
 
-    fits: re.Pattern[str]
-    cls: int
-    paths: tuple[tuple[int, PayloadFilter, Codec | None], ...]
-    metadata: int
-    payload: int
-    id: int
-    id_codec: Codec | None
+    def __init__(self, tell: Callable[[Shown, Event], None], call: Callable[..., None]) -> None:
+        """`tell` gets the events, `call` calls services."""
+        self._tell, self._call = tell, call
+        self.known: _Known | None = None
+        """None: the surrogate is not joined."""
+        self._instances: dict[int, tuple[int, str]] = {}
+        """Class and name."""
+        self._saved: dict[str, dict[int, tuple[int, str]]] = {}
+        self._is_settled = False
+
+    def begin(self, known: _Known) -> None:
+        """The surrogate has joined."""
+        self.known, self._instances, self._is_settled = known, {}, False
+
+    def discover_object_instance(self, instance: int, cls: int, name: str) -> None:
+        self._instances[instance] = cls, name
+        known = self.known
+        if not self._is_settled and known is not None and cls in known.objects:
+            self._call("request_attribute_value_update", instance, tuple(sorted(known.objects[cls].members)), b"")
+
+    def reflect_attribute_values(
+        self, instance: int, values: Values, tag: bytes, time: float | None, retraction: int
+    ) -> None:
+        self._tell_of(instance, Event(values, time=time, tag=tag))
+
+    def remove_object_instance(self, instance: int, tag: bytes, time: float | None, retraction: int) -> None:
+        self._tell_of(instance, Event(time=time, tag=tag, is_removed=True))
+        self._instances.pop(instance, None)
+
+    def _tell_of(self, instance: int, event: Event) -> None:
+        cls, name = self._instances.get(instance, (0, ""))
+        if self.known is not None and cls in self.known.objects:
+            self._tell(self.known.objects[cls], event._replace(name=name))
+
+    def receive_interaction(
+        self, cls: int, parameters: Values, tag: bytes, time: float | None, retraction: int
+    ) -> None:
+        if self.known is not None and cls in self.known.interactions:
+            self._tell(self.known.interactions[cls], Event(parameters, time=time, tag=tag))
+
+    def federation_save_status_response(self, own: str, others: tuple[str, ...]) -> None:
+        self._is_settled = True
+
+    def initiate_federate_save(self, label: str, time: float | None) -> None:
+        self._saved[label] = dict(self._instances)
+        for old in list(self._saved)[:-SAVES_MOST]:
+            del self._saved[old]
+        self._call("federate_save_begun")
+        self._call("federate_save_complete")
+
+    def initiate_federate_restore(self, label: str, name: str, handle: int) -> None:
+        self._call("federate_restore_complete")
+
+    def federation_restored(self, label: str) -> None:
+        if label not in self._saved:
+            raise ProtocolError(f"the federation is as it was at {label!r}, which is not known here")  # join anew
+        self._instances = dict(self._saved[label])
+
+    def announce_synchronization_point(self, label: str, tag: bytes) -> None:
+        self._call("synchronization_point_achieved", label)
 
 
 class FederationPlatform:
     """See the module."""
 
     def __init__(self, name: str, side: Federation, config: Config, bridge: str) -> None:
-        self._name, self._side = name, side
-        self._own = f"{bridge}:{name}"
+        self.name = name
+        self._side = side
         self._surrogate = Surrogate(config, side.federation)
+        self._ambassador = GatewayAmbassador(self._tell, self._call)
         self._changed: Callable[[], None] = lambda: None
         self._arrived: Arrived | None = None
-        self._is_listening = True
         self._lock = threading.Lock()  # covers what follows
-        self._known: _Known | None = None
         self._published: dict[str, Published] = {}
-        self._numbers: dict[str, int] = {}
+        self._number = 0
+        """Of the last object."""
         self._counts = dict.fromkeys(("taken", "told", "filtered", "refused"), 0)
         self._trouble = ""
-        self._instances: dict[int, tuple[int, str]] = {}
-        """Class and name; of the thread alone, as what follows."""
-        self._kept: dict[str, dict[int, tuple[int, str]]] = {}
-        self._is_settled = False
         self._calling = threading.Lock()
         """One call at a time: objects for the federation come on threads of their own."""
         self._something, self._stopping = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"bridge-hla-{name}", daemon=True)
+        own = f"{bridge}:{name}"
+        self._thread = threading.Thread(target=self._run, args=(own,), name=f"bridge-hla-{name}", daemon=True)
         self._thread.start()
-
-    @property
-    def name(self) -> str:
-        """What it is called in `via`."""
-        return self._name
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -196,25 +223,25 @@ class FederationPlatform:
 
     # -- objects from there ---------------------------------------------------------------------------------------
 
-    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:  # noqa: ARG002  # the file names classes
+    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
         """Have objects told, from now on."""
         self._arrived = arrived
         self._something.set()
 
     def stop_listening(self) -> None:
         """Nothing is told any more."""
-        self._is_listening = False
+        self._arrived = None
 
-    def _run(self) -> None:
+    def _run(self, own: str) -> None:
         while not self._stopping.is_set():
             with guarded(self._thread.name):
                 try:
-                    if self._known is None:
-                        self._come()
+                    if self._ambassador.known is None:
+                        self._come(own)
                     self._something.clear()
                     callbacks = self._surrogate.take(TAKEN_MOST)
                     for callback in callbacks:
-                        self._hear(callback)
+                        getattr(self._ambassador, callback.name, _pass_over)(*callback.arguments)
                     if not callbacks:
                         self._something.wait(AGAIN_SECONDS)
                 except JbiError as exc:
@@ -222,20 +249,19 @@ class FederationPlatform:
 
     def _away(self, exc: JbiError) -> None:
         if exc.message != self._trouble:
-            log.warning("%s: %s", self._name, exc.message)
+            log.warning("%s: %s", self.name, exc.message)
         with self._lock:
-            self._known, self._trouble = None, exc.message
+            self._ambassador.known, self._trouble = None, exc.message
         with self._calling:
             self._surrogate.leave()
         self._stopping.wait(AGAIN_SECONDS)
 
-    def _come(self) -> None:
+    def _come(self, own: str) -> None:
         """Join, and declare what is published and taken. Raises JbiError."""
         surrogate = self._surrogate
-        surrogate.come(self._own, self._something.set, FIND_SECONDS)
-        model = surrogate.model(self._name)
+        surrogate.come(own, self._something.set, FIND_SECONDS)
+        model = surrogate.model(self.name)
         known = self._understood(model.fom, model.types)
-        self._instances, self._is_settled = {}, False
         calls = [Call(0, "publish_interaction_class", (take.cls,)) for take in known.takes]
         # subclasses first: an instance is discovered as of the class that is subscribed to at that moment
         calls += [Call(0, "subscribe_interaction_class", (cls,)) for cls in sorted(known.interactions, reverse=True)]
@@ -247,18 +273,16 @@ class FederationPlatform:
             if isinstance(answer, JbiError):
                 raise answer
         with self._lock:
-            self._known, self._trouble = known, ""
-            self._published = {}
-            for each in (*known.objects.values(), *known.interactions.values()):
-                uid = self._uid(each.type)
-                self._published[each.type] = Published(uid, TypeName(each.type))
-                self._numbers.setdefault(uid, 0)
-        log.info("%s: joined %s as %s", self._name, self._side.federation, self._own)
+            self._ambassador.begin(known)
+            self._trouble = ""
+            types = [each.type for each in (*known.objects.values(), *known.interactions.values())]
+            self._published = {each: Published(self._uid(each), TypeName(each)) for each in types}
+        log.info("%s: joined %s as %s", self.name, self._side.federation, own)
         self._changed()
 
     def _uid(self, type_: str) -> str:
         """Of bridges side by side one relays a class."""
-        text = f"jbi-pubsub hla 1:{self._name}\0{type_}"
+        text = f"jbi-pubsub hla 1:{self.name}\0{type_}"
         return f"registration-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _understood(self, fom: Fom, types: datatypes.Types) -> _Known:
@@ -281,82 +305,27 @@ class FederationPlatform:
                 f"an object class and an interaction class are both called {twice[0]}",
                 hint="Name fewer of them: classes and interactions of the side in the bridge's file",
             )  # fmt: skip
-        takes = tuple(_taking(fom, types, take) for take in side.take)
+        takes = tuple(maker_of(fom, types, take) for take in side.take)
         return _Known(Map(objects), Map(interactions), takes)
-
-    # -- what the federation tells, on the thread -------------------------------------------------------------------
-
-    def _hear(self, callback: Callback) -> None:
-        act = _HEARD.get(callback.name)
-        if act is not None:
-            act(self, *callback.arguments)
-
-    def _discovered(self, instance: int, cls: int, name: str) -> None:
-        self._instances[instance] = cls, name
-        known = self._known
-        if not self._is_settled and known is not None and cls in known.objects:
-            self._call("request_attribute_value_update", instance, tuple(sorted(known.objects[cls].members)), b"")
-
-    def _reflected(
-        self, instance: int, values: Any, tag: bytes, time_: float | None, retraction: int  # noqa: ARG002  # the standard's
-    ) -> None:  # fmt: skip
-        self._tell_of(instance, Event(values, time=time_, tag=tag))
-
-    def _removed(self, instance: int, tag: bytes, time_: float | None, retraction: int) -> None:  # noqa: ARG002  # as above
-        self._tell_of(instance, Event(time=time_, tag=tag, is_removed=True))
-        self._instances.pop(instance, None)
-
-    def _tell_of(self, instance: int, event: Event) -> None:
-        cls, name = self._instances.get(instance, (0, ""))
-        known = self._known
-        if known is not None and cls in known.objects:
-            self._tell(known.objects[cls], event._replace(name=name))
-
-    def _received(
-        self, cls: int, values: Any, tag: bytes, time_: float | None, retraction: int  # noqa: ARG002  # as above
-    ) -> None:  # fmt: skip
-        known = self._known
-        if known is not None and cls in known.interactions:
-            self._tell(known.interactions[cls], Event(values, time=time_, tag=tag))
 
     def _tell(self, cls: Shown, event: Event) -> None:
         """As an information object, to the other side."""
         document, data = metadata(cls, event), payload(cls, event)
         with self._lock:
             uid = self._published[cls.type].uid
-            number = self._numbers[uid] = max(self._numbers[uid] + 1, time.time_ns() // 1000)
+            number = self._number = max(self._number + 1, time.time_ns() // 1000)
             self._counts["told"] += 1
         stamp = Stamp(time.time(), uid, number, len(document), len(data), 0, ())
-        if self._arrived is not None and self._is_listening:
-            self._arrived.arrived(InfoObject(object_id_of(uid, number), TypeName(cls.type), document, data, stamp))
-
-    def _settled(self, own: str, others: tuple[str, ...]) -> None:  # noqa: ARG002  # the standard's
-        self._is_settled = True
-
-    def _saves(self, label: str, time_: float | None) -> None:  # noqa: ARG002  # as above
-        self._kept[label] = dict(self._instances)
-        for old in list(self._kept)[:-SAVES_MOST]:
-            del self._kept[old]
-        self._call("federate_save_begun")
-        self._call("federate_save_complete")
-
-    def _restores(self, label: str, name: str, handle: int) -> None:  # noqa: ARG002  # as above
-        self._call("federate_restore_complete")
-
-    def _restored(self, label: str) -> None:
-        if label not in self._kept:
-            raise ProtocolError(f"the federation is as it was at {label!r}, which is not known here")  # join anew
-        self._instances = dict(self._kept[label])
-
-    def _announced(self, label: str, tag: bytes) -> None:  # noqa: ARG002  # as above
-        self._call("synchronization_point_achieved", label)
+        arrived = self._arrived
+        if arrived is not None:
+            arrived.arrived(InfoObject(object_id_of(uid, number), TypeName(cls.type), document, data, stamp))
 
     def _call(self, service: str, *arguments: Any) -> None:
         """What is refused since it is too late is of no interest."""
         with self._calling:
             [answer] = self._surrogate.do([Call(0, service, arguments)])
         if isinstance(answer, RtiError):
-            log.debug("%s: %s refused: %s", self._name, service, answer)
+            log.debug("%s: %s refused: %s", self.name, service, answer)
         elif isinstance(answer, JbiError):
             raise answer
 
@@ -367,16 +336,16 @@ class FederationPlatform:
     ) -> None:
         """A federation has no registrations."""
 
-    def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # the protocol's
+    def unregister(self, uid: str, *, waits: bool) -> bool:
         """As above."""
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:  # noqa: ARG002  # as above
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """An object as an interaction, by the first rule that fits; without one it is left out. Raises
         BackPressureError while the federation is away or is saved, RtiError when it refuses."""
         deadline = time.monotonic() + timeout
         while True:
-            known = self._known
+            known = self._ambassador.known
             if known is not None:
                 take = next((take for take in known.takes if take.fits.match(obj.type.name)), None)
                 if take is None:
@@ -387,40 +356,27 @@ class FederationPlatform:
             if self._stopping.wait(PAUSE) or time.monotonic() >= deadline:
                 raise BackPressureError(f"the federation {self._side.federation} takes nothing now")
 
-    def unfinished(self, uid: str) -> int:  # noqa: ARG002  # as above
+    def unfinished(self, uid: str) -> int:
         """None: an interaction that is sent is taken."""
         return 0
 
-    def _parameters(self, take: _Taking, obj: InfoObject) -> tuple[tuple[int, bytes], ...]:
+    def _parameters(self, take: InteractionMaker, obj: InfoObject) -> Values:
         """Of the interaction. Raises OversizeError, MetadataError for an object that does not fit."""
-        if len(obj.metadata) + len(obj.payload) > self._side.payload_most:
-            self._count("refused")
-            raise OversizeError(f"an object of {obj.type.name} is larger than {self._side.payload_most:,} bytes")
-        found: dict[int, bytes] = {}
         try:
-            root = parse_metadata(obj.metadata)
-            for handle, path, codec in take.paths:
-                text = _text(path, root)
-                if text is not None:
-                    found[handle] = encoded(codec, text)
-            if take.id:
-                found[take.id] = encoded(take.id_codec, obj.object_id)
-        except (JbiError, ValueError) as exc:
+            if len(obj.metadata) + len(obj.payload) > self._side.payload_most:
+                raise OversizeError(f"an object of {obj.type.name} is larger than {self._side.payload_most:,} bytes")
+            return take.parameters(obj)
+        except JbiError:
             self._count("refused")
-            raise MetadataError(f"an object of {obj.type.name} can't be an interaction: {exc}") from exc
-        if take.metadata:
-            found[take.metadata] = obj.metadata
-        if take.payload:
-            found[take.payload] = bytes(obj.payload)
-        return tuple(sorted(found.items()))
+            raise
 
-    def _sent(self, take: _Taking, parameters: tuple[tuple[int, bytes], ...]) -> bool:
+    def _sent(self, take: InteractionMaker, parameters: Values) -> bool:
         """False: not now. Raises RtiError."""
         try:
             with self._calling:
                 [answer] = self._surrogate.do([Call(0, "send_interaction", (take.cls, parameters, b"", None))])
         except JbiError as exc:
-            log.debug("%s: %s", self._name, exc)  # it is away, which the thread finds out as well
+            log.debug("%s: %s", self.name, exc)  # it is away, which the thread finds out as well
             return False
         if isinstance(answer, SaveInProgress | RestoreInProgress):
             return False
@@ -439,7 +395,7 @@ class FederationPlatform:
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
-    def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
+    def query(self, request: QueryRequest) -> RemoteAnswers:
         """A federation has no past that could be asked for."""
         return Answered(None)
 
@@ -451,7 +407,7 @@ class FederationPlatform:
         with self._lock:
             return {
                 "kind": "hla",
-                "connected": self._known is not None,
+                "connected": self._ambassador.known is not None,
                 "federation": self._side.federation,
                 "published": len(self._published),
                 **self._counts,
@@ -468,17 +424,8 @@ class FederationPlatform:
         self._surrogate.disconnect()
 
 
-_HEARD: Final[dict[str, Callable[..., None]]] = {
-    "discover_object_instance": FederationPlatform._discovered,
-    "reflect_attribute_values": FederationPlatform._reflected,
-    "remove_object_instance": FederationPlatform._removed,
-    "receive_interaction": FederationPlatform._received,
-    "federation_save_status_response": FederationPlatform._settled,
-    "initiate_federate_save": FederationPlatform._saves,
-    "initiate_federate_restore": FederationPlatform._restores,
-    "federation_restored": FederationPlatform._restored,
-    "announce_synchronization_point": FederationPlatform._announced,
-}
+def _pass_over(*_arguments: Any) -> None:
+    """A callback that is none of ours."""
 
 
 def _wanted(classes: Sequence[Class], globs: Sequence[str]) -> list[Class]:
@@ -487,31 +434,3 @@ def _wanted(classes: Sequence[Class], globs: Sequence[str]) -> list[Class]:
         cls for cls in classes
         if not _MANAGER.fullmatch(cls.name) and pattern.match(cls.name.partition(".")[2])
     ]  # fmt: skip
-
-
-def _taking(fom: Fom, types: datatypes.Types, take: Take) -> _Taking:
-    """Raises NameNotFound."""
-    cls = fom.interaction_class(take.interaction)
-
-    def found(name: str) -> tuple[int, Codec | None]:
-        if not name:
-            return 0, None
-        handle = fom.parameter(cls, name)
-        known = types.get(fom.parameters[handle - 1].data_type)
-        return handle, known.codec if known is not None and known.codec.kind != "octets" else None
-
-    paths = []
-    for name, path in take.parameter.items():
-        handle, codec = found(name)
-        paths.append((handle, compile_filter(path), codec))
-    fits = re.compile("|".join(map(fnmatch.translate, take.types)) or "(?!)")
-    return _Taking(fits, cls, tuple(paths), found(take.metadata)[0], found(take.payload)[0], *found(take.id))
-
-
-def _text(path: PayloadFilter, root: Any) -> str | None:
-    """Of the first that it selects; None: it selects nothing."""
-    selection = path.apply(root)
-    if not selection.count:
-        return None
-    first = parse_metadata(selection.payload, limit=len(selection.payload) + 1)[0]
-    return "".join(first.itertext())

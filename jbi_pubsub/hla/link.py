@@ -35,6 +35,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from .calls import Calls, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
 from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti, living
+from .sessions import received, sent
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -44,7 +45,6 @@ ANSWER_SECONDS: Final = 30.0
 """For the RTI behind the link to answer."""
 STEP_SECONDS: Final = 1.0
 """Until it is looked whether the link stops."""
-CHUNK: Final = 256 << 10
 AHEAD_MOST: Final = 1 << 20
 """Bytes that are read from one end before the other has taken them."""
 
@@ -255,31 +255,15 @@ class Tunnel:
         while not self._stopping.is_set() and not (closed and not any(waiting.values())):
             for source, target in (ends, ends[::-1]):
                 if not closed and len(waiting[target]) < AHEAD_MOST:
-                    data = _received(source)
+                    data = received(source)
                     if data == b"":
                         closed = True
                     elif data:
                         waiting[target] += data
                         self._count(**{"to" if target is far else "back": len(data)})
                 if waiting[target]:
-                    del waiting[target][: _sent(target, waiting[target])]
+                    del waiting[target][: sent(target, memoryview(waiting[target]).toreadonly())]
             _wait(ends, waiting, closed=closed)
-
-
-def _received(sock: socket.socket) -> bytes | None:
-    """b"": it is closed; None: nothing now. Raises OSError."""
-    try:
-        return sock.recv(CHUNK)
-    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        return None
-
-
-def _sent(sock: socket.socket, data: bytearray) -> int:
-    """How much it took. Raises OSError."""
-    try:
-        return sock.send(memoryview(data)[:CHUNK].toreadonly())
-    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        return 0
 
 
 def _wait(ends: tuple[socket.socket, ...], waiting: dict[socket.socket, bytearray], *, closed: bool) -> None:

@@ -20,36 +20,12 @@ from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.files import written
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .execution import (
-    Callback,
-    Claim,
-    Clock,
-    Declared,
-    Execution,
-    Instance,
-    Instances,
-    Member,
-    Members,
-    Message,
-    Owned,
-    Pace,
-    Point,
-    Points,
-    Saving,
-    Sent,
-)
-
 log = logging.getLogger("jbi_pubsub.hla")
 
 T = TypeVar("T")
 
 VERSION: Final = 1
 SUFFIX: Final = ".save"
-OF_EXECUTIONS: Final = (
-    Execution, Callback, Claim, Clock, Declared, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
-    Points, Saving, Sent,
-)  # fmt: skip
-"""The kinds of values that an execution is made of."""
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

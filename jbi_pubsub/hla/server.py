@@ -39,11 +39,11 @@ from .exceptions import (
     RtiError,
     RtiInternalError,
 )
-from .execution import Execution, Model, Options, Saving, Step
+from .execution import KINDS, Callback, Execution, Model, Options, Saving, Step
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti
-from .saves import OF_EXECUTIONS, Saves
+from .saves import Saves
 from .sessions import Call, Group, Session, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
@@ -88,7 +88,7 @@ class RtiServer:
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
-        self._saves = Saves(saves, *OF_EXECUTIONS)
+        self._saves = Saves(saves, *KINDS)
         with ExitStack() as undo:
             self.front = Front(
                 config, "rti", access or AllowAll(), {RTI: Calls(self)}, self.status,
@@ -313,9 +313,7 @@ class RtiServer:
             log.error("%s", exc)
             saving = saving._replace(kept=before.saving.kept, order=before.saving.order)
             told = tuple(
-                each._replace(
-                    callback=each.callback._replace(name="federation_not_saved", arguments=(label, "STORAGE"))
-                )
+                each._replace(callback=Callback("federation_not_saved", (label, "STORAGE")))
                 if each.callback.name == "federation_saved"
                 else each
                 for each in step.told

@@ -50,6 +50,7 @@ TURN_CALLS: Final = 1_000
 TURN_BYTES: Final = 1 << 20
 TURN_SECONDS: Final = 0.01
 READ_BYTES: Final = 256 << 10
+NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 HIGH_BYTES: Final = 4 << 20
 LOW_BYTES: Final = 1 << 20
 STALL_SECONDS: Final = 30.0
@@ -78,6 +79,22 @@ def whole_frames(got: bytearray, most: int) -> list[bytes]:
     if at:
         del got[:at]
     return frames
+
+
+def received(sock: socket.socket) -> bytes | None:
+    """What has come; b"": the other end has closed; None: nothing now. Raises OSError."""
+    try:
+        return sock.recv(READ_BYTES)
+    except NOT_NOW:
+        return None
+
+
+def sent(sock: socket.socket, data: memoryview) -> int:
+    """How much of it has gone. Raises OSError."""
+    try:
+        return sock.send(data[:READ_BYTES])
+    except NOT_NOW:
+        return 0
 
 
 class Group:
@@ -236,7 +253,7 @@ class Sessions:
         try:
             if session in self._all:
                 act(session)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except NOT_NOW:
             return
         except ProtocolError as exc:
             self.end(session, exc.message)
@@ -324,7 +341,7 @@ class Sessions:
                 session.out.append(memoryview(LENGTH.pack(len(body)) + body))
                 session.unsent += LENGTH.size + len(body)
         before = session.unsent
-        with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        with suppress(*NOT_NOW):
             while session.out:
                 sent = session.sock.send(session.out[0])
                 session.unsent -= sent

@@ -18,8 +18,9 @@ from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import datatypes
-from jbi_pubsub.hla.documents import TEXT_MOST, Event, encoded, metadata, payload, shown
+from jbi_pubsub.hla.documents import TEXT_MOST, Event, metadata, payload, shown
 from jbi_pubsub.hla.fom import parsed
+from jbi_pubsub.hla.interactions import encoded
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from tests.hla.parties import Federate

@@ -21,9 +21,10 @@ from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.execution import KINDS
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.proxy import RTI_TYPE, Module, Rti
-from jbi_pubsub.hla.saves import OF_EXECUTIONS, Saves
+from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -285,7 +286,7 @@ def test_a_save_that_is_damaged_or_of_another_model_is_left_out(
     save(a, label="../../etc/passwd")
     a.until("federation_saved")
     [path] = (tmp_path / "saves").rglob("*.save")
-    saves = Saves(tmp_path / "saves", *OF_EXECUTIONS)
+    saves = Saves(tmp_path / "saves", *KINDS)
     assert [label for label, _ in saves.of("Air", a.rti.fom.digest)] == ["../../etc/passwd"]
     assert saves.of("Air", "another model") == []
     data = bytearray(path.read_bytes())

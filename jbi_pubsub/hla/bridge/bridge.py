@@ -125,26 +125,18 @@ def _over(kind: str, *, ok: bool) -> Callable[..., None]:
 
 
 HEARD: Final[dict[str, Callable[..., None]]] = {
-    "announce_synchronization_point": lambda turn, side, label, tag: consensus.announced(
-        turn, side, "sync", label, tag
-    ),
-    "announce_synchronization_point_to_set": lambda turn, side, label, tag, name: consensus.announced(
-        turn, side, "sync", label, tag, name
-    ),
+    "announce_synchronization_point": consensus.announced,
+    "announce_synchronization_point_to_set": consensus.announced,
     "synchronization_point_registration_succeeded": consensus.registration_succeeded,
     "synchronization_point_registration_failed": consensus.registration_failed,
     "synchronization_point_withdrawn": consensus.withdrawn,
     "federation_synchronized": _over("sync", ok=True),
-    "initiate_federate_save": lambda turn, side, label, _time: consensus.announced(turn, side, "save", label),
+    "initiate_federate_save": lambda turn, side, label, _time: consensus.announced(turn, side, label, kind="save"),
     "federation_saved": _over("save", ok=True),
     "federation_not_saved": _over("save", ok=False),
     "federation_save_status_response": _save_status,
-    "request_federation_restore_failed": lambda turn, side, label, _reason: consensus.restore_refused(
-        turn, side, label
-    ),
-    "initiate_federate_restore": lambda turn, side, label, _name, _handle: consensus.announced(
-        turn, side, "restore", label
-    ),
+    "request_federation_restore_failed": lambda turn, side, label, _: consensus.restore_refused(turn, side, label),
+    "initiate_federate_restore": lambda turn, side, label, *_: consensus.announced(turn, side, label, kind="restore"),
     "federation_restored": _over("restore", ok=True),
     "federation_not_restored": _over("restore", ok=False),
     "federation_restore_status_response": _restore_status,
@@ -152,21 +144,13 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "discover_object_instance": passage.discovered,
     "reflect_attribute_values": _reflected,
     "receive_interaction": passage.received,
-    "remove_object_instance": lambda turn, side, instance, tag, time, _retraction: passage.removed(
-        turn, side, instance, tag, time
-    ),
+    "remove_object_instance": lambda turn, side, *removal: passage.removed(turn, side, *removal[:3]),
     "request_retraction": passage.retracted,
     "provide_attribute_value_update": passage.asked_for_values,
-    "inform_attribute_ownership": lambda turn, side, instance, attribute, is_owned: passage.informed(
-        turn, side, instance, attribute, is_owned=is_owned
-    ),
+    "inform_attribute_ownership": passage.informed,
     "request_attribute_ownership_assumption": transfer.offered,
-    "request_attribute_ownership_release": lambda turn, side, instance, attributes, tag: transfer.wanted(
-        turn, side, instance, attributes, tag, "release"
-    ),
-    "request_divestiture_confirmation": lambda turn, side, instance, attributes: transfer.wanted(
-        turn, side, instance, attributes, b"", "confirm"
-    ),
+    "request_attribute_ownership_release": transfer.wanted,
+    "request_divestiture_confirmation": lambda turn, side, *wanted: transfer.wanted(turn, side, *wanted, why="confirm"),
     "attribute_ownership_acquisition_notification": transfer.acquired,
     "attribute_ownership_unavailable": transfer.unavailable,
     "time_regulation_enabled": pace.enabled,

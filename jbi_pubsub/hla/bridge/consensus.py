@@ -45,7 +45,7 @@ def key_of(turn: Turn, side: int, kind: str, label: str, states: tuple[str, ...]
 # -- what a surrogate hears -----------------------------------------------------------------------------------------
 
 
-def announced(turn: Turn, side: int, kind: str, label: str, tag: bytes = b"", name: str = "") -> None:
+def announced(turn: Turn, side: int, label: str, tag: bytes = b"", name: str = "", *, kind: str = "sync") -> None:
     """It has begun on a side."""
     policy = turn.plan.policy
     ours = ("accepted",) if kind == "sync" else ("", "asked", "blocked")

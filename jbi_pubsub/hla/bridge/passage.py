@@ -90,7 +90,7 @@ def asked_for_values(turn: Turn, side: int, instance: int, attributes: tuple[int
     turn.put(side, Entry("provide", (instance, attributes, tag), stream=(side, instance)))
 
 
-def informed(turn: Turn, side: int, instance: int, attribute: int, *, is_owned: bool) -> None:
+def informed(turn: Turn, side: int, instance: int, attribute: int, is_owned: bool) -> None:
     """Whether an attribute is owned that the bridge asked about."""
     key = (side, instance, attribute)
     why, tag = turn.bridge.asked.get(key, ("", b""))
@@ -237,14 +237,10 @@ def forgotten(turn: Turn, side: int, instance: int) -> None:
     twin = turn.twin(side, instance)
     bridge = turn.bridge
     for key in ((side, instance), (1 - side, twin.twin)):
-        if key in bridge.objects:
-            bridge = bridge._replace(objects=bridge.objects.delete(key))
-        if key in bridge.values:
-            bridge = bridge._replace(values=bridge.values.delete(key))
-        if key in bridge.claims:
-            bridge = bridge._replace(claims=bridge.claims.delete(key))
-        if key in bridge.unowned:
-            bridge = bridge._replace(unowned=bridge.unowned.delete(key))
+        for table in ("objects", "values", "claims", "unowned"):
+            known = getattr(bridge, table)
+            if key in known:
+                bridge = bridge._replace(**{table: known.delete(key)})
     turn.bridge = bridge
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.exceptions import NotConnected
@@ -71,10 +70,3 @@ class Surrogate(RTIAmbassador):
             if isinstance(answer, ProtocolError | ConfigurationError):
                 raise answer
         return found
-
-    def leave(self) -> None:
-        """Resign, and end all threads but those that look for lookup services; it can come again."""
-        if self._link is not None and not self._link.lost:
-            with contextlib.suppress(JbiError):  # its connection is over, and the RTI sees that
-                self.resign_federation_execution("cancel_then_delete_then_divest")
-        self._drop()

@@ -26,7 +26,9 @@ from .state import Entry, Turn
 # -- what a surrogate hears -----------------------------------------------------------------------------------------
 
 
-def wanted(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes, why: str) -> None:
+def wanted(
+    turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes = b"", *, why: str = "release"
+) -> None:
     """A federate of a side wants attributes that the surrogate there owns. `why`: it is asked to "release" them, or to
     "confirm" that it divests them."""
     policy = turn.plan.policy.ownership
