@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeVar
 
+import lock_order  # first: it sees every lock that the product makes
 import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
@@ -84,6 +85,7 @@ def _keeps_to_itself() -> Iterator[None]:
     with guard._lock:
         guard._faults.clear()
     yield
+    assert lock_order.circles_seen() == []
     asked, STRANGERS[:] = list(STRANGERS), []
     assert asked == [], f"port {LookupSection().port} was asked: give the configuration of the test its own locators"
 
