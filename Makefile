@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # as many processes as there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test check lint fmt docs reference soak profile clean
+.PHONY: demo dist test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
@@ -17,7 +17,7 @@ test: $(VENV)/test.stamp
 
 # everything: lint, format, types, floors, then all tests, the slow ones too
 check: $(VENV)/test.stamp lint
-	$(PYTEST) -m "" $(ARGS)
+	JBI_LOCK_ORDER=1 $(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
@@ -45,6 +45,14 @@ $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
 	touch $@ $(VENV)/demo.stamp
+
+# a release in dist/: built, and the wheel installed and tried in an empty environment
+dist: $(VENV)/test.stamp
+	rm -rf dist build/tried
+	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))" | tail -1
+	$(PYTHON) -m venv build/tried
+	build/tried/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && tried/bin/jbi --version && tried/bin/jbi demo
 
 # the site, in build/docs; a warning is an error
 docs: $(VENV)/docs.stamp

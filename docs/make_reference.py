@@ -7,6 +7,7 @@ people have to say about errors and losses stands here: an error or a cause with
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import shutil
@@ -28,7 +29,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core import errors, info_object
 from jbi_pubsub.core.config import ArchiveSection, LookupSection, MetricsSection, PolicySection, QosSection
 from jbi_pubsub.hla.ambassador import RTIAmbassador
-from jbi_pubsub.hla.bridge.file import described
+from jbi_pubsub.hla.bridge.plugin import described
 from jbi_pubsub.hla.bridge.process import opened
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.proxy import Module
@@ -435,7 +436,29 @@ def _escaped(text: str) -> str:
     return "".join(part if part[:1] == "`" else re.sub(r"([\[\]<>*_])", r"\\\1", part) for part in parts)
 
 
-PAGES: Final = {"errors": errors_page, "losses": losses_page, "metrics": metrics_page, "commands": commands_page}
+ROOMS: Final = (
+    "core", "trust", "lookup", "protocol", "network", "archive", "policy", "qos", "pad", "pad.model", "pad.matching",
+    "pad.egress", "pad.mail", "pad.past", "pad.ingress", "pad.delegate", "pad.server", "codegen", "spark", "publisher",
+    "subscriber", "capi", "web", "bridge", "node", "hla", "cli", "examples",
+)  # fmt: skip
+"""From the ground floor up."""
+
+
+def rooms_table() -> str:
+    """CONTRIBUTING's table of rooms: the first sentence of each."""
+    rows = ["| room | what |", "|---|---|"]
+    for name in ROOMS:
+        said = inspect.getdoc(importlib.import_module(f"jbi_pubsub.{name}")) or ""
+        top = name.partition(".")[0] in ("lookup", "codegen", "pad", "spark", "examples")
+        rows.append(
+            f"| `{'' if top else 'jbi_pubsub/'}{name.replace('.', '/')}` | {said.partition(chr(10))[0].rstrip('.')} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+PAGES: Final = {
+    "errors": errors_page, "losses": losses_page, "metrics": metrics_page, "commands": commands_page, "rooms": rooms_table,
+}  # fmt: skip
 
 if __name__ == "__main__":
     print(PAGES[sys.argv[1]](), end="")

@@ -1,1 +1,1 @@
-"""The lookup service: entries, items, templates, the registrar, its server, and the client side of discovery."""
+"""The lookup service: entries, items, templates, the registrar, discovery."""

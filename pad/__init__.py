@@ -1,1 +1,1 @@
-"""Dissemination: the publisher-adapter delegate, and all that it shares with the peer publisher."""
+"""Dissemination: the publisher-adapter delegate, with the parts that a peer publisher shares."""

@@ -1,4 +1,4 @@
-"""Studies on Spark: the lookup service's matching in bulk, with the same semantics (docs/spark.md).
+"""Studies on Spark: the matching of the product in bulk, with the same semantics.
 
 Importing this package loads neither PySpark nor PyArrow nor Java; running a study does.
 """

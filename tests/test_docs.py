@@ -238,3 +238,23 @@ def test_what_the_readme_says_of_peer_publishers_is_so() -> None:
         inspect.signature(adapter.flush).return_annotation for adapter in (PublisherAdapterLight, PublisherAdapter)
     ]
     assert returned == ["None", "int"]
+
+
+def test_the_table_of_rooms_says_what_the_rooms_say() -> None:
+    assert reference()["rooms_table"]() in (TOP / "CONTRIBUTING.md").read_text(), "python docs/make_reference.py rooms"
+
+
+def test_each_decision_has_its_date_and_what_was_refused() -> None:
+    # Given the page of decisions; Expect them numbered through
+    _, *decisions = re.split(r"(?m)^## ", (TOP / "docs" / "decisions.md").read_text())
+    assert [each.partition(".")[0] for each in decisions] == [str(at + 1) for at in range(len(decisions))]
+    # and each with a date, and the alternative
+    for each in decisions:
+        assert re.search(r"(?m)^\*20\d\d-\d\d-\d\d\.\* ", each), each
+        assert "\nRefused: " in each, each
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = re.findall(r"(?m)^\| (?!word|---)([^|]+) \| [A-Z1]", (TOP / "docs" / "glossary.md").read_text())
+    assert len(words) > 30
+    assert words == sorted(words, key=str.casefold)

@@ -1,1 +1,1 @@
-"""Bridges between platforms: what is published on one is published on the other, under the same ids."""
+"""Bridges between platforms, and to MQTT brokers: the same objects under the same ids."""

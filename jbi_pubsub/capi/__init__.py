@@ -1,4 +1,4 @@
-"""The Common API of JBI platforms, over the adapters: connections, sequences, information objects.
+"""The Common API of JBI platforms, over the adapters.
 
 Names are those of the API. Times are in milliseconds, versions MAJOR.MINOR, documents XML as text.
 """

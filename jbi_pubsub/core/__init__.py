@@ -1,1 +1,1 @@
-"""The ground floor: what every room stands on. Nothing here knows lookup, delegates or adapters."""
+"""The ground floor: errors, information objects, leases, safe XML, XPath, the wire, configuration."""

@@ -1,4 +1,4 @@
-"""Links between machines: their emulation, for tests, experiments and people who want to see what a poor link does.
+"""Links between machines: their emulation, for tests and experiments.
 
 It knows core alone: bytes and times, no delegate.
 """

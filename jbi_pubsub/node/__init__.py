@@ -1,1 +1,1 @@
-"""The node service: what a federation offers, in one process, composed of the rooms that there are."""
+"""The node service: a whole federation in one process."""

@@ -1,4 +1,4 @@
-"""Who may do what, and who matters: rules and policies of policy.toml, their reader and watcher, decisions, audit log.
+"""Rules and policies of policy.toml: their reader, the decisions, the audit log.
 
 It knows core and lookup. Rules are looked at when a contract opens, never per object.
 """

@@ -1,4 +1,4 @@
-"""The wire protocol: all that publishers, subscribers, delegates and lookup services say to each other, as values.
+"""The wire protocol: the values that publishers, subscribers and delegates exchange.
 
 - `entries`: the platform's own Entry classes and service types in the lookup service.
 - `ownership`: ids that prove whose a registration or subscription is.

@@ -1,4 +1,4 @@
-"""The publishers' adapters: through a delegate (PublisherAdapterLight) or peer to peer (PublisherAdapter)."""
+"""The publishers' adapters: through a delegate (PAL), or peer to peer (PA)."""
 
 from .light import DelegateUid, PublisherAdapterLight
 from .peer import PublisherAdapter

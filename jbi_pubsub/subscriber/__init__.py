@@ -1,4 +1,4 @@
-"""The subscribers' adapter."""
+"""The subscribers' adapter (SA)."""
 
 from .adapter import SubscriberAdapter
 from .asking import Conditions
