@@ -39,7 +39,7 @@ HOMES: Final = {
     "client": ("client", "Run a script of publishers, subscribers and queries."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
-    "config": ("settings", "Show the effective settings and where each comes from."),
+    "config": ("tools", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),

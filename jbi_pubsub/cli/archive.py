@@ -24,7 +24,7 @@ from jbi_pubsub.subscriber.moments import seconds_at
 from .archives import CALL_SECONDS, AnyArchive, ArchiveServer, ObjectSelection, ServedArchive, names, opened
 from .clients import namespaces_of, show_object
 from .near import NearNames
-from .options import JsonArguments, argument, command, flag, option
+from .options import JsonArguments, argument, command, flag, option, repeated
 from .settings import looking
 from .show import Column, Table, counted, printable, show_facts, show_losses, show_tables, sized, telling
 from .status import ARCHIVED, archive_row, archive_troubles
@@ -158,7 +158,7 @@ class _Tail(JsonArguments):
     type_name: str = ObjectSelection.type_name
     predicate: str = ObjectSelection.predicate
     namespaces: tuple[str, ...] = ObjectSelection.namespaces
-    lines: int = option("So many of before.", "-n", "--lines", type=click.IntRange(0), default=TAIL, show_default=True)
+    lines: int = option("So many of before.", "-n", "--lines", type=click.IntRange(0), shown=TAIL)
     count: int | None = option("End after so many objects.", type=click.IntRange(1))
     timeout: float | None = option("End when none has come for so many seconds.", type=click.FloatRange(0))
 
@@ -270,7 +270,7 @@ class _Delete(ObjectSelection, ServedArchive, JsonArguments):
     object_ids: tuple[str, ...] = argument(metavar="[OBJECT]...", nargs=-1)
     type_name: str = option("Of that type; the last part of its name will do, but with --at.", "--type", default="")
     positions: str | None = option("Of these positions, of one archive.", metavar="FROM-TO")
-    registrations: tuple[str, ...] = option("Of that registration; repeatable.", "--registration", multiple=True)
+    registrations: tuple[str, ...] = repeated("Of that registration; repeatable.", "--registration")
     everything: bool = flag("All there is.", "--all")
     yes: bool = flag("Do not ask.")
 

@@ -19,7 +19,7 @@ from jbi_pubsub.protocol.services import HISTORY, HistoryProxy, fetch_status
 
 from .clients import SINCE, UNTIL, VERSION
 from .community import at_address, by_address, calling, listed
-from .options import FOLDER, PREDICATE, Arguments, option
+from .options import FOLDER, PREDICATE, Arguments, option, repeated
 from .status import archive_row
 
 CALL_SECONDS: Final = 300.0
@@ -97,9 +97,7 @@ class ObjectSelection(Arguments):
     type_name: str = option("Of that type alone; the last part of its name will do.", "--type", default="")
     version: str = VERSION
     predicate: str = PREDICATE
-    namespaces: tuple[str, ...] = option(
-        "Prefix in it; repeatable.", "--namespace", metavar="PREFIX=URI", multiple=True
-    )
+    namespaces: tuple[str, ...] = repeated("Prefix in it; repeatable.", "--namespace", metavar="PREFIX=URI")
     since: str | None = SINCE
     until: str | None = UNTIL
 

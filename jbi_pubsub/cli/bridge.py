@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from .near import NearNames
+from .options import FILE, JsonArguments, argument, command, option
 from .servers import stop_on_signal, tell_ready, wait_for
-from .settings import Settings, json_option, pass_settings
-from .show import Column, show_json, show_table
+from .show import Column, show_table
+
+if TYPE_CHECKING:
+    from jbi_pubsub.bridge.file import Told
 
 _LONG: Final = frozenset(("types", "only where", "what is done", "meaning"))
 """Columns that are cut when there is no room."""
@@ -37,11 +41,12 @@ def bridge() -> None:
     """
 
 
-@bridge.command(hidden=True)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@json_option
-@pass_settings
-def run(settings: Settings, file: Path, as_json: bool) -> None:
+class _BridgeRun(JsonArguments):
+    file: Path = argument(type=FILE)
+
+
+@command(bridge, _BridgeRun, hidden=True)
+def run(given: _BridgeRun) -> None:
     """Run the bridge of a file until SIGTERM or Ctrl-C.
 
     Who is not there yet is waited for; what can't be done now is told once in the log and tried again.
@@ -52,31 +57,30 @@ def run(settings: Settings, file: Path, as_json: bool) -> None:
     """
     from jbi_pubsub.bridge.file import described  # here: `jbi --help` starts faster without
 
-    found = described(file)
+    found = described(given.file)
     stop = stop_on_signal()
-    mirror = found.opened(settings.load())
+    mirror = found.opened(given.settings.load())
     try:
         mirror.start()
         sides = " and ".join(found.sides)
-        tell_ready(as_json, {"ready": "bridge", "sides": list(found.sides)}, f"bridge of {sides}")
+        tell_ready(given.as_json, {"ready": "bridge", "sides": list(found.sides)}, f"bridge of {sides}")
         wait_for(stop)
         status = mirror.status()
     finally:
         mirror.close()
-    if as_json:
-        show_json({"ended": "bridge", **status})
-        return
+    lines = []
     for way in status["directions"]:
         counts = [f"{way[key]} {key}" for key in ("relayed", "filtered", "lost") if way[key] or key == "relayed"]
-        click.echo(f"{way['from']} to {way['to']}: {', '.join(counts)}")
+        lines.append(f"{way['from']} to {way['to']}: {', '.join(counts)}")
+    given.show({"ended": "bridge", **status}, "\n".join(lines))
 
 
-@bridge.command(short_help="Check the file of a bridge, and show what it does.")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--type", "type_name", metavar="NAME", help="Say what becomes of that type.")
-@json_option
-@pass_settings
-def check(settings: Settings, file: Path, type_name: str | None, as_json: bool) -> None:
+class _BridgeCheck(_BridgeRun):
+    type_name: str | None = option("Say what becomes of that type.", "--type", metavar="NAME")
+
+
+@command(bridge, _BridgeCheck, short_help="Check the file of a bridge, and show what it does.")
+def check(given: _BridgeCheck) -> None:
     """Check the file of a bridge, and show what it does; nobody is connected to.
 
     \b
@@ -85,13 +89,14 @@ def check(settings: Settings, file: Path, type_name: str | None, as_json: bool) 
     """
     from jbi_pubsub.bridge.file import described  # as above
 
-    found = described(file)
-    found.check(settings.load())
-    explained = found.explained(type_name)
-    if as_json:
-        show_json(explained.plain)
-        return
-    for number, table in enumerate(explained.tables):
+    found = described(given.file)
+    found.check(given.settings.load())
+    explained = found.explained(given.type_name)
+    given.show(explained.plain, lambda: _show(explained.tables))
+
+
+def _show(tables: Sequence[Told]) -> None:
+    for number, table in enumerate(tables):
         if table.title:
             click.echo(f"{'' if not number else chr(10)}{table.title}")
         show_table([Column(name, long=name in _LONG) for name in table.columns], table.rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .near import NearNames
-from .options import Arguments, JsonArguments, argument, command, flag, option
+from .options import Arguments, JsonArguments, argument, command, flag, option, repeated
 from .show import Column, counted, show_table
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ FOLDER = Path("certs")
 
 
 class _Authority(Arguments):
-    folder: Path = option(
-        "The authority's folder.", "--dir", type=click.Path(path_type=Path), default=FOLDER, show_default=True
-    )
+    folder: Path = option("The authority's folder.", "--dir", type=click.Path(path_type=Path), shown=FOLDER)
 
     def opened(self) -> AbstractContextManager[Authority]:
         """The authority in the folder."""
@@ -60,7 +58,7 @@ def certs() -> None:
 
 class _Init(_Signing, first=True):
     folder: Path = argument(type=click.Path(path_type=Path), default=FOLDER)
-    name: str = option("What the deployment is called.", default="jbi-pubsub", show_default=True)
+    name: str = option("What the deployment is called.", shown="jbi-pubsub")
     days: int = option("How long it is good; ten years if not given.", type=click.IntRange(1, 3652), default=3652)
 
 
@@ -83,8 +81,8 @@ def init(given: _Init) -> None:
 class _Issue(_Signing, _Authority, JsonArguments, first=True):
     name: str = argument()
     role: str | None = option("Default: a server if it has an address.", type=click.Choice(("server", "client")))
-    addresses: tuple[str, ...] = option("Where it is reached; repeatable.", "--address", metavar="HOST", multiple=True)
-    days: int = option("How long it is good.", type=click.IntRange(1, 3652), default=90, show_default=True)
+    addresses: tuple[str, ...] = repeated("Where it is reached; repeatable.", "--address", metavar="HOST")
+    days: int = option("How long it is good.", type=click.IntRange(1, 3652), shown=90)
 
 
 @command(certs, _Issue)

@@ -1,4 +1,5 @@
-"""What `jbi doctor` looks at: one function a check, with findings of itself or of each thing that it looks at."""
+"""What `jbi doctor` looks at: one function a check, with findings of itself or of each thing that it looks at. Those of
+other processes are in found_checks.py."""
 
 from __future__ import annotations
 
@@ -12,46 +13,41 @@ import shutil
 import smtplib
 import socket
 import ssl
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from jbi_pubsub.core import toml
-from jbi_pubsub.core.config import Config, Origins
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, StudyError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
-from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown_groups
-from jbi_pubsub.lookup.client.proxy import RegistrarInfo
+from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 
-from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together
+from .found_checks import clock, locators, servers, versions
+from .parties import (
+    MDNS_SECONDS,
+    SERVERS_MOST,
+    Check,
+    Checkup,
+    Finding,
+    State,
+    kind_of,
+    number_of,
+    running_servers,
+    table_of,
+    timed,
+    together,
+)
 from .show import counted
-from .status import namesakes
-
-State = Literal["ok", "warning", "failure", "skipped"]
-
-
-class Finding(NamedTuple):
-    """What a check found of one thing; `advice` is what to type, or to set."""
-
-    check: str
-    state: State
-    found: str
-    advice: str = ""
-
 
 MAIL_SECONDS: Final = 3.0
 """For each step of the mail server."""
@@ -59,11 +55,6 @@ MAIL_WAITS_SECONDS: Final = 60.0
 """A mail that has waited longer is worth a warning."""
 PORT_SECONDS: Final = 1.0
 """For who has our port to say who that is."""
-SLOW_SECONDS: Final = 1.0
-"""A call that takes longer is worth a warning: leases are renewed by such calls."""
-SKEW_SECONDS, SKEW_WRONG = 1.0, 300.0
-"""Clocks that differ by more than the first make times of publication hard to read, by more than the second
-certificates and mail wrong."""
 DISK_LOW, DISK_FULL = 256 << 20, 16 << 20
 """Bytes free where state is kept: a warning, a failure."""
 OTHER_FILES: Final = 100
@@ -71,36 +62,6 @@ OTHER_FILES: Final = 100
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 SOON_SECONDS: Final = 2 * 86_400.0
 """A list of revoked certificates that ends within so long."""
-
-
-@dataclass(eq=False)
-class Checkup:
-    """What the checks are about: the configuration, and whom it leads to."""
-
-    config: Config
-    origins: Origins
-    _looking: Future[Found] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def found(self) -> Found:
-        """Whom there is; the first check that wants to know has them looked for."""
-        with self._lock:
-            mine = self._looking is None
-            looking = self._looking = self._looking or Future()
-        if mine:
-            try:
-                looking.set_result(look(self.config))
-            except BaseException as exc:
-                looking.set_exception(exc)
-                raise
-        return looking.result()
-
-    def is_set(self, *keys: str) -> bool:
-        """Whether one of these settings, or sections, is not the default."""
-        return any(origin == key or origin.startswith(f"{key}.") for key in keys for origin in self.origins)
-
-
-Check = Callable[[Checkup], Iterator[Finding]]
 
 
 # -- this machine -------------------------------------------------------------------------------------------------
@@ -237,7 +198,7 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
         folders["[archive] folder"] = archive if archive.is_dir() else archive.parent
     for what, folder in folders.items():
         yield _disk(what, folder)
-    running = list(_running(checkup))
+    running = list(running_servers(checkup))
     for at, facts in running:
         yield _keeps(at, facts)
     if not folders and not running:
@@ -246,7 +207,7 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
 
 def _keeps(at: str, facts: Mapping[str, Any]) -> Finding:
     """What a server that runs keeps on its disk, as it says."""
-    archive, store = _table(facts, "archive"), _table(facts, "store")
+    archive, store = table_of(facts, "archive"), table_of(facts, "store")
     kept = {
         "e-mail subscriptions in": facts.get("state"),
         "what is published in": archive.get("folder"),
@@ -258,28 +219,6 @@ def _keeps(at: str, facts: Mapping[str, Any]) -> Finding:
     if wrong := store.get("fault") or archive.get("index_trouble") or full:
         return Finding("disk", "failure", f"{text}: {wrong}", "See its log, and the room on its disk: df -h")
     return Finding("disk", "ok", text)
-
-
-def _running(checkup: Checkup) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each server that answers, what to call it, and what it says of itself."""
-    for answer in checkup.found().servers:
-        if answer.error is None:
-            yield _called(answer), answer.value
-
-
-def _called(answer: Answer) -> str:
-    return " ".join(f"{_kind(answer.value)} {answer.value.get('name', '')} at {answer.at}".split())
-
-
-def _table(facts: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A part of a status, which may be an older server's, or a stranger's."""
-    found = facts.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _number(facts: Mapping[str, Any], key: str) -> float:
-    found = facts.get(key)
-    return float(found) if isinstance(found, (int, float)) else 0.0
 
 
 def _disk(what: str, folder: Path) -> Finding:
@@ -340,16 +279,12 @@ def _taken(checkup: Checkup, section: str, host: str, port: int) -> Finding:
             reached = "127.0.0.1" if host in ("0.0.0.0", "") else host  # noqa: S104  # compared, not listened on
             ref = ServiceRef("", STATUS, (f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}",))
             facts = fetch_status(ref, checkup.config.security(), timeout=PORT_SECONDS)
-            return Finding("ports", "ok", f"{at}: our {_kind(facts)} is there, up for {_seconds(facts)} s")
+            return Finding("ports", "ok", f"{at}: our {kind_of(facts)} is there, up for {_seconds(facts)} s")
     elif process and re.search(r"(^|[/ ])jbi(-\w+)?( |$)", process[1]):
         return Finding("ports", "ok", f"{at}: our own has it: {process[1]} ({process[0]})")
     who = f"{process[1]} ({process[0]})" if process else "a process of another user"
     stop = f"kill {process[0]}" if process else f"find it: sudo ss -ltnp 'sport = :{port}'"
     return Finding("ports", "failure", f"{at}: {who} has it", f"{stop}; or take another: --set {section}.port=0")
-
-
-def _kind(facts: Mapping[str, Any]) -> str:
-    return "lookup service" if facts.get("kind") == "lookup" else str(facts.get("kind"))
 
 
 def _seconds(facts: Mapping[str, Any]) -> str:
@@ -399,7 +334,7 @@ def multicast(checkup: Checkup) -> Iterator[Finding]:
 def mail(checkup: Checkup) -> Iterator[Finding]:
     """Where mail of those that run goes, and what waits; whether the mail server that is configured here takes
     connections, and TLS if that is required. Nothing is sent."""
-    running = [(at, facts["mail"]) for at, facts in _running(checkup) if _table(facts, "mail")]
+    running = [(at, facts["mail"]) for at, facts in running_servers(checkup) if table_of(facts, "mail")]
     for at, told in running:
         yield _mailing(at, told)
     if checkup.is_set("mail") or not running:
@@ -407,7 +342,7 @@ def mail(checkup: Checkup) -> Iterator[Finding]:
 
 
 def _mailing(at: str, facts: Mapping[str, Any]) -> Finding:
-    waiting, oldest = _number(facts, "queued"), _number(facts, "oldest")
+    waiting, oldest = number_of(facts, "queued"), number_of(facts, "oldest")
     text = f"{at}: mail goes to {facts.get('server')}"
     if waiting:
         text += f", {waiting:,.0f} wait, the first for {oldest:,.0f} s"
@@ -491,9 +426,9 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
 def policy(checkup: Checkup) -> Iterator[Finding]:
     """Whom those that run let in; whether the file of rules that is configured here is there, is TOML, and is its
     owner's alone to write."""
-    running = list(_running(checkup))
+    running = list(running_servers(checkup))
     for at, facts in running:
-        yield _lets_in(at, _table(facts, "access"))
+        yield _lets_in(at, table_of(facts, "access"))
     name = checkup.config.policy.file
     if name:
         yield from _policy_file(checkup, name)
@@ -503,7 +438,7 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
 
 def _lets_in(at: str, facts: Mapping[str, Any]) -> Finding:
     """Whom a server that runs lets in, as it says."""
-    rules, users = _number(facts, "rules"), _table(facts, "users")
+    rules, users = number_of(facts, "rules"), table_of(facts, "users")
     who = (
         f"who has a password ({users.get('file') or users.get('directory')})" if users else "everybody who can connect"
     )
@@ -547,177 +482,6 @@ def _date(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):
         return "for ever"
-
-
-# -- others -------------------------------------------------------------------------------------------------------
-
-
-def locators(checkup: Checkup) -> Iterator[Finding]:
-    """Whether a lookup service of our groups answers at each locator, and how fast; and which mDNS has found."""
-    found, config = checkup.found(), checkup.config
-    if found.problem:
-        yield Finding("locators", "skipped", found.problem)
-        return
-    answered = [a for a in (*found.locators, *found.announced) if a.error is None]
-    for answer in found.locators:
-        if answer.error is None:
-            yield _served(answer, config)
-        else:
-            yield _unanswered(answer, is_set=checkup.is_set("lookup.locators"), others=bool(answered))
-    for answer in found.announced:
-        if answer.error is None:
-            yield _served(answer, config)
-    if not found.locators and not answered:
-        yield Finding("locators", "warning", "no lookup service found", "jbi lookup")
-
-
-def _served(answer: Answer, config: Config) -> Finding:
-    info: RegistrarInfo = answer.value
-    text = (
-        f"{answer.at}: lookup service {info.service_id[:8]}, {shown_groups(info.groups)}, {_shown_time(answer.seconds)}"
-    )
-    if not set(info.groups) & set(config.lookup.groups):
-        wanted = shown_groups(config.lookup.groups)
-        group = info.groups[0] if info.groups else ""
-        return Finding(
-            "locators", "warning", f"{text}: not {wanted}", f"jbi --group '{group}' ..." if info.groups else ""
-        )
-    if answer.seconds > SLOW_SECONDS:
-        return Finding("locators", "warning", f"{text}: slow", "Look at its load: jbi status --watch")
-    return Finding("locators", "ok", text)
-
-
-def _unanswered(answer: Answer, *, is_set: bool, others: bool) -> Finding:
-    host, _, port = answer.at.rpartition(":")
-    error = answer.error
-    assert error is not None
-    if "theirs" in error.facts:
-        return Finding("locators", "failure", f"{answer.at}: {error.message}", _same_version(error))
-    text = error.message if answer.at in error.message else f"{answer.at}: {error.message}"
-    local = host in ("127.0.0.1", "localhost", "[::1]")
-    if "TLS" in text:
-        return Finding("locators", "failure", text, "[tls] has to be set at both ends, or at none: jbi doctor tls")
-    if isinstance(error, ProtocolError):
-        who = f"Something else answers: sudo ss -ltnp 'sport = :{port}'"
-        return Finding("locators", "failure", text, f"{who}; or name the right place in [lookup] locators")
-    advice = f"jbi lookup --port {port}" if local else f"On {host}: jbi lookup --host {host} --port {port}"
-    if not is_set:  # nobody has said that one is there
-        return Finding("locators", "skipped" if others else "warning", text, "" if others else advice)
-    return Finding("locators", "failure", text, f"{advice}; or take it out of [lookup] locators")
-
-
-def servers(checkup: Checkup) -> Iterator[Finding]:
-    """Whether each delegate, peer publisher and lookup service that is listed answers, and how fast."""
-    found = checkup.found()
-    for answer in found.servers:
-        if answer.error is not None:
-            if "theirs" in answer.error.facts:
-                continue  # `versions` tells
-            advice = "Start it again; a dead one leaves the lists when its lease ends: jbi status --watch"
-            yield Finding("servers", "failure", answer.error.message, advice)
-            continue
-        facts = answer.value
-        text = f"{_called(answer)}, {_shown_time(answer.seconds)}"
-        certificate, faults = facts.get("tls"), facts.get("faults")
-        if isinstance(certificate, dict) and (certificate.get("ends_soon") or certificate.get("revoked")):
-            wrong = "is revoked" if certificate.get("revoked") else f"ends in {certificate.get('days')} days"
-            advice = f"jbi certs renew {certificate.get('identity')}, and copy it there"
-            yield Finding("servers", "warning", f"{text}: its certificate {wrong}", advice)
-        if isinstance(faults, dict) and faults:
-            told = ", ".join(f"{step} {count}" for step, count in list(faults.items())[:5])
-            yield Finding("servers", "warning", f"{text}: faults: {told}", f"jbi status {answer.at}; see its log")
-        elif answer.seconds > SLOW_SECONDS:
-            yield Finding("servers", "warning", f"{text}: slow", f"jbi status --watch {answer.at}")
-        else:
-            yield Finding("servers", "ok", text)
-    for name, places in namesakes(a.value for a in found.servers if a.error is None):
-        text = f"{len(places)} delegates are called {name}, at {', '.join(places)}: publishers use one or the other"
-        yield Finding("servers", "warning", text, "Give one another name: jbi pad NAME LOCATION")
-    if found.unseen:
-        yield Finding("servers", "warning", f"{found.unseen:,} more are listed, and not asked", "jbi status")
-    if not found.servers:
-        yield Finding("servers", "skipped", found.problem or "none found")
-
-
-def versions(checkup: Checkup) -> Iterator[Finding]:
-    """Whether all speak our protocol, and are of our version."""
-    found = checkup.found()
-    others = [
-        a.error for a in (*found.locators, *found.announced, *found.servers) if a.error and "theirs" in a.error.facts
-    ]
-    for error in others:
-        yield Finding("versions", "failure", error.message, _same_version(error))
-    own = version()
-    told = {a.at: str(a.value.get("version", "older")) for a in found.servers if a.error is None}
-    different = {at: theirs for at, theirs in told.items() if theirs != own}
-    if different:
-        text = ", ".join(f"{at} is {theirs}" for at, theirs in list(different.items())[:8])
-        yield Finding("versions", "warning", f"we are {own}, {text}", f"pip install jbi-pubsub=={own} there")
-    elif told:
-        yield Finding("versions", "ok", f"{len(told)} servers, all {own}, protocol {PROTOCOL}")
-    elif not others:
-        yield Finding("versions", "skipped", found.problem or "no server found")
-
-
-def _same_version(error: JbiError) -> str:
-    theirs = error.facts["theirs"]
-    older = "there" if isinstance(theirs, int) and theirs < PROTOCOL else "here"
-    return f"pip install --upgrade jbi-pubsub {older}: both ends have to be of one protocol"
-
-
-def clock(checkup: Checkup) -> Iterator[Finding]:
-    """Whether our clock is kept by others, does not jump, and agrees with the servers'."""
-    ahead = time.time() - time.monotonic()
-    yield _kept()
-    found = checkup.found()
-    jump = time.time() - time.monotonic() - ahead
-    if abs(jump) > 0.1:
-        advice = "See who sets it: journalctl -u systemd-timesyncd -u chrony"
-        yield Finding("clock", "warning", f"it has jumped by {jump:+.1f} s while we looked", advice)
-    off = {a.at: float(a.value["time"]) - a.clock for a in found.servers if a.error is None and _tells_time(a.value)}
-    worst = max(off, key=lambda at: abs(off[at]), default="")
-    if not worst:
-        return
-    text = f"{len(off)} servers, {worst} most: {off[worst]:+.3f} s"
-    slack = max(a.seconds for a in found.servers if a.at == worst) / 2
-    if abs(off[worst]) - slack > SKEW_SECONDS:
-        state: State = "failure" if abs(off[worst]) > SKEW_WRONG else "warning"
-        yield Finding("clock", state, f"differs from {text}", "sudo timedatectl set-ntp true, on both machines")
-    else:
-        yield Finding("clock", "ok", f"as that of {text}")
-
-
-def _tells_time(facts: Mapping[str, Any]) -> bool:
-    told = facts.get("time")
-    return isinstance(told, (int, float)) and 0 < told < 1e11
-
-
-def _kept() -> Finding:
-    """By NTP, as systemd says."""
-    command = shutil.which("timedatectl")
-    if command is None:
-        return Finding("clock", "skipped", "who keeps it is not known: no timedatectl")
-    try:
-        done = subprocess.run(  # noqa: S603  # the system's own
-            [command, "show", "-p", "NTPSynchronized", "--value"],
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        return Finding("clock", "skipped", f"who keeps it is not known: {exc}")
-    said = done.stdout.strip()
-    if said == "yes":
-        return Finding("clock", "ok", "kept by NTP")
-    if said == "no":
-        return Finding("clock", "warning", "not kept by NTP", "sudo timedatectl set-ntp true")
-    why = done.stderr.strip()[:200] or "it says nothing"
-    return Finding("clock", "skipped", f"who keeps it is not known: timedatectl: {why}")
-
-
-def _shown_time(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 CHECKS: Final[dict[str, Check]] = {

@@ -45,6 +45,7 @@ from .options import (
     command,
     flag,
     option,
+    repeated,
 )
 from .settings import looking, try_folder
 from .show import as_json as json_text
@@ -77,9 +78,7 @@ class Predicates(Arguments):
         "With --filter: what becomes of XML beyond what is filtered; default withhold, and told as lost.",
         type=click.Choice(["withhold", "deliver"]),
     )
-    namespaces: tuple[str, ...] = option(
-        "Prefix in the XPaths; repeatable.", "--namespace", metavar="PREFIX=URI", multiple=True
-    )
+    namespaces: tuple[str, ...] = repeated("Prefix in the XPaths; repeatable.", "--namespace", metavar="PREFIX=URI")
 
     @property
     def view(self) -> View:
@@ -98,10 +97,8 @@ class _PublishFiles(Arguments):
     schema: Path | None = option("XML Schema of the metadata; default: the type repository's.", type=EXISTING_FILE)
     marks: Path | None = MARKS
     invariants: Path | None = option("Invariant metadata; default: the first metadata file.", type=EXISTING_FILE)
-    metadata: tuple[Path, ...] = option("Metadata; repeatable.", type=EXISTING_FILE, multiple=True, required=True)
-    payload: tuple[Path, ...] = option(
-        "Payload, one for each --metadata, or for all.", type=EXISTING_FILE, multiple=True
-    )
+    metadata: tuple[Path, ...] = repeated("Metadata; repeatable.", type=EXISTING_FILE, required=True)
+    payload: tuple[Path, ...] = repeated("Payload, one for each --metadata, or for all.", type=EXISTING_FILE)
     delegate: tuple[str, str] | None = option("Characteristics; '' is a wildcard.", nargs=2, metavar="NAME LOCATION")
     peer: bool = flag("Publish peer to peer, without a delegate.")
     type_name: str = option("Type name, when the schema does not give the right one, or is not given.", default="")
@@ -143,7 +140,7 @@ class _Publish(_PublishFiles, JsonArguments):
         "--persist/--no-persist",
         default=None,
     )
-    count: int = option("Publish everything so often.", type=click.IntRange(1), default=1, show_default=True)
+    count: int = option("Publish everything so often.", type=click.IntRange(1), shown=1)
     interval: float = option("Seconds between two rounds.", type=click.FloatRange(0), default=0.0)
     subscribers: int = option("Wait up to 10 s until so many subscriptions match.", type=click.IntRange(0), default=0)
     wishes: tuple[str, ...] = WISH
@@ -225,7 +222,7 @@ class _SubscribeTemplate(Arguments):
 
 
 class _Subscribe(Predicates, _SubscribeTemplate, JsonArguments):
-    recipients: tuple[str, ...] = option("Deliver by e-mail; repeatable.", "--email", metavar="ADDRESS", multiple=True)
+    recipients: tuple[str, ...] = repeated("Deliver by e-mail; repeatable.", "--email", metavar="ADDRESS")
     digest: float | None = option(
         "With --email: gather, many in one mail.", type=click.FloatRange(0), metavar="SECONDS"
     )

@@ -14,7 +14,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark import session
 from jbi_pubsub.spark.cluster import check_master, submit_command
 
-from .options import Arguments, flag, option
+from .options import Arguments, flag, option, repeated
 from .settings import try_folder
 
 RESUME: Final = flag("Go on from the stages that an interrupted run has finished.")
@@ -43,7 +43,7 @@ def place_option(default: str) -> Any:
 
     return option(
         "Folder for the result, also of a Hadoop file system.", "--out", type=_Place(), metavar="FOLDER|URL",
-        default=default, show_default=True, callback=tried,
+        shown=default, callback=tried
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ class ClusterArguments(Arguments):
     """Whose Spark, and how it is set."""
 
     master: str = option("Spark's master; without one, this machine.", default="", metavar="URL")
-    confs: tuple[str, ...] = option("A setting of Spark; repeatable.", "--conf", multiple=True, metavar="KEY=VALUE")
+    confs: tuple[str, ...] = repeated("A setting of Spark; repeatable.", "--conf", metavar="KEY=VALUE")
     print_submit: bool = flag("Print the spark-submit command, and end.", is_eager=True)
 
     @property

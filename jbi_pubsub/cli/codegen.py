@@ -29,6 +29,7 @@ from .options import (
     command,
     flag,
     option,
+    repeated,
 )
 from .settings import Settings, try_file
 from .show import show_rows
@@ -74,11 +75,10 @@ def split_option(form: str, *, at_last: bool) -> Callable[[click.Context, click.
 
 
 ROOT: Final = option("Document element, when the schema declares several.", default="")
-LOCATIONS: Final = option(
+LOCATIONS: Final = repeated(
     "Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
     callback=split_option("ADDRESS=PATH", at_last=True),
     metavar="ADDRESS=PATH",
-    multiple=True,
 )
 
 
@@ -153,7 +153,7 @@ def generate(given: _CodegenGenerate) -> int:
 
 
 class _CodegenMarks(_CodegenSource):
-    samples: tuple[Path, ...] = option("Sample document; repeatable.", "--from", type=EXISTING_FILE, multiple=True)
+    samples: tuple[Path, ...] = repeated("Sample document; repeatable.", "--from", type=EXISTING_FILE)
     more: tuple[Path, ...] = argument(type=EXISTING_FILE, nargs=-1)
 
 
@@ -168,12 +168,8 @@ def marks(given: _CodegenMarks) -> None:
 
 class _CodegenExplain(_CodegenType, JsonArguments):
     predicate: str = argument()
-    namespaces: _Pairs = option(
-        "Prefix; repeatable.",
-        "--namespace",
-        callback=split_option("PREFIX=URI", at_last=False),
-        metavar="PREFIX=URI",
-        multiple=True,
+    namespaces: _Pairs = repeated(
+        "Prefix; repeatable.", "--namespace", callback=split_option("PREFIX=URI", at_last=False), metavar="PREFIX=URI"
     )
 
 

@@ -17,11 +17,11 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.guard import note
 
-from .checks import CHECKS, Check, Checkup, Finding
+from .checks import CHECKS
 from .near import begins_so, told
-from .parties import side_by_side
-from .settings import Settings, json_option, pass_settings
-from .show import Column, counted, printable, show_json, show_table, terminal_width, wrapped
+from .options import JsonArguments, argument, command, flag
+from .parties import Check, Checkup, Finding, side_by_side
+from .show import Column, counted, printable, show_table, terminal_width, wrapped
 
 TOTAL_SECONDS: Final = 10.0
 """For all checks together."""
@@ -33,12 +33,13 @@ _SHOWN: Final = {"ok": "ok", "warning": "WARNING", "failure": "FAILURE", "skippe
 _COLUMNS: Final = (Column("check"), Column("state"), Column("found"), Column("advice"))
 
 
-@click.command()
-@click.argument("checks", metavar="[CHECK]...", nargs=-1, shell_complete=begins_so(lambda: CHECKS))
-@click.option("--strict", is_flag=True, help="Warnings count as failures.")
-@json_option
-@pass_settings
-def doctor(settings: Settings, checks: tuple[str, ...], strict: bool, as_json: bool) -> int:
+class _Doctor(JsonArguments):
+    checks: tuple[str, ...] = argument(metavar="[CHECK]...", nargs=-1, shell_complete=begins_so(lambda: CHECKS))
+    strict: bool = flag("Warnings count as failures.")
+
+
+@command(None, _Doctor)
+def doctor(given: _Doctor) -> int:
     """Check this machine, the configuration and the servers found, and say what to do.
 
     Exit code 0 when nothing fails, else 1. It needs no server and changes nothing.
@@ -48,20 +49,24 @@ def doctor(settings: Settings, checks: tuple[str, ...], strict: bool, as_json: b
     jbi doctor ports tls              # these alone
     jbi --config site.toml doctor --strict --json
     """
-    for name in checks:
+    for name in given.checks:
         if name not in CHECKS:
             raise ConfigurationError(told("check", name, CHECKS))
     began = time.monotonic()
-    checkup = Checkup(*settings.explain())
-    found = examine({name: CHECKS[name] for name in CHECKS if not checks or name in checks}, checkup, TOTAL_SECONDS)
-    bad = sum(each.state == "failure" or (strict and each.state == "warning") for each in found)
-    if as_json:
-        show_json({"good": not bad, "checks": [each._asdict() for each in found]})
-    elif sys.stdout.isatty():
-        click.echo("\n".join(report(found, terminal_width(), time.monotonic() - began)))
+    checkup = Checkup(*given.settings.explain())
+    chosen = {name: CHECKS[name] for name in CHECKS if not given.checks or name in given.checks}
+    found = examine(chosen, checkup, TOTAL_SECONDS)
+    bad = sum(each.state == "failure" or (given.strict and each.state == "warning") for each in found)
+    plain = {"good": not bad, "checks": [each._asdict() for each in found]}
+    given.show(plain, lambda: _show(found, time.monotonic() - began))
+    return 1 if bad else 0
+
+
+def _show(found: Sequence[Finding], took: float) -> None:
+    if sys.stdout.isatty():
+        click.echo("\n".join(report(found, terminal_width(), took)))
     else:
         show_table(_COLUMNS, [tuple(each) for each in found])
-    return 1 if bad else 0
 
 
 def examine(checks: dict[str, Check], checkup: Checkup, seconds: float) -> list[Finding]:

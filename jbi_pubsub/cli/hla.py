@@ -12,7 +12,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_name
 
 from .near import NearNames
-from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option
+from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option, repeated
 from .show import Column, show_table
 
 if TYPE_CHECKING:
@@ -29,20 +29,12 @@ def hla() -> None:
 
 class _HlaServe(JsonArguments):
     federation: str | None = option("A federation execution to serve from the start.", metavar="NAME")
-    modules: tuple[Path, ...] = option(
-        "A module of its object model, in OMT XML; give it again for more.",
-        "--fom",
-        multiple=True,
-        metavar="FILE",
-        type=FILE,
+    modules: tuple[Path, ...] = repeated(
+        "A module of its object model, in OMT XML; give it again for more.", "--fom", metavar="FILE", type=FILE
     )
     saves: Path | None = option("Keep saves here.", metavar="DIR", type=FOLDER)
     lease: float = option(
-        "After which a silent federate is resigned.",
-        metavar="SECONDS",
-        type=click.FloatRange(0.5, 3600.0),
-        default=10.0,
-        show_default=True,
+        "After which a silent federate is resigned.", metavar="SECONDS", type=click.FloatRange(0.5, 3600.0), shown=10.0
     )
     one_at_a_time: bool = flag("One synchronization point at a time.")
     adds: bool = flag("Have services for bridges that the standard does not have.")
@@ -89,16 +81,10 @@ def serve(given: _HlaServe) -> None:
 
 class _Link(JsonArguments):
     federation: str = option("The federation execution.", required=True, metavar="NAME")
-    locators: tuple[str, ...] = option(
-        "A lookup service where it is; give it again for more.",
-        "--at",
-        multiple=True,
-        required=True,
-        metavar="HOST:PORT",
+    locators: tuple[str, ...] = repeated(
+        "A lookup service where it is; give it again for more.", "--at", required=True, metavar="HOST:PORT"
     )
-    groups: tuple[str, ...] = option(
-        "A group there; default: those of here.", "--in-group", multiple=True, metavar="GROUP"
-    )
+    groups: tuple[str, ...] = repeated("A group there; default: those of here.", "--in-group", metavar="GROUP")
     name: str | None = option("What it is called here; default: the same.", "--as", metavar="NAME")
     host: str | None = HOST
     port: int | None = PORT
@@ -142,19 +128,18 @@ class _Explore(JsonArguments):
         "How many each federation has; bridges join the federations in a row.",
         "--federates",
         metavar="N,N,...",
-        default="2,2",
-        show_default=True,
+        shown="2,2",
     )
     bridges: str | None = option("Bridges between other federations; 0-1,1-2,2-0 is a ring.", metavar="N-N,...")
     file: Path | None = option(
         "A bridge's file, whose [policy] counts; default: smart.", "--policy", metavar="FILE", type=FILE
     )
-    cells: tuple[str, ...] = option("One cell of the policy.", "--set", multiple=True, metavar="PROBLEM=SOLUTION")
+    cells: tuple[str, ...] = repeated("One cell of the policy.", "--set", metavar="PROBLEM=SOLUTION")
     scenario: str | None = option("What happens; --scenario list shows what there is.", metavar="NAME")
     script: Path | None = option("What happens, in your words.", metavar="FILE", type=FILE)
     matrix: bool = flag("All problems and solutions.")
     report: Path | None = option("Write a page with charts here.", metavar="DIR", type=FOLDER)
-    most: int = option("Bound.", metavar="STATES", type=click.IntRange(1), default=2_000_000, show_default=True)
+    most: int = option("Bound.", metavar="STATES", type=click.IntRange(1), shown=2_000_000)
 
 
 @command(hla, _Explore, short_help="Try every order in which federations and bridges can act.")

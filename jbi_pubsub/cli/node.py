@@ -230,7 +230,7 @@ def _first_line(told: BinaryIO, pid: int) -> bytes:
 
 
 class _Stop(_NodeFolder):
-    seconds: float = option("Seconds to wait for its end.", "--wait", type=float, default=30.0, show_default=True)
+    seconds: float = option("Seconds to wait for its end.", "--wait", type=float, shown=30.0)
 
 
 @command(node, _Stop)
@@ -414,7 +414,7 @@ def _named(found: dict[str, Any], sequence: str) -> str:
 
 
 class _Log(_NodePlace):
-    lines: int = option("How many of the last.", type=click.IntRange(1, 1000), default=20, show_default=True)
+    lines: int = option("How many of the last.", type=click.IntRange(1, 1000), shown=20)
     follow: bool = flag("Go on with those that come, until Ctrl-C.")
     level: str | None = option("Log this from now on.", type=click.Choice(["debug", "info", "warning", "error"]))
 
@@ -465,7 +465,7 @@ def set_(given: _NodeSet) -> None:
 
 
 class _Shutdown(_NodePlace):
-    drain: float = option("Seconds for deliveries.", type=click.FloatRange(0, 60), default=5.0, show_default=True)
+    drain: float = option("Seconds for deliveries.", type=click.FloatRange(0, 60), shown=5.0)
 
 
 @command(node, _Shutdown)

@@ -2,7 +2,7 @@
 
     class _Tail(JsonArguments):
         type_name: str = option("Of that type alone.", "--type", default="")
-        lines: int = option("So many of before.", "-n", "--lines", default=10, show_default=True)
+        lines: int = option("So many of before.", "-n", "--lines", shown=10)
 
     @command(archive, _Tail)
     def tail(given: _Tail) -> None: ...
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from .near import NearNames
 from .settings import Settings
 from .show import Column, View, show_json, view_of
 from .show import as_json as json_text
@@ -48,14 +49,20 @@ class _OptionField(NamedTuple):
         return self.kind([name, *names], **self.attributes)
 
 
-def option(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # click's word
-    """An option with its help; `attributes` are click's."""
-    return _OptionField(click.Option, names, {"help": help, **attributes})
+def option(help: str, *names: str, shown: Any = None, **attributes: Any) -> Any:  # noqa: A002  # click's word
+    """An option with its help; `shown` is a default that the help shows, `attributes` are click's."""
+    default = {} if shown is None else {"default": shown, "show_default": True}
+    return _OptionField(click.Option, names, {"help": help, **default, **attributes})
 
 
 def flag(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # as above
     """An option that is there, or not."""
     return option(help, *names, is_flag=True, **attributes)
+
+
+def repeated(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # as above
+    """An option that may be given several times; its field has them all."""
+    return option(help, *names, multiple=True, **attributes)
 
 
 def argument(**attributes: Any) -> Any:
@@ -129,23 +136,34 @@ class TableArguments(JsonArguments):
 
 
 A = TypeVar("A", bound=Arguments)
+K = TypeVar("K", bound=click.Command)
 
 
 def command(
-    group: click.Group | None, arguments: type[A], name: str | None = None, **attributes: Any
+    of: click.Group | None, arguments: type[A], name: str | None = None, **attributes: Any
 ) -> Callable[[Callable[[A], Any]], click.Command]:
     """A command of a group (None: of none yet), whose function is given its options as one value."""
 
     def made(function: Callable[[A], Any]) -> click.Command:
-        @click.pass_context
-        def run(context: click.Context, /, **given: Any) -> Any:
-            return function(arguments(context.find_object(Settings) or Settings(None, {}), **given))
-
-        called = name or function.__name__.replace("_", "-")
-        attributes["help"] = function.__doc__
-        found = click.Command(called, callback=run, params=arguments.parameters(), **attributes)
-        if group is not None:
-            group.add_command(found)
+        found = _made(click.Command, function, arguments, name=name, **attributes)
+        if of is not None:
+            of.add_command(found)
         return found
 
     return made
+
+
+def group(arguments: type[A]) -> Callable[[Callable[[A], Any]], click.Group]:
+    """A group that is a command as well, where none of its commands is named."""
+    return lambda function: _made(NearNames, function, arguments, invoke_without_command=True)
+
+
+def _made(kind: type[K], function: Callable[[A], Any], arguments: type[A], **attributes: Any) -> K:
+    @click.pass_context
+    def run(context: click.Context, /, **given: Any) -> Any:
+        if context.invoked_subcommand is not None:
+            return None
+        return function(arguments(context.find_object(Settings) or Settings(None, {}), **given))
+
+    attributes["name"] = attributes.get("name") or function.__name__.replace("_", "-")
+    return kind(callback=run, params=arguments.parameters(), help=function.__doc__, **attributes)

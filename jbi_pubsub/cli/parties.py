@@ -1,16 +1,17 @@
-"""Whom `jbi doctor` finds: lookup services at locators and by mDNS, and the servers that they list. All are asked side
-by side, under time limits: who hangs delays nobody."""
+"""Whom `jbi doctor` finds, and what a check says of them: lookup services at locators and by mDNS, and the servers that
+they list. All are asked side by side, under time limits: who hangs delays nobody."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, Origins
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, WireTimeoutError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
@@ -43,6 +44,11 @@ class Answer(NamedTuple):
     clock: float = 0.0
     """The middle of the call, by our clock (seconds since 1970)."""
 
+    @property
+    def called(self) -> str:
+        """A server that has told its status, for people."""
+        return " ".join(f"{kind_of(self.value)} {self.value.get('name', '')} at {self.at}".split())
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -53,6 +59,70 @@ class Found:
     servers: Sequence[Answer] = ()
     unseen: int = 0
     problem: str = ""
+
+
+State = Literal["ok", "warning", "failure", "skipped"]
+
+
+class Finding(NamedTuple):
+    """What a check found of one thing; `advice` is what to type, or to set."""
+
+    check: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@dataclass(eq=False)
+class Checkup:
+    """What the checks are about: the configuration, and whom it leads to."""
+
+    config: Config
+    origins: Origins
+    _looking: Future[Found] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def found(self) -> Found:
+        """Whom there is; the first check that wants to know has them looked for."""
+        with self._lock:
+            mine = self._looking is None
+            looking = self._looking = self._looking or Future()
+        if mine:
+            try:
+                looking.set_result(look(self.config))
+            except BaseException as exc:
+                looking.set_exception(exc)
+                raise
+        return looking.result()
+
+    def is_set(self, *keys: str) -> bool:
+        """Whether one of these settings, or sections, is not the default."""
+        return any(origin == key or origin.startswith(f"{key}.") for key in keys for origin in self.origins)
+
+
+Check = Callable[[Checkup], Iterator[Finding]]
+
+
+def running_servers(checkup: Checkup) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each server that answers, what to call it, and what it says of itself."""
+    for answer in checkup.found().servers:
+        if answer.error is None:
+            yield answer.called, answer.value
+
+
+def table_of(facts: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A part of a status, which may be an older server's, or a stranger's."""
+    found = facts.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def number_of(facts: Mapping[str, Any], key: str) -> float:
+    found = facts.get(key)
+    return float(found) if isinstance(found, (int, float)) else 0.0
+
+
+def kind_of(facts: Mapping[str, Any]) -> str:
+    return "lookup service" if facts.get("kind") == "lookup" else str(facts.get("kind"))
 
 
 def look(config: Config) -> Found:

@@ -25,7 +25,7 @@ from jbi_pubsub.protocol.services import AdminProxy
 from . import policies, simulation, steering
 from .community import at_address, calling
 from .near import NearNames
-from .options import Arguments, JsonArguments, argument, command, option
+from .options import Arguments, JsonArguments, argument, command, option, repeated
 from .settings import Settings
 from .show import Column, counted, printable, show_json, show_table
 
@@ -126,15 +126,13 @@ class _PolicyQuestion(Arguments):
     action: str = option(f"One of {', '.join(ACTIONS)}.", default="", metavar="ACTION")
     type_name: str = option("Information object type.", "--type", default="")
     version: str = option("Its version.", default="")
-    address: str = option("Where the connection comes from.", default="127.0.0.1", show_default=True)
+    address: str = option("Where the connection comes from.", shown="127.0.0.1")
     client: str = option("What the application calls itself.", default="")
     component: str = option('At whom: "name@location", "lookup" or "peer".', default="")
     domain: str = option("Domain that mail is for.", "--recipient", default="")
     role: str = option("The duty that he says he has; what the file says of him wins.", default="")
-    delivery: str = option("How a subscription gets objects: queue or mail.", default="queue", show_default=True)
-    attributes: tuple[str, ...] = option(
-        "Attribute of the contract.", "--attribute", multiple=True, metavar="NAME=VALUE"
-    )
+    delivery: str = option("How a subscription gets objects: queue or mail.", shown="queue")
+    attributes: tuple[str, ...] = repeated("Attribute of the contract.", "--attribute", metavar="NAME=VALUE")
 
     def check(self) -> None:
         """Raises ConfigurationError."""
@@ -155,9 +153,7 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
     payload_type: str = option("Suppose payloads of that type, image/jpeg.", default="")
     metadata: Path | None = option("Suppose objects with that metadata.", type=click.Path(path_type=Path))
     bandwidth: str | None = option('Suppose a link of that bandwidth, "300 kbps".', metavar="RATE")
-    resources: tuple[str, ...] = option(
-        "Suppose cpu, loss, queue, ... .", "--resource", multiple=True, metavar="NAME=VALUE"
-    )
+    resources: tuple[str, ...] = repeated("Suppose cpu, loss, queue, ... .", "--resource", metavar="NAME=VALUE")
     uid: str | None = option("With --at: a subscription or registration that stands.", "--subscription", metavar="UID")
     file: Path | None = CONFIGURED
     at: str | None = option("Ask a running server instead; you must be its administrator.", metavar="HOST:PORT")

@@ -28,7 +28,7 @@ from .clients import (
     show_objects,
     write_object,
 )
-from .options import FOLDER, SCHEMA, Arguments, JsonArguments, command, flag, option
+from .options import FOLDER, SCHEMA, Arguments, JsonArguments, command, flag, option, repeated
 from .settings import looking, try_folder
 from .show import Column, Table, counted, lasted, printable, show_facts, show_table, show_tables
 
@@ -61,7 +61,7 @@ class _Query(Predicates, _QueryType, JsonArguments):
     since: str | None = SINCE
     until: str | None = UNTIL
     publisher: str | None = option("Published by who goes by that name.", metavar="NAME")
-    at: tuple[str, ...] = option("The archive of that delegate alone. Repeatable.", metavar="HOST:PORT", multiple=True)
+    at: tuple[str, ...] = repeated("The archive of that delegate alone. Repeatable.", metavar="HOST:PORT")
     latest_by: str = option("The newest object alone of each key.", metavar="XPATH", default="")
     newest: bool = flag("The newest first.")
     limit: int | None = option(f"Results at most; default {SHOWN}.", type=click.IntRange(1))

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,13 +22,13 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
-from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.lookup.client.proxy import EXPORTED, Administered, RegistrarProxy
 from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
-from .options import HOST, METRICS_PORT, PORT, JsonArguments, argument, command, option
-from .settings import Settings, json_option, pass_settings
+from .options import HOST, METRICS_PORT, PORT, Arguments, JsonArguments, argument, command, flag, group, option
+from .settings import Settings, pass_settings
 from .show import counted
 from .signals import ending_signals
 
@@ -37,26 +37,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jbi_pubsub.cli")
 
+Put = Callable[[RegistrarProxy, Sequence[str]], Administered]
+Change = Callable[[RegistrarProxy, Sequence[str], Sequence[str]], Administered]
 
-@click.group(cls=NearNames, invoke_without_command=True)
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 4160, 0 takes a free one.")
-@click.option("--state", type=click.Path(dir_okay=False), help="Keep registrations in this file over restarts.")
-@click.option("--ephemeral", is_flag=True, help="Keep nothing, whatever the configuration says.")
-@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
-@json_option
-@pass_settings
-@click.pass_context
-def lookup(
-    context: click.Context,
-    settings: Settings,
-    host: str | None,
-    port: int | None,
-    state: str | None,
-    ephemeral: bool,
-    metrics_port: int | None,
-    as_json: bool,
-) -> None:
+
+class _Lookup(JsonArguments):
+    host: str | None = HOST
+    port: int | None = option("Port to listen on; default 4160, 0 takes a free one.", type=click.IntRange(0, 65535))
+    state: str | None = option("Keep registrations in this file over restarts.", type=click.Path(dir_okay=False))
+    ephemeral: bool = flag("Keep nothing, whatever the configuration says.")
+    metrics_port: int | None = METRICS_PORT
+
+
+@group(_Lookup)
+def lookup(given: _Lookup) -> None:
     """Run a lookup service, or administer one.
 
     \b
@@ -65,10 +59,9 @@ def lookup(
     jbi --group lab lookup --port 0     # serves the group "lab"
     jbi lookup admin groups set lab ""  # other groups from now on
     """
-    if context.invoked_subcommand:
-        return
-    config, origins = settings.explain(
-        lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state, metrics__port=metrics_port
+    state = "" if given.ephemeral else given.state
+    config, origins = given.settings.explain(
+        lookup__host=given.host, lookup__port=given.port, lookup__state=state, metrics__port=given.metrics_port
     )
     if "lookup.locators" not in origins:  # the default is for applications: two federations on a host are to stay two
         config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
@@ -77,15 +70,10 @@ def lookup(
     server = open_lookup(config, access_of(config, "lookup"), destroyed=stop.set)
     server.start()
     info = server.info()
+    facts = {"id": info.service_id, "address": server.address, "groups": list(info.groups)}
     announce(
-        as_json,
-        {
-            "ready": "lookup",
-            "id": info.service_id,
-            "address": server.address,
-            "groups": list(info.groups),
-            **metrics_of(server.metrics),
-        },
+        given.as_json,
+        {"ready": "lookup", **facts, **metrics_of(server.metrics)},
         f"lookup service {info.service_id[:8]} at {server.address}, groups {_groups(info.groups)}",
     )
     wait_for(stop)
@@ -113,7 +101,6 @@ def admin(context: click.Context, settings: Settings, address: str | None) -> No
     jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
     jbi lookup admin --at 10.0.0.7:4160 port set 4161
     """
-    context.obj = settings
     context.meta["jbi.address"] = address or _administered(settings.load().lookup.locators)
 
 
@@ -127,16 +114,27 @@ def _administered(locators: tuple[str, ...]) -> str:
     return locators[0]
 
 
-_none = click.option("--none", is_flag=True, help="With `set`: none at all.")
-_action = click.argument("action", type=click.Choice(("show", "set", "add", "remove")), default="show")
+class _Administered(Arguments):
+    action: str = argument(type=click.Choice(("show", "set", "add", "remove")), default="show")
+    names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
+    none: bool = flag("With `set`: none at all.")
+
+    def done(self, what: str, change: Change, put: Put) -> Administered:
+        """What there is of it after the action. Raises UsageError."""
+        _check_set(self.names, self.action, what, self.none)
+        with _registrar(self.settings) as proxy:
+            match self.action:
+                case "set":
+                    return put(proxy, self.names)
+                case "add" | "remove":
+                    return change(proxy, *((self.names, ()) if self.action == "add" else ((), self.names)))
+            if self.names:
+                raise click.UsageError(f"`show` takes nothing more: {self.names[0]!r}")
+            return proxy.administered()
 
 
-@admin.command()
-@_action
-@click.argument("names", metavar="[NAME]...", nargs=-1)
-@_none
-@click.pass_context
-def groups(context: click.Context, action: str, names: tuple[str, ...], none: bool) -> None:
+@command(admin, _Administered)
+def groups(given: _Administered) -> None:
     """Show or change the groups that it serves ("" is the public one).
 
     \b
@@ -145,60 +143,44 @@ def groups(context: click.Context, action: str, names: tuple[str, ...], none: bo
     jbi lookup admin groups set lab ""
     jbi lookup admin groups set --none         nobody finds it any more
     """
-    _check_set(names, action, "NAME", none)
-    with _registrar(context) as proxy:
-        match action:
-            case "set":
-                found = proxy.set_groups(names)
-            case "add" | "remove":
-                found = proxy.change_groups(*((names, ()) if action == "add" else ((), names)))
-            case _:
-                _check_none(names)
-                found = proxy.administered()
-        click.echo(f"serves {_groups(found.groups)}")
+    found = given.done("NAME", RegistrarProxy.change_groups, RegistrarProxy.set_groups)
+    click.echo(f"serves {_groups(found.groups)}")
 
 
-@admin.command()
-@_action
-@click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
-@_none
-@click.pass_context
-def locators(context: click.Context, action: str, addresses: tuple[str, ...], none: bool) -> None:
+class _Locators(_Administered):
+    names: tuple[str, ...] = argument(metavar="[HOST:PORT]...", nargs=-1)
+
+
+@command(admin, _Locators)
+def locators(given: _Locators) -> None:
     """Show or change the lookup services that it joins beside those that discovery finds.
 
     \b
     jbi lookup admin locators
     jbi lookup admin locators add other.example.org:4160
     """
-    _check_set(addresses, action, "HOST:PORT", none)
-    with _registrar(context) as proxy:
-        match action:
-            case "set":
-                found = proxy.set_locators(addresses)
-            case "add" | "remove":
-                found = proxy.change_locators(*((addresses, ()) if action == "add" else ((), addresses)))
-            case _:
-                _check_none(addresses)
-                found = proxy.administered()
-        click.echo(f"joins {', '.join(found.locators) or 'nobody by address'}")
+    found = given.done("HOST:PORT", RegistrarProxy.change_locators, RegistrarProxy.set_locators)
+    click.echo(f"joins {', '.join(found.locators) or 'nobody by address'}")
 
 
-@admin.command()
-@click.argument("action", type=click.Choice(("show", "set")), default="show")
-@click.argument("number", type=click.IntRange(0, 65535), required=False)
-@click.pass_context
-def port(context: click.Context, action: str, number: int | None) -> None:
+class _Port(Arguments):
+    action: str = argument(type=click.Choice(("show", "set")), default="show")
+    number: int | None = argument(type=click.IntRange(0, 65535), required=False)
+
+
+@command(admin, _Port)
+def port(given: _Port) -> None:
     """Show or change the port that it listens on; 0 takes a free one.
 
     \b
     jbi lookup admin port
     jbi lookup admin port set 4161
     """
-    if (number is None) == (action == "set"):
+    if (given.number is None) == (given.action == "set"):
         raise click.UsageError("`port set` needs a number, `port show` none")
-    with _registrar(context) as proxy:
-        found = proxy.administered() if number is None else proxy.set_port(number)
-        click.echo(f"listens on port {found.port}")
+    with _registrar(given.settings) as proxy:
+        found = proxy.administered() if given.number is None else proxy.set_port(given.number)
+    click.echo(f"listens on port {found.port}")
 
 
 def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
@@ -209,27 +191,20 @@ def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> No
         raise click.UsageError(f"{action} what? Give a {what}" + (", or --none" if action == "set" else ""))
 
 
-def _check_none(given: tuple[str, ...]) -> None:
-    if given:
-        raise click.UsageError(f"`show` takes nothing more: {given[0]!r}")
-
-
 @admin.command()
 @click.confirmation_option(prompt="Forget all registrations and end this lookup service?")
-@click.pass_context
-def destroy(context: click.Context) -> None:
+@pass_settings
+def destroy(settings: Settings) -> None:
     """End it for good: all registrations are forgotten."""
-    with _registrar(context) as proxy:
+    with _registrar(settings) as proxy:
         proxy.destroy()
     click.echo("destroyed")
 
 
 @contextmanager
-def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
-    settings: Settings = context.obj
-    security: Security = settings.load().security()
-    address = check_endpoint(context.meta["jbi.address"])
-    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (address,)), security)
+def _registrar(settings: Settings) -> Iterator[RegistrarProxy]:
+    address = check_endpoint(click.get_current_context().meta["jbi.address"])
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (address,)), settings.load().security())
     try:
         yield proxy
     except ProtocolError as exc:
@@ -252,7 +227,7 @@ class _Pad(JsonArguments):
     policy: str | None = option("Manage quality of service by this policy file.", type=click.Path(dir_okay=False))
     types: str | None = option("Keep a type repository in this folder.", type=click.Path(file_okay=False))
     archive: str | None = option("Keep what is published in this folder.", type=click.Path(file_okay=False))
-    drain: float = option("Seconds for deliveries when stopping.", type=float, default=5.0, show_default=True)
+    drain: float = option("Seconds for deliveries when stopping.", type=float, shown=5.0)
     metrics_port: int | None = METRICS_PORT
 
 
@@ -302,19 +277,12 @@ def pad(given: _Pad) -> None:
 def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) -> None:
     from jbi_pubsub.core.xpath.predicate import languages  # as above
 
-    announce(
-        given.as_json,
-        {
-            "ready": "pad",
-            "id": server.server_id,
-            "address": server.address,
-            "name": given.name,
-            "location": given.location,
-            "languages": languages(),
-            **metrics_of(server.metrics),
-        },
-        f"delegate ({given.name}, {given.location}) {server.server_id[:8]} at {server.address}",
-    )
+    facts = {
+        "ready": "pad", "id": server.server_id, "address": server.address, "name": given.name,
+        "location": given.location, "languages": languages(), **metrics_of(server.metrics),
+    }  # fmt: skip
+    where = f"({given.name}, {given.location}) {server.server_id[:8]} at {server.address}"
+    announce(given.as_json, facts, f"delegate {where}")
     wait_for(stop)
     mail = server.status()["mail"]
     left = server.stop(given.drain)

@@ -21,7 +21,7 @@ from jbi_pubsub.protocol.entries import PAD_TYPE, InformationType, SigningKeyEnt
 
 from .community import community
 from .near import told
-from .options import TableArguments, command, flag, option
+from .options import TableArguments, command, flag, repeated
 from .settings import looking
 from .show import Column, Table, View, counted, cut, printable, show_tables, terminal_width
 from .show import as_json as json_text
@@ -29,15 +29,12 @@ from .status import namesakes
 
 
 class _Services(TableArguments):
-    types: tuple[str, ...] = option("Service type, for example jbi.PublisherAdapterDelegate.", "--type", multiple=True)
-    fields: tuple[str, ...] = option(
-        "A field of any entry; repeatable.", "--field", metavar="FIELD=VALUE", multiple=True
-    )
-    entries: tuple[str, ...] = option(
+    types: tuple[str, ...] = repeated("Service type, for example jbi.PublisherAdapterDelegate.", "--type")
+    fields: tuple[str, ...] = repeated("A field of any entry; repeatable.", "--field", metavar="FIELD=VALUE")
+    entries: tuple[str, ...] = repeated(
         "An entry of that class, or one derived from it, with all these values (as in a URL); repeatable.",
         "--entry",
         metavar="CLASS[?FIELD=VALUE&...]",
-        multiple=True,
     )
     watch: bool = flag("Show changes as they come.")
 

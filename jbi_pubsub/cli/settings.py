@@ -12,14 +12,10 @@ from typing import Final
 
 import click
 
-from jbi_pubsub.core.config import Config, Origins, default_file, entries, load
+from jbi_pubsub.core.config import Config, Origins, default_file, load
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 
 from .near import told
-from .show import Column, show_json, show_table
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-
 
 SILENT_SECONDS: Final = 1.5
 """Longest that a command says nothing while it looks for others: with a lookup service there it takes a tenth."""
@@ -162,21 +158,3 @@ def _tried(parameter: click.Parameter, path: Path, folder: Path) -> None:
         raise ConfigurationError(
             f"{parameter.opts[0]} {path}: {exc.strerror or exc}", hint="Name a place that can be written"
         ) from exc
-
-
-@click.command()
-@json_option
-@pass_settings
-def config(settings: Settings, as_json: bool) -> None:
-    """Show the effective settings and where each comes from.
-
-    \b
-    jbi config
-    JBI_LEASE_SUBSCRIBER=5 jbi --set queue.bound=100 config --json
-    """
-    effective, origins = settings.explain()
-    rows = [(key, value, origins.get(key, "default")) for key, value in entries(effective)]
-    if as_json:
-        show_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
-    else:
-        show_table((Column("setting"), Column("value", long=True), Column("from", long=True)), rows)

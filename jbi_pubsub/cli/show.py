@@ -16,14 +16,12 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 NARROWEST: Final = 12
 """Characters that a long column keeps at least, unless its values need less."""
@@ -95,13 +93,6 @@ class View(NamedTuple):
     def of(self, made: Iterable[Table]) -> list[Table]:
         """The tables that have something of it."""
         return [part for table in made if (part := table.of(self.columns) if self.columns else table) is not None]
-
-
-def view_options(command: F) -> F:
-    """--wide and --columns, for commands that show tables."""
-    wide = click.option("--wide", is_flag=True, help="All columns, nothing cut.")
-    columns = click.option("--columns", metavar="NAME,...", default="", help="These columns, in this order.")
-    return wide(columns(command))
 
 
 def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_json: bool) -> View:

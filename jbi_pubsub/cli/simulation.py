@@ -20,7 +20,7 @@ from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload,
 from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 from . import charts
-from .options import FILE, JsonArguments, argument, command, option
+from .options import FILE, JsonArguments, argument, command, option, repeated
 from .settings import try_file
 from .show import Column, printable, show_table
 
@@ -40,20 +40,18 @@ class _Simulate(JsonArguments):
     file: Path = argument(type=click.Path(path_type=Path))
     workload: str = option(
         "What is published, and for whom: the paper's demonstration, or lines of JSON.",
-        default="demo",
-        show_default=True,
+        shown="demo",
         metavar="demo|FILE",
     )
     duration: str | None = option('How long, "10 min"; default that, or as long as FILE is.', metavar="TIME")
-    said: tuple[str, ...] = option(
+    said: tuple[str, ...] = repeated(
         'From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
         "--set",
-        multiple=True,
         metavar="KEY=VALUE@TIME",
     )
-    then: tuple[str, ...] = option("From then on another policy file.", multiple=True, metavar="FILE@TIME")
+    then: tuple[str, ...] = repeated("From then on another policy file.", metavar="FILE@TIME")
     judging: str | None = option(f'Judging one object takes that, "{JUDGING * 1e3:g} ms".', metavar="TIME")
-    component: str = option('At whom: "name@location".', default="alpha@rome", show_default=True)
+    component: str = option('At whom: "name@location".', shown="alpha@rome")
     page: Path | None = option(
         "Write plots and tables to this HTML file.", "--plot", type=FILE, metavar="FILE", callback=_page_file
     )

@@ -74,9 +74,7 @@ class _Finite(click.FloatRange):
 def out_option(default: str) -> Any:
     """--out of a study."""
     folder = _Here(file_okay=False, path_type=Path)
-    return option(
-        "Folder for the result.", "--out", type=folder, default=Path(default), show_default=True, callback=try_folder
-    )
+    return option("Folder for the result.", "--out", type=folder, shown=Path(default), callback=try_folder)
 
 
 MAX_REJECTS: Final = option("Fail above so many unreadable rows; -1: never.", type=click.IntRange(ANY), default=ANY)
@@ -86,8 +84,7 @@ class _Spark(ClusterArguments, JsonArguments, first=True):
     engine: str = option(
         "This process (local) or Spark; auto: this process, unless there is much.",
         type=click.Choice(list(ENGINES)),
-        default="auto",
-        show_default=True,
+        shown="auto",
     )
     max_rejects: int = MAX_REJECTS
     resume: bool = RESUME
@@ -95,11 +92,9 @@ class _Spark(ClusterArguments, JsonArguments, first=True):
 
 class _StudyMatch(_Spark, first=True):
     data: Path | None = argument(type=EXISTING_FOLDER, required=False)
-    registrations: int = option(
-        "Of the generated population.", type=click.IntRange(1), default=100_000, show_default=True
-    )
-    templates: int = option("Of the same.", type=click.IntRange(1), default=1_000, show_default=True)
-    seed: int = option("Another one is another population.", type=int, default=1, show_default=True)
+    registrations: int = option("Of the generated population.", type=click.IntRange(1), shown=100_000)
+    templates: int = option("Of the same.", type=click.IntRange(1), shown=1_000)
+    seed: int = option("Another one is another population.", type=int, shown=1)
     out: Path = out_option("study-match")
 
 
@@ -158,22 +153,17 @@ def _match_data(given: _StudyMatch, path: Path) -> None:
 
 
 class _StudyGenerate(JsonArguments):
-    registrations: int = option("Who publishes.", type=click.IntRange(1), default=100, show_default=True)
-    subscriptions: int = option("Who wants something.", type=click.IntRange(0), default=1_000, show_default=True)
-    publications: int = option("Objects, in all.", type=click.IntRange(0), default=100_000, show_default=True)
-    seed: int = option("Another one is another data set.", type=click.IntRange(0), default=1, show_default=True)
+    registrations: int = option("Who publishes.", type=click.IntRange(1), shown=100)
+    subscriptions: int = option("Who wants something.", type=click.IntRange(0), shown=1_000)
+    publications: int = option("Objects, in all.", type=click.IntRange(0), shown=100_000)
+    seed: int = option("Another one is another data set.", type=click.IntRange(0), shown=1)
     skew: float = option(
-        "Exponent of Zipf's law: 0 is all values alike, 5 nearly always the first.",
-        type=float,
-        default=1.0,
-        show_default=True,
+        "Exponent of Zipf's law: 0 is all values alike, 5 nearly always the first.", type=float, shown=1.0
     )
-    wildcards: float = option("Share of template fields left open, 0 to 1.", type=float, default=0.5, show_default=True)
-    selectivity: float = option(
-        "Share that a predicate lets through, 0 to 1.", type=float, default=0.01, show_default=True
-    )
-    rate: float = option("Publications a second.", type=float, default=100.0, show_default=True)
-    delegates: int = option("That registrations stand at.", type=click.IntRange(1), default=4, show_default=True)
+    wildcards: float = option("Share of template fields left open, 0 to 1.", type=float, shown=0.5)
+    selectivity: float = option("Share that a predicate lets through, 0 to 1.", type=float, shown=0.01)
+    rate: float = option("Publications a second.", type=float, shown=100.0)
+    delegates: int = option("That registrations stand at.", type=click.IntRange(1), shown=4)
     out: Path = out_option("study-data")
 
 
@@ -196,7 +186,7 @@ def generate(given: _StudyGenerate) -> None:
 class _StudyExport(JsonArguments):
     publications: int | None = option("End the tap after so many objects.", type=click.IntRange(1), metavar="N")
     seconds: float | None = option("End it after so long; 0: contracts alone.", type=_Finite(0), metavar="S")
-    megabytes: int = option("End it at so much data.", type=click.IntRange(1), default=1024, show_default=True)
+    megabytes: int = option("End it at so much data.", type=click.IntRange(1), shown=1024)
     payloads: bool = option(
         "Whether payloads are kept, or only their length.", "--payloads/--no-payloads", default=True
     )
@@ -236,8 +226,7 @@ class _StudyImport(JsonArguments):
         "What SOURCE is; auto: by the endings of its files.",
         "--format",
         type=click.Choice(["auto", "xml", "lines", "parquet"]),
-        default="auto",
-        show_default=True,
+        shown="auto",
     )
     schema: Path | None = option("XML Schema of the metadata: types and invariants are told by it.", type=EXISTING_FILE)
     marks: Path | None = MARKS
@@ -322,11 +311,10 @@ OWN: Final[Mapping[str, dict[str, Any]]] = {
         "delegates": option(
             "Delegates to share registrations out to in thought.",
             type=click.IntRange(1, 10_000),
-            default=fanout.DELEGATES,
-            show_default=True,
+            shown=fanout.DELEGATES,
         )
     },
-    "bandwidth": {"rates": option("Links' bits a second, eight at most.", default=bandwidth.RATES, show_default=True)},
+    "bandwidth": {"rates": option("Links' bits a second, eight at most.", shown=bandwidth.RATES)},
 }
 """What a study asks beside what all do."""
 
@@ -370,11 +358,9 @@ class _Forecast(Arguments):
     publishers: float = option("Registrations that publish.", type=_Finite(1, 1e9), required=True)
     rate: float = option("Objects a second of each.", type=_Finite(0, 1e6, min_open=True), required=True)
     subscribers: float = option("Subscriptions.", type=_Finite(1, 1e9), required=True)
-    growth: float = option("Of both, a year: 0.3 is 30 %.", type=_Finite(-0.9, 10), default=0.0, show_default=True)
-    years: int = option("How far it looks ahead.", type=click.IntRange(1, 50), default=3, show_default=True)
-    utilisation: float = option(
-        "Share of a core that is planned for.", type=_Finite(0.05, 1), default=0.7, show_default=True
-    )
+    growth: float = option("Of both, a year: 0.3 is 30 %.", type=_Finite(-0.9, 10), shown=0.0)
+    years: int = option("How far it looks ahead.", type=click.IntRange(1, 50), shown=3)
+    utilisation: float = option("Share of a core that is planned for.", type=_Finite(0.05, 1), shown=0.7)
 
 
 class _Capacity(_Forecast, JsonArguments):

@@ -18,21 +18,16 @@ from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, S
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .community import by_address, listed
-from .near import NearNames
-from .options import Arguments, argument, command, option
-from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, Table, counted, printable, show_json, show_tables, view_of, view_options
+from .options import Arguments, TableArguments, argument, command, group, option
+from .settings import looking
+from .show import Column, Table, counted, printable, show_tables
 from .status import DISSEMINATORS, losses
 
 T = TypeVar("T")
 
 
-@click.group(cls=NearNames, invoke_without_command=True)
-@view_options
-@json_option
-@pass_settings
-@click.pass_context
-def subscriptions(context: click.Context, settings: Settings, wide: bool, columns: str, as_json: bool) -> None:
+@group(TableArguments)
+def subscriptions(given: TableArguments) -> None:
     """List e-mail subscriptions; renew or cancel one. Reset a durable one.
 
     `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
@@ -44,11 +39,9 @@ def subscriptions(context: click.Context, settings: Settings, wide: bool, column
     jbi subscriptions renew 3f0c2a9be41d
     jbi subscriptions cancel 3f0c2a9be41d
     """
-    if context.invoked_subcommand:
-        return
-    view = view_of(wide, columns, (_TERMS, _ACCOUNTS), as_json=as_json)
+    view = given.view((_TERMS, _ACCOUNTS))
     rows: dict[str, dict[str, Any]] = {}
-    for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
+    for _, standing in asked(_delegates(given.settings.load()), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
@@ -57,10 +50,8 @@ def subscriptions(context: click.Context, settings: Settings, wide: bool, column
             row["lease"] = min(row["lease"], known["lease"])  # seconds; each delegate has granted its own
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
-    if as_json:
-        show_json(list(rows.values()))
-    else:
-        show_tables(_mail_tables(list(rows.values())), view)
+    found = list(rows.values())
+    given.show(found, lambda: show_tables(_mail_tables(found), view))
 
 
 _TERMS = (

@@ -158,7 +158,7 @@ class _NamedJson(_Named, JsonArguments):
 class _Add(_Where, _TypesKind, JsonArguments, first=True):
     schema: Path = argument(type=EXISTING_FILE)
     name: str = option("Name; default: what the schema says.", default="")
-    version: str = option("Version.", default=DEFAULT_VERSION, show_default=True)
+    version: str = option("Version.", shown=DEFAULT_VERSION)
     parent: str = option("Type that it is a kind of.", default="", metavar="NAME/VERSION")
     description: str = option("What it is, for people.", default="")
     marks: Path | None = MARKS

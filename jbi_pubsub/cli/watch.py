@@ -43,14 +43,14 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
     live: bool = flag("Tap the federation; --data is where it is kept.")
     data: Path | None = option("Data set of contracts.", type=FOLDER, metavar="DATA")
     publisher: str = option("Registration that all documents are of.", default="", metavar="ID")
-    window: int = option("Seconds of a window.", type=click.IntRange(1, 86_400), default=60, show_default=True)
-    delay: int = option("Seconds to wait for late.", type=click.IntRange(0, 86_400), default=60, show_default=True)
-    every: float = option("Seconds of a batch.", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True)
+    window: int = option("Seconds of a window.", type=click.IntRange(1, 86_400), shown=60)
+    delay: int = option("Seconds to wait for late.", type=click.IntRange(0, 86_400), shown=60)
+    every: float = option("Seconds of a batch.", type=click.FloatRange(0.1, 3600), shown=2.0)
     seconds: float | None = option("End after so long.", type=click.FloatRange(0, min_open=True))
     until_idle: float | None = option("End when nothing has come for so long.", type=click.FloatRange(0, min_open=True))
     out: Path = option(
-        "Folder for state, page and result.", type=FOLDER, default=Path("study-watch"), show_default=True,
-        callback=try_folder,
+        "Folder for state, page and result.", type=FOLDER, shown=Path("study-watch"),
+        callback=try_folder
     )  # fmt: skip
 
     def asked(self, where: Path, data: Path) -> watching.Settings:

@@ -11,15 +11,14 @@ from jbi_pubsub.policy.file import nearest
 from jbi_pubsub.policy.policy import shown_value
 from jbi_pubsub.policy.units import amount
 
-from .options import option
+from .options import repeated
 from .policies import field_told
 
-WISH: Final = option(
+WISH: Final = repeated(
     'importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
     " require=deadline for what must be granted; attribute.NAME=VALUE. Repeatable.",
     "--wish",
     metavar="NAME=VALUE",
-    multiple=True,
 )
 
 _READ: Final[Mapping[str, Callable[[str], Any]]] = {

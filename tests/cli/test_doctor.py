@@ -24,10 +24,10 @@ import pytest
 import trustme
 
 from jbi_pubsub import __version__
-from jbi_pubsub.cli import checks
-from jbi_pubsub.cli.checks import CHECKS, Checkup, Finding
+from jbi_pubsub.cli import checks, found_checks
+from jbi_pubsub.cli.checks import CHECKS
 from jbi_pubsub.cli.doctor import examine, report
-from jbi_pubsub.cli.parties import Answer, together
+from jbi_pubsub.cli.parties import Answer, Checkup, Finding, together
 from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config, MailSection, PolicySection
 from jbi_pubsub.core.errors import StudyError, WireError
@@ -572,7 +572,7 @@ def test_nobody_at_the_usual_place_is_a_failure_only_if_somebody_is_named(
 ) -> None:
     # Given the locator that stands in no file, or does, while others are found, or not
     answer = Answer("127.0.0.1:4160", None, WireError("can't reach 127.0.0.1:4160: Connection refused"), 0.1)
-    found = checks._unanswered(answer, is_set=is_set, others=others)
+    found = found_checks._unanswered(answer, is_set=is_set, others=others)
     assert found.state == state
     assert found.found == "can't reach 127.0.0.1:4160: Connection refused"
     assert ("jbi lookup --port 4160" in found.advice) == (state != "skipped")

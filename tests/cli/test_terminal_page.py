@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.cli.checks import CHECKS
-from jbi_pubsub.cli.top import PAGES
+from jbi_pubsub.cli.pages import PAGES
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "terminal.md").read_text()
 

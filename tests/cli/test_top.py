@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jbi_pubsub.cli.pages import PAGES, Page, Seen, spark
 from jbi_pubsub.cli.show import Column, Table, places
-from jbi_pubsub.cli.top import PAGES, Look, Page, Seen, lines_of, page_of, pressed, spark
+from jbi_pubsub.cli.top import Look, lines_of, page_of, pressed
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.web.federation import Edge, Ending, Facts, Mail, Server, Snapshot
 
