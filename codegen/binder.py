@@ -25,6 +25,7 @@ import msgspec
 
 from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, ValueType, classes_of, fields_of, readable
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import InvariantError, MetadataError
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
@@ -122,7 +123,7 @@ class Binder:
         self.root_tag = model.root
         self.root = compile_parts(model)
         self._names = {cls.name: name for name, cls in self.classes.items()}
-        self._remembered: dict[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = {}
+        self._remembered: Cache[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = Cache(MAX_REMEMBERED)
 
     def entries(self, root: Element, what: str) -> tuple[EntryRep, ...]:
         """The entries of a document. Raises MetadataError: another type, an element that the schema does not know, a
@@ -341,8 +342,6 @@ class Binder:
 
     def _remember(self, registered: tuple[EntryRep, ...]) -> tuple[tuple[EntryRep, ...], frozenset[Found]]:
         known = registered, frozenset((self._names.get(r.cls.name, r.cls.name), r.values) for r in registered)
-        if len(self._remembered) >= MAX_REMEMBERED:
-            self._remembered.clear()  # a plain start-over: no bookkeeping on the path of every publication
         self._remembered[id(registered)] = known  # holding the tuple keeps its id from being used again
         return known
 

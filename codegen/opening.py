@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.codegen.model import TypeModel, one_line
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.files import TEMPORARY, written
@@ -165,7 +166,7 @@ class _Memory:
         self._lock = threading.Lock()
         self._seen: dict[str, bytes] = {}
         self._size = 0
-        self._refused: dict[str, tuple[ErrorReport, float]] = {}
+        self._refused: Cache[str, tuple[ErrorReport, float]] = Cache(MAX_REFUSED)
 
     def find(self, key: str, now: float) -> bytes | ErrorReport | None:
         """What was remembered."""
@@ -187,9 +188,6 @@ class _Memory:
     def refuse(self, key: str, refusal: ErrorReport, until: float) -> None:
         """Remember that it is refused, until then."""
         with self._lock:
-            self._refused.pop(key, None)
-            if len(self._refused) >= MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
             self._refused[key] = refusal, until
 
 

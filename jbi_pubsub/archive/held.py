@@ -11,6 +11,7 @@ import msgspec
 from jbi_pubsub.archive.leaves import SIZES, Paths, Row
 from jbi_pubsub.archive.plan import Restriction, Within, restriction
 from jbi_pubsub.archive.query import Asked
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.values import decoder_of
 
 MAX_KINDS: Final = 4096
@@ -62,7 +63,7 @@ class Held:
         self.counts: Counter[int] = Counter()
         self.seen = 0
         self.frequent = {place for place, flag in enumerate(self.flags) if flag & (NUMBERS | TEXTS)}
-        self.restrictions: dict[object, tuple[int, Restriction]] = {}
+        self.restrictions: Cache[object, tuple[int, Restriction]] = Cache(MAX_RESTRICTIONS)
 
     @property
     def learned(self) -> object:
@@ -107,8 +108,6 @@ class Held:
         key = predicate.identity, is_within
         known = self.restrictions.get(key)
         if known is None or known[0] != self.paths.version:
-            if len(self.restrictions) >= MAX_RESTRICTIONS:
-                self.restrictions.clear()
             made = restriction(predicate, Within(self.paths) if is_within else self.paths)
             known = self.restrictions[key] = self.paths.version, made
         return known[1]

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from lxml import etree
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.documents.known import KnownDocuments
 from jbi_pubsub.core.documents.shape import ANY_TEXT, EXACT, Particle, Texts
 from jbi_pubsub.core.documents.stencil import Stencil, Traced
@@ -129,7 +130,7 @@ class Paths:
         self._chars = 0
         self.version = 0
         self._known = KnownDocuments(_AnyText())
-        self._layouts: dict[int, _Layout | None] = {}
+        self._layouts: Cache[int, _Layout | None] = Cache(MAX_LAYOUTS)
         for where, is_inner in known:
             self._learn(where, is_inner)
 
@@ -178,8 +179,6 @@ class Paths:
         """What is held of a document that fits a stencil; None: it has to be parsed."""
         stencil = traced.stencil
         if stencil.number not in self._layouts:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
             self._layouts[stencil.number] = self._layout(stencil)
         known = self._layouts[stencil.number]
         if known is None:
@@ -288,19 +287,11 @@ class Values:
     """Makes values of texts; remembers those of short ones. One thread at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Value] = {}
+        self._known: Cache[str, Value] = Cache(MAX_REMEMBERED, value_of)
 
     def of(self, text: str) -> Value:
         """What is held of a text."""
-        known = self._known.get(text)
-        if known is not None:
-            return known
-        value = value_of(text)
-        if len(text) <= MAX_REMEMBERED_CHARS:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            self._known[text] = value
-        return value
+        return self._known[text] if len(text) <= MAX_REMEMBERED_CHARS else value_of(text)
 
 
 def value_of(text: str) -> Value:

@@ -34,6 +34,7 @@ import msgspec
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     BackPressureError,
@@ -172,7 +173,7 @@ class Direction:
         self._local: frozenset[str] = frozenset()
         """Registrations of the source that are not for others."""
         self._is_subscribed = False
-        self._told: dict[str, str] = {}
+        self._told: Cache[str, str] = Cache(RELAYS_MOST)
         """What was told last of each thing that can't be done now."""
         self._lost_told: dict[str, float] = {}
         """When losses of a cause were told last (clock)."""
@@ -494,8 +495,6 @@ class Direction:
         text = f"{self.source.name} to {self.target.name}: {exc.message}"
         with self._lock:
             is_new = self._told.get(what) != text
-            if len(self._told) >= RELAYS_MOST:
-                self._told.clear()
             self._told[what] = text
         if is_new:
             log.warning("%s", text)

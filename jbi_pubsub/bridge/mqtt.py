@@ -29,7 +29,7 @@ import ssl
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ import msgspec
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
@@ -228,7 +229,7 @@ class MqttPlatform:
         """When it began (monotonic seconds)."""
         self._backoff = Backoff(2.0, AGAIN_MOST)
         self._aliases: dict[int, bytes] = {}
-        self._seen: OrderedDict[bytes, bytes] = OrderedDict()
+        self._seen: Cache[bytes, bytes] = Cache(RETAINED_MOST)
         """Digests of topics, and of what came there last."""
         self._is_refused = False
         self._has_identifiers = True
@@ -431,10 +432,8 @@ class MqttPlatform:
         what = hashlib.blake2b(message.payload, digest_size=16)
         what.update(repr(said).encode())
         digest, key = what.digest(), hashlib.blake2b(topic.encode(), digest_size=16).digest()
-        before = self._seen.pop(key, None)
+        before = self._seen.get(key)
         self._seen[key] = digest
-        if len(self._seen) > RETAINED_MOST:
-            self._seen.popitem(last=False)
         return message.retain and digest == before
 
     def _made(self, message: MQTTMessage, on: str, topic: Topic) -> InfoObject:

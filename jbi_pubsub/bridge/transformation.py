@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.access import RESERVED
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.xml import parse_metadata
@@ -72,7 +73,7 @@ class Transformation:
         self._types, self._without = _Globs(types), _Globs(without)
         self._kept = RESERVED.keys() - set(types)
         self._rules = [(_Globs(rule.types), rule, _condition(rule)) for rule in rules]
-        self._known: dict[str, tuple[Rule | None, Predicate | None]] = {}
+        self._conditions: Cache[str, Predicate | None] = Cache(TYPES_REMEMBERED, self._condition_of)
         for rule in rules:
             if rule.name and (len(rule.types) != 1 or _is_glob(rule.types[0])):
                 raise ConfigurationError(
@@ -99,7 +100,7 @@ class Transformation:
 
     def apply(self, obj: InfoObject) -> InfoObject | None:
         """The object as it goes to the other side; None: it is left out, also when it can't be read."""
-        condition = self._condition_of(obj.type.name)
+        condition = self._conditions[obj.type.name]
         if condition is not None:
             try:
                 if not condition.matches(parse_metadata(obj.metadata)):
@@ -117,13 +118,7 @@ class Transformation:
         return next((rule for matches, rule, _ in self._rules if matches(name)), None)
 
     def _condition_of(self, name: str) -> Predicate | None:
-        known = self._known.get(name)
-        if known is None:
-            found = next(((rule, where) for matches, rule, where in self._rules if matches(name)), (None, None))
-            if len(self._known) >= TYPES_REMEMBERED:
-                self._known = {}
-            known = self._known[name] = found
-        return known[1]
+        return next((where for matches, _, where in self._rules if matches(name)), None)
 
 
 class _Globs:

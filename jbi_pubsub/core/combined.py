@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 
 from lxml import etree
 
+from jbi_pubsub.core.cache import Cache
+
 from .info_object import Head
 from .xml import NO_XML, Element, read_metadata
 
@@ -89,13 +91,11 @@ def combined(head: Head, origin: Provenance) -> Element:
 def _frame(head: Head, origin: Provenance) -> Element:
     """What is the same for all objects of a registration: a copy of it is half as dear as another one."""
     key = head.type_name, head.type_version, origin, head.via
-    frames: dict[object, Element] | None = getattr(_own, "frames", None)
+    frames: Cache[object, Element] | None = getattr(_own, "frames", None)
     if frames is None:
-        frames = _own.frames = {}
+        frames = _own.frames = Cache(FRAMES_MOST)
     found = frames.get(key)
     if found is None:
-        if len(frames) >= FRAMES_MOST:
-            frames.clear()
         found = frames[key] = _made(head, origin)
     return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.access import ALLOWED, Action, Decision, Namespaces, Subject
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.toml import Place, Where
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -137,7 +138,7 @@ class AccessRules:
         self.rules: Final = tuple(rules)
         self.people: Final = people
         self._sides = {action: _Side([rule for rule in rules if action in rule.actions]) for action in ACTIONS}
-        self._known: dict[tuple[object, ...], Decision] = {}
+        self._known: Cache[tuple[object, ...], Decision] = Cache(KNOWN_MOST)
 
     def decide(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> Decision:
         """Whether the caller may do that at that component. Remembered."""
@@ -150,8 +151,6 @@ class AccessRules:
         if known is None:
             facts = self._facts(user, host, caller.client, component, subject)
             known = self._decide(facts, action, subject)
-            if len(self._known) >= KNOWN_MOST:
-                self._known = {}
             if sum(map(len, (*question[:-2], subject.type, subject.version, subject.name))) <= QUESTION_MOST:
                 self._known[question] = known
         return known

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from jbi_pubsub.core.access import AccessPolicy, Action, Decision, Passing, Subject
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, PolicyError, WireError, WireTimeoutError
 from jbi_pubsub.core.files import Watched, written
@@ -199,7 +200,7 @@ class PasswordFile:
         self._file = Watched((path,), lambda: read_accounts(path), every=LOOK_SECONDS, clock=clock)
         self._nobody = Account("", COST, secrets.token_bytes(16), b"")
         self._secret = secrets.token_bytes(32)
-        self._known: dict[bytes, None] = {}
+        self._known: Cache[bytes, None] = Cache(KNOWN_MOST)
 
     @property
     def version(self) -> int:
@@ -224,8 +225,6 @@ class PasswordFile:
             if not right or account is None:
                 return None
             self._known[known] = None
-            if len(self._known) > KNOWN_MOST:
-                del self._known[next(iter(self._known))]
         finally:
             give_back(memory_of(asked.cost))  # before the next one: else each thread's heap keeps its own
             self._turn.release()
@@ -340,8 +339,8 @@ class UsersPolicy(Passing):
         self._clock = clock
         self._pause = pause
         self._lock = threading.Lock()  # covers _failures and _right
-        self._failures: dict[str, list[float]] = {}
-        self._right: dict[str, float] = {}
+        self._failures: Cache[str, list[float]] = Cache(TRIED_MOST)
+        self._right: Cache[str, float] = Cache(TRIED_MOST)
         """When a name, from a peer, was right last; the longest ago first."""
 
     @property
@@ -370,10 +369,7 @@ class UsersPolicy(Passing):
                 self._pause(SLOW_SECONDS)
             raise _wrong(user)
         with self._lock:
-            self._right.pop(pair, None)
             self._right[pair] = self._clock()
-            if len(self._right) > TRIED_MOST:
-                del self._right[next(iter(self._right))]
         return proof
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
@@ -401,9 +397,7 @@ class UsersPolicy(Passing):
 
     def _note(self, who: str, most: int) -> None:
         with self._lock:
-            self._failures[who] = [*self._failures.pop(who, ())[-most:], self._clock()]
-            if len(self._failures) > TRIED_MOST:
-                del self._failures[next(iter(self._failures))]
+            self._failures[who] = [*self._failures.get(who, ())[-most:], self._clock()]
 
 
 _OWN: Final = "own"

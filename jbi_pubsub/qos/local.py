@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel, Part
@@ -187,7 +188,7 @@ class _ByObject:
         """What it makes of objects, whatever else policies say: equal for those that decide alike."""
         self._of = of
         self._seen = seen
-        self._known: dict[tuple[bool, ...], Settings] = {}
+        self._known: Cache[tuple[bool, ...], Settings] = Cache(TYPES_MOST, self._settings)
         """By what holds."""
         self._last: tuple[_Key, Settings] = (("", 0.0, 0), DEFAULT)
 
@@ -200,14 +201,13 @@ class _ByObject:
             holding = tuple(holds(node, known) for node in self._residues)
         except JbiError:  # its metadata can't be read: nothing is said of them
             holding = (False,) * len(self._residues)
-        settings = self._known.get(holding)
-        if settings is None:
-            if len(self._known) >= TYPES_MOST:
-                self._known = {}
-            which = dict(zip(self._residues, holding, strict=True))
-            settings = self._known[holding] = self._of(self._resolution, which.__getitem__).settings
+        settings = self._known[holding]
         self._last = (known.key, settings)
         return settings
+
+    def _settings(self, holding: tuple[bool, ...]) -> Settings:
+        which = dict(zip(self._residues, holding, strict=True))
+        return self._of(self._resolution, which.__getitem__).settings
 
 
 class _ByType:
@@ -219,23 +219,19 @@ class _ByType:
         self._decide = decide
         self._seen = seen
         self._now = now
-        self._known: dict[tuple[str, str], _Class] = {}
+        self._known: Cache[tuple[str, str], _Class] = Cache(TYPES_MOST, self._of)
 
     def __call__(self, parcel: Parcel) -> Settings:
         head = parcel.head
-        found = self._known.get((head.type_name, head.type_version))
-        if found is None:
-            found = self._of(head.type_name, head.type_version)
+        found = self._known[head.type_name, head.type_version]
         return found.granted.settings if found.by_object is None else found.by_object(parcel)
 
-    def _of(self, name: str, version: str) -> _Class:
+    def _of(self, type_: tuple[str, str]) -> _Class:
+        name, version = type_
         facts = dataclasses.replace(self._kind.facts, type=(name,), version=(version,))
         kind = _Class(facts, self._kind.wish, self._kind.shapes)
         kind.resolve(self._policies, self._now)
         kind.settle(self._decide, self._seen, self._now)
-        if len(self._known) >= TYPES_MOST:
-            self._known = {}
-        self._known[name, version] = kind
         return kind
 
 

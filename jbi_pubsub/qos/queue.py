@@ -22,6 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Parcel
@@ -96,7 +97,7 @@ class LevelQueue(Generic[W]):
         self._by_object = contract.by_object
         self._bucket: TokenBucket | None = None
         """Of the contract's own rate."""
-        self._buckets: dict[tuple[Rate, str], TokenBucket] = {}
+        self._buckets: Cache[tuple[Rate, str], TokenBucket] = Cache(RATES_MOST)
         """Of rates that policies have for some objects alone, by type."""
         self._lanes: dict[str, _Lane[W]] = {}
         self._by_key: dict[Key, _Entry[W]] = {}
@@ -298,8 +299,6 @@ class LevelQueue(Generic[W]):
         key = rate, parcel.head.type_name
         bucket = self._buckets.get(key)
         if bucket is None:
-            if len(self._buckets) >= RATES_MOST:
-                del self._buckets[next(iter(self._buckets))]
             bucket = self._buckets[key] = TokenBucket(rate.amount, _burst(rate), now)
         return bucket
 

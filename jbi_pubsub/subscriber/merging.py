@@ -10,10 +10,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import InfoObject
 
@@ -39,7 +40,7 @@ class Merge:
         self._newest: dict[tuple[str, str, str], InfoObject] = {}
         self._laid: deque[InfoObject] = deque()
         """The newest of each key in their order, when all archives have told theirs."""
-        self._ids: OrderedDict[str, None] | None = OrderedDict() if parts > 1 else None
+        self._ids: Cache[str, None] | None = Cache(IDS_REMEMBERED) if parts > 1 else None
         self.given = 0
 
     def wants(self) -> list[int]:
@@ -95,8 +96,6 @@ class Merge:
         if obj.object_id in self._ids:
             return False
         self._ids[obj.object_id] = None
-        if len(self._ids) > IDS_REMEMBERED:
-            self._ids.popitem(last=False)
         return True
 
     def _keep_newest(self, key: tuple[str, str, str], obj: InfoObject) -> None:

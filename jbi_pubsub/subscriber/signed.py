@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, object_bytes, payload_digest_of, shaped_bytes
@@ -87,7 +88,7 @@ class SessionSignatures:
         self._seen: dict[int, str | SignatureError] = {}
         """Who has signed an object, by its identity, or why it is not known: one may be for several subscriptions."""
 
-        self._asked: dict[str, float] = {}
+        self._asked: Cache[str, float] = Cache(ASKED_MOST)
         """When no good key was found (monotonic seconds)."""
 
     def begin(self) -> None:
@@ -159,8 +160,6 @@ class SessionSignatures:
         if now - self._asked.get(holder, -ASK_AGAIN) < ASK_AGAIN:
             return
         yield from self._said(holder)
-        if len(self._asked) >= ASKED_MOST:  # whoever comes here has taken none of them
-            self._asked.clear()
         self._asked[holder] = now
 
     def _said(self, holder: str) -> Iterator[SigningKey]:

@@ -17,7 +17,6 @@ import hashlib
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError, SignatureError
 from jbi_pubsub.core.files import Watched
 from jbi_pubsub.core.signing import CERTIFICATE_MOST, CHAIN_MOST, Keys, SigningKey, binding_bytes, signed_uid
@@ -150,7 +150,7 @@ class CertificateVerifier:
         self._authorities = Authorities(ca, revoked, clock)
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._known: Cache[tuple[str, str], _Known] = Cache(KEYS_MOST)
         """By holder and pin. Good ones alone: what one party says wrongly keeps nobody from hearing another."""
 
     def check_key(self, holder: str, key: SigningKey) -> str:
@@ -184,9 +184,6 @@ class CertificateVerifier:
             else:
                 with self._lock:
                     self._known[holder, pin] = known
-                    self._known.move_to_end((holder, pin))
-                    if len(self._known) > KEYS_MOST:
-                        self._known.popitem(last=False)
                 return known
         raise failure
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     ArgumentError,
@@ -53,7 +54,7 @@ class Publishing:
         self._delegate: DelegateUid | None = None
         self._ends = False
         self._known: OrderedDict[Terms, tuple[RegistrationUid, ...]] = OrderedDict()
-        self._refused: OrderedDict[str, JbiError] = OrderedDict()
+        self._refused: Cache[str, JbiError] = Cache(REFUSALS_MOST)
 
     def publish(
         self, terms: Terms, objects: Sequence[tuple[bytes, bytes]], before: Sequence[str] = (), *, opens: bool = True
@@ -166,5 +167,3 @@ class Publishing:
     def _note(self, object_id: str, error: JbiError) -> None:
         with self._lock:
             self._refused[object_id] = error
-            while len(self._refused) > REFUSALS_MOST:
-                self._refused.popitem(last=False)

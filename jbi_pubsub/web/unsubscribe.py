@@ -16,7 +16,6 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -128,15 +128,12 @@ class Limits:
 
     def __init__(self, now: float) -> None:
         self._all = _Bucket(BURST, now)
-        self._each: OrderedDict[str, _Bucket] = OrderedDict()
+        self._each: Cache[str, _Bucket] = Cache(ADDRESSES_MOST)
 
     def take(self, address: str, now: float) -> bool:
         """Whether a request of that address is let through."""
         key = _network(address)
-        bucket = self._each.pop(key, None) or _Bucket(ADDRESS_BURST, now)
-        self._each[key] = bucket
-        while len(self._each) > ADDRESSES_MOST:
-            self._each.popitem(last=False)
+        bucket = self._each[key] = self._each.get(key) or _Bucket(ADDRESS_BURST, now)
         return bucket.take(now, ADDRESS_RATE, ADDRESS_BURST) and self._all.take(now, RATE, BURST)
 
 

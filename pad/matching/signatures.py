@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import SignatureError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.signing import (
@@ -77,7 +78,7 @@ class Seals:
         self._signer = signer
         self._bound: tuple[int, SigningKey] = (signer.generation, signer.bound(holder))
         self._original: tuple[Head | None, bytes] = (None, b"")
-        self._filters: dict[PayloadFilter, bytes] = {}
+        self._filters: Cache[PayloadFilter, bytes] = Cache(FILTERS_REMEMBERED, _digest_of)
         self._is_told = False
 
     @property
@@ -99,7 +100,7 @@ class Seals:
             original = digest(parcel.payload)
             self._original = head, original
         try:
-            by = self._digest_of(wanted) if wanted is not None else b""
+            by = self._filters[wanted] if wanted is not None else b""
             said = (shaped_bytes if is_shaped else cut_bytes)(head.object_id, by, original, digest(cut))
             return original + self._signer.sign(said)
         except SignatureError as exc:
@@ -108,10 +109,6 @@ class Seals:
                 log.error("payloads that are cut are not signed any more: %s", exc)
             return b""
 
-    def _digest_of(self, wanted: PayloadFilter) -> bytes:
-        known = self._filters.get(wanted)
-        if known is None:
-            if len(self._filters) >= FILTERS_REMEMBERED:
-                self._filters = {}
-            known = self._filters[wanted] = filter_digest(wanted.expression, wanted.namespaces)
-        return known
+
+def _digest_of(wanted: PayloadFilter) -> bytes:
+    return filter_digest(wanted.expression, wanted.namespaces)

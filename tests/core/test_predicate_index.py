@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from jbi_pubsub.core.cache import SizedCache
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
-from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
 from jbi_pubsub.core.xpath.index import document as document_module
@@ -651,7 +651,7 @@ class TestBounds:
         assert index._kinds == {}
 
     def test_what_does_not_fit_is_forgotten_and_what_is_too_large_is_not_kept(self) -> None:
-        kept: Remembered[str, int] = Remembered(100)
+        kept: SizedCache[str, int] = SizedCache(100)
         assert kept.put("a", 1, 60) == 1
         assert kept.get("a") == 1
         assert kept.put("b", 2, 60) == 2

@@ -32,6 +32,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
@@ -937,16 +938,13 @@ class Tokens:
 
     def __init__(self, new_token: Callable[[], str], *, limit: int = 10_000) -> None:
         self._new_token = new_token
-        self._limit = limit
-        self._waiting: dict[str, Any] = {}
+        self._waiting: Cache[str, Any] = Cache(limit)
         self._lock = threading.Lock()
 
     def issue(self, value: object) -> str:
         """A token; when too many wait, the oldest is forgotten (its client asks again)."""
         token = self._new_token()
         with self._lock:
-            if len(self._waiting) >= self._limit:
-                del self._waiting[next(iter(self._waiting))]
             self._waiting[token] = value
         return token
 

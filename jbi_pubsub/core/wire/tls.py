@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 
 from . import x509
@@ -125,13 +126,7 @@ class TlsIdentity:
     def _credentials(self) -> Credentials:
         """One for all of this process that use the same files."""
         with _lock:
-            found = _known.get(self)
-            if found is None:
-                found = Credentials(self.certificate, self.key, self.ca, self.revoked)
-                if len(_known) >= MAX_KNOWN:
-                    del _known[next(iter(_known))]
-                _known[self] = found
-        return found
+            return _known[self]
 
 
 def _left(until: float, now: float) -> dict[str, Any]:
@@ -144,7 +139,9 @@ _LEFT: Final = ("until", "days")
 
 MAX_KNOWN: Final = 64
 """Identities of a process: one, but in tests."""
-_known: Final[dict[TlsIdentity, Credentials]] = {}
+_known: Final[Cache[TlsIdentity, Credentials]] = Cache(
+    MAX_KNOWN, lambda of: Credentials(of.certificate, of.key, of.ca, of.revoked)
+)
 _lock: Final = threading.Lock()  # covers _known
 
 

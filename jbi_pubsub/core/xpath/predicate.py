@@ -23,8 +23,8 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core import plugins
+from jbi_pubsub.core.cache import SizedCache
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
-from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import conditions
@@ -256,7 +256,7 @@ def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPat
     return etree.XPath(expression, namespaces=dict(namespaces) or None, regexp=False, smart_strings=False)
 
 
-_shapes: Remembered[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], Shape] = Remembered(MAX_SHAPES_BYTES)
+_shapes: SizedCache[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], Shape] = SizedCache(MAX_SHAPES_BYTES)
 _languages: dict[str, Compiler] = {}
 
 

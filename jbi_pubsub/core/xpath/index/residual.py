@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from jbi_pubsub.core.remembered import Remembered
+from jbi_pubsub.core.cache import SizedCache
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.predicate import Predicate
 
@@ -79,9 +79,9 @@ class Checks:
 
     def __init__(self) -> None:
         self.of: list[Any] = []
-        self._entries: Remembered[tuple[Holds, Constants], tuple[Holds, Constants, Check]]
-        self._entries = Remembered(MAX_ENTRIES_BYTES)
-        self._functions: Remembered[tuple[Any, ...], tuple[Holds, Check]] = Remembered(MAX_FUNCTIONS_BYTES)
+        self._entries: SizedCache[tuple[Holds, Constants], tuple[Holds, Constants, Check]]
+        self._entries = SizedCache(MAX_ENTRIES_BYTES)
+        self._functions: SizedCache[tuple[Any, ...], tuple[Holds, Check]] = SizedCache(MAX_FUNCTIONS_BYTES)
 
     def prepared(self, check: Check) -> tuple[Holds, Check]:
         """The function for a shape of check, made once."""

@@ -1,0 +1,69 @@
+"""What is remembered so that it need not be made or asked for again: so many things, or as many as fit into so many
+bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Cache(dict[K, V]):
+    """Values by key, `most` of them: for one more the one goes that was set longest ago. Several threads may read and
+    set; each then sees what one of them has set."""
+
+    __slots__ = ("_make", "most")
+
+    def __init__(self, most: int, make: Callable[[K], V] | None = None) -> None:
+        """`make`: gives the value of a key that is asked for by `cache[key]`, and is not there."""
+        super().__init__()
+        self.most = most
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        if self._make is None:
+            raise KeyError(key)
+        value = self[key] = self._make(key)
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.pop(key, None)  # set last
+        super().__setitem__(key, value)
+        while len(self) > self.most:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread has been faster
+                del self[next(iter(self))]
+
+
+class SizedCache(Generic[K, V]):
+    """Values by key. One that does not fit any more makes all others forgotten: they are made anew when needed.
+
+    One writer at a time; what a reader gets meanwhile is what was put, or None.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit` bytes of all values together, as who puts them says."""
+        self._limit = limit
+        self._values: dict[K, V] = {}
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        """What was put, if it is not forgotten."""
+        return self._values.get(key)
+
+    def put(self, key: K, value: V, size: int) -> V:
+        """Remember `value`, which takes `size` bytes with its key; it is returned."""
+        if self.size + size > self._limit:
+            self._values, self.size = {}, 0
+        if size <= self._limit:
+            self._values[key] = value
+            self.size += size
+        return value
