@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Par
 from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate.delegate import delegate
+from jbi_pubsub.pad.delegate import delegate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
@@ -614,7 +614,7 @@ def test_a_publisher_s_certificate_is_renewed_while_it_publishes(
 
     # When its certificate is renewed, and the old one is revoked
     party.authority.issue("publisher.example", number=1)
-    adapter._signer._look_at = 0.0  # now, not in a second
+    adapter._signer._holder._looked = 0.0  # now, not in a second
     if kind == "peer":
         adapter.publish(registration, figures.figure_1)
         assert subscriber.receive(uid) is not None
