@@ -156,10 +156,6 @@ class Declared(NamedTuple):
         """Attributes of a class that a federate publishes."""
         return self.published.get(federate, Map()).get(cls, ())
 
-    def subscribes(self, federate: int, cls: int) -> Handles:
-        """Attributes of a class that a federate subscribes to."""
-        return self.subscribed.get(federate, Map()).get(cls, ())
-
 
 # -- object management ------------------------------------------------------------------------------------------------
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import NoReturn
 
 from immutables import Map
 
 from . import clock, ownership
 from .exceptions import (
-    AttributeNotOwned,
     DeletePrivilegeNotHeld,
     FederateOwnsAttributes,
     InteractionClassNotPublished,
@@ -27,7 +25,7 @@ from .exceptions import (
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
 )
-from .execution import Attributes, Callback, Handles, Instance, Model, ServiceCall, Values
+from .execution import Attributes, Callback, Handles, Instance, ServiceCall, Values
 from .fom import Class, Order, checked_attributes, interaction_class, object_class
 
 # -- instances ------------------------------------------------------------------------------------------------------
@@ -171,7 +169,8 @@ def update_attribute_values(
     owners = call.execution.owned.owners.get(instance)
     for each in attributes:
         if owners is None or owners.get(each) != call.federate:
-            _refuse_update(call.model, found, each)
+            checked_attributes(call.model.fom.objects[found.cls - 1], (each,))
+            raise ownership.not_owned(call, found, each)
     if len(attributes) > 1 and any(a >= b for a, b in itertools.pairwise(attributes)):
         raise InvalidArgument("attributes come sorted by handle, each once", hint="Sort them")
     if not clock.is_ordered(call, time) or time is None:
@@ -186,15 +185,6 @@ def update_attribute_values(
     handle = call.next_handle()
     clock.send_in_order(call, time, handle, _reflections(call, instance, ordered, tag, time, handle))
     return handle
-
-
-def _refuse_update(model: Model, found: Instance, attribute: int) -> NoReturn:
-    checked_attributes(model.fom.objects[found.cls - 1], (attribute,))
-    raise AttributeNotOwned(
-        f"the federate does not own {model.fom.attributes[attribute - 1].name} of {found.name}",
-        hint="Acquire it first",
-        handle=attribute,
-    )
 
 
 def _order(call: ServiceCall, instance: int, attribute: int) -> Order:
@@ -263,11 +253,8 @@ def _ask_owners(call: ServiceCall, instance: int, attributes: Handles, tag: byte
 def change_attribute_order_type(call: ServiceCall, instance: int, attributes: Handles, order: Order) -> None:
     """In which order values of attributes that the federate owns are delivered (clause 8.23). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    found = call.known(instance)
     orders = call.execution.instances.orders
-    for each in checked_attributes(call.model.fom.objects[found.cls - 1], attributes):
-        if call.execution.owned.owner(instance, each) != call.federate:
-            _refuse_update(call.model, found, each)
+    for each in ownership.owned_by(call, instance, attributes):
         orders = orders.set((instance, each), order)
     call.change("instances", orders=orders)
 

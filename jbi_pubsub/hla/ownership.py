@@ -31,7 +31,7 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Claim, Execution, Handles, ServiceCall, put_entry
+from .execution import Claim, Execution, Handles, Instance, ServiceCall, put_entry
 from .fom import Class, checked_attributes
 from .transfers import Transfer, may_own
 
@@ -292,10 +292,14 @@ def owned_by(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
     owners = call.execution.owned.owners.get(instance, Map())
     for each in wanted:
         if owners.get(each) != call.federate:
-            raise AttributeNotOwned(
-                f"the federate does not own {_named(call, each)} of {found.name}", hint="Acquire it first", handle=each
-            )
+            raise not_owned(call, found, each)
     return wanted
+
+
+def not_owned(call: ServiceCall, found: Instance, attribute: int) -> AttributeNotOwned:
+    """The refusal of an instance's attribute."""
+    text = f"the federate does not own {_named(call, attribute)} of {found.name}"
+    return AttributeNotOwned(text, hint="Acquire it first", handle=attribute)
 
 
 def _check_divesting(call: ServiceCall, transfer: Transfer, attributes: Handles) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from .fom import Order
 
 
-class Services(ABC):
-    """See the module."""
+class ServiceCaller(ABC):
+    """Whoever brings a call to an RTI."""
 
     @abstractmethod
     def _ask(self, service: str, *arguments: Any) -> Any:
@@ -26,6 +26,10 @@ class Services(ABC):
     @abstractmethod
     def _send(self, service: str, *arguments: Any) -> None:
         """Call a service and go on."""
+
+
+class FederationServices(ServiceCaller):
+    """Federation, declaration and time management."""
 
     # -- federation management --------------------------------------------------------------------------------------
 
@@ -157,6 +161,87 @@ class Services(ABC):
         """It gets none any more (clause 5.9)."""
         self._ask("unsubscribe_interaction_class", cls)
 
+    # -- time management --------------------------------------------------------------------------------------------
+
+    def enable_time_regulation(self, lookahead: float) -> None:
+        """It sends in time-stamp order from time_regulation_enabled on (clause 8.2). Raises
+        TimeRegulationAlreadyEnabled, InvalidLookahead."""
+        self._ask("enable_time_regulation", lookahead)
+
+    def disable_time_regulation(self) -> None:
+        """It does not any more (clause 8.4)."""
+        self._ask("disable_time_regulation")
+
+    def enable_time_constrained(self) -> None:
+        """It gets messages in time-stamp order from time_constrained_enabled on (clause 8.5). Raises
+        TimeConstrainedAlreadyEnabled."""
+        self._ask("enable_time_constrained")
+
+    def disable_time_constrained(self) -> None:
+        """It does not any more (clause 8.7)."""
+        self._ask("disable_time_constrained")
+
+    def enable_asynchronous_delivery(self) -> None:
+        """Messages in receive order come at any time (clause 8.14)."""
+        self._ask("enable_asynchronous_delivery")
+
+    def disable_asynchronous_delivery(self) -> None:
+        """They come while it asks for a time (clause 8.15)."""
+        self._ask("disable_asynchronous_delivery")
+
+    def time_advance_request(self, time: float) -> None:
+        """It would be at that time; time_advance_grant tells when it is (clause 8.8). Raises
+        LogicalTimeAlreadyPassed, InTimeAdvancingState, InvalidLogicalTime."""
+        self._ask("time_advance_request", time)
+
+    def time_advance_request_available(self, time: float) -> None:
+        """The same, where more at that very time may come (clause 8.9)."""
+        self._ask("time_advance_request_available", time)
+
+    def next_message_request(self, time: float) -> None:
+        """It would be at its next message, or at that time (clause 8.10)."""
+        self._ask("next_message_request", time)
+
+    def next_message_request_available(self, time: float) -> None:
+        """The same, where more at that very time may come (clause 8.11)."""
+        self._ask("next_message_request_available", time)
+
+    def flush_queue_request(self, time: float) -> None:
+        """It gets all that waits for it (clause 8.12)."""
+        self._ask("flush_queue_request", time)
+
+    def modify_lookahead(self, lookahead: float) -> None:
+        """Another lookahead (clause 8.19). Raises TimeRegulationIsNotEnabled."""
+        self._ask("modify_lookahead", lookahead)
+
+    def retract(self, retraction: int) -> None:
+        """A message that it has sent is taken back (clause 8.21). Raises MessageCanNoLongerBeRetracted."""
+        self._ask("retract", retraction)
+
+    def query_logical_time(self) -> float:
+        """Its time (clause 8.17)."""
+        return float(self._ask("query_logical_time"))
+
+    def query_lookahead(self) -> float:
+        """Its lookahead (clause 8.20). Raises TimeRegulationIsNotEnabled."""
+        return float(self._ask("query_lookahead"))
+
+    def query_galt(self) -> float:
+        """How far it can be sure to advance; infinity when nobody else regulates (clause 8.16)."""
+        return float(self._ask("query_galt"))
+
+    def query_lits(self) -> float:
+        """The least time stamp that may still come to it (clause 8.18)."""
+        return float(self._ask("query_lits"))
+
+    def watch_lower_bound(self, on: bool) -> None:
+        """Its GALT is told by lower_bound from now on (own)."""
+        self._ask("watch_lower_bound", on)
+
+
+class ObjectServices(ServiceCaller):
+    """Object and ownership management."""
+
     # -- object management ------------------------------------------------------------------------------------------
 
     def register_object_instance(self, cls: int, name: str = "") -> int:
@@ -273,79 +358,6 @@ class Services(ABC):
         """Whether this federate owns it (clause 7.19)."""
         return bool(self._ask("is_attribute_owned_by_federate", instance, attribute))
 
-    # -- time management --------------------------------------------------------------------------------------------
 
-    def enable_time_regulation(self, lookahead: float) -> None:
-        """It sends in time-stamp order from time_regulation_enabled on (clause 8.2). Raises
-        TimeRegulationAlreadyEnabled, InvalidLookahead."""
-        self._ask("enable_time_regulation", lookahead)
-
-    def disable_time_regulation(self) -> None:
-        """It does not any more (clause 8.4)."""
-        self._ask("disable_time_regulation")
-
-    def enable_time_constrained(self) -> None:
-        """It gets messages in time-stamp order from time_constrained_enabled on (clause 8.5). Raises
-        TimeConstrainedAlreadyEnabled."""
-        self._ask("enable_time_constrained")
-
-    def disable_time_constrained(self) -> None:
-        """It does not any more (clause 8.7)."""
-        self._ask("disable_time_constrained")
-
-    def enable_asynchronous_delivery(self) -> None:
-        """Messages in receive order come at any time (clause 8.14)."""
-        self._ask("enable_asynchronous_delivery")
-
-    def disable_asynchronous_delivery(self) -> None:
-        """They come while it asks for a time (clause 8.15)."""
-        self._ask("disable_asynchronous_delivery")
-
-    def time_advance_request(self, time: float) -> None:
-        """It would be at that time; time_advance_grant tells when it is (clause 8.8). Raises
-        LogicalTimeAlreadyPassed, InTimeAdvancingState, InvalidLogicalTime."""
-        self._ask("time_advance_request", time)
-
-    def time_advance_request_available(self, time: float) -> None:
-        """The same, where more at that very time may come (clause 8.9)."""
-        self._ask("time_advance_request_available", time)
-
-    def next_message_request(self, time: float) -> None:
-        """It would be at its next message, or at that time (clause 8.10)."""
-        self._ask("next_message_request", time)
-
-    def next_message_request_available(self, time: float) -> None:
-        """The same, where more at that very time may come (clause 8.11)."""
-        self._ask("next_message_request_available", time)
-
-    def flush_queue_request(self, time: float) -> None:
-        """It gets all that waits for it (clause 8.12)."""
-        self._ask("flush_queue_request", time)
-
-    def modify_lookahead(self, lookahead: float) -> None:
-        """Another lookahead (clause 8.19). Raises TimeRegulationIsNotEnabled."""
-        self._ask("modify_lookahead", lookahead)
-
-    def retract(self, retraction: int) -> None:
-        """A message that it has sent is taken back (clause 8.21). Raises MessageCanNoLongerBeRetracted."""
-        self._ask("retract", retraction)
-
-    def query_logical_time(self) -> float:
-        """Its time (clause 8.17)."""
-        return float(self._ask("query_logical_time"))
-
-    def query_lookahead(self) -> float:
-        """Its lookahead (clause 8.20). Raises TimeRegulationIsNotEnabled."""
-        return float(self._ask("query_lookahead"))
-
-    def query_galt(self) -> float:
-        """How far it can be sure to advance; infinity when nobody else regulates (clause 8.16)."""
-        return float(self._ask("query_galt"))
-
-    def query_lits(self) -> float:
-        """The least time stamp that may still come to it (clause 8.18)."""
-        return float(self._ask("query_lits"))
-
-    def watch_lower_bound(self, on: bool) -> None:
-        """Its GALT is told by lower_bound from now on (own)."""
-        self._ask("watch_lower_bound", on)
+class Services(FederationServices, ObjectServices):
+    """See the module."""
