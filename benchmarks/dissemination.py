@@ -204,7 +204,7 @@ class Case:
     archived: bool = False
     """Whether all is archived: on disk before it is acknowledged, and indexed meanwhile."""
     keeps: bool = True
-    """Whether the delegate keeps objects for newcomers (`[pad] keep_seconds`), which hides what a queue weighs."""
+    """Whether the delegate keeps objects for late joiners (`[pad] keep_seconds`), which hides what a queue weighs."""
 
     def documents(self) -> list[bytes]:
         """Metadata as a moving source says them, all in the rectangle; or always the same."""

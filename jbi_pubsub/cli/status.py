@@ -478,7 +478,7 @@ def _certificate_row(facts: Facts) -> Sequence[object]:
 
 
 def _kept(kept: Facts) -> str:
-    """The size of what is on a delegate's shelf."""
+    """The size of what is in a delegate's buffers."""
     return sized(kept["bytes"])
 
 

@@ -15,7 +15,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.history import Query, Scope, TakenIn
 from jbi_pubsub.core.info_object import InfoObject, Parcel
-from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.pad.past.store_protocol import Keeping
 from jbi_pubsub.protocol.replies import Described
@@ -142,7 +142,7 @@ def _objects(kept: Keeping) -> Iterator[InfoObject]:
     """All objects of an archive, in their order."""
     scopes = tuple(Scope(type_) for type_ in sorted({source.type for source in kept.sources()}))
     if scopes:
-        answers = Archiving(kept, Shelves(0.0, 0)).answers(Query(scopes=scopes))
+        answers = Archiving(kept, RecentBuffers(0.0, 0)).answers(Query(scopes=scopes))
         yield from (Parcel.received(each.data).unpacked() for each in answers)
 
 
@@ -192,7 +192,7 @@ def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Ma
     if given.is_folder():
         assert given.folder is not None
         with opened(config, given.folder, is_made=True) as kept:
-            yield Archiving(kept, Shelves(0.0, 0)).take_in
+            yield Archiving(kept, RecentBuffers(0.0, 0)).take_in
         return
     with given.place(config).calls(config) as proxy:
 

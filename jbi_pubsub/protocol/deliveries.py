@@ -19,7 +19,7 @@ LAST_CHUNK; between them come items of other subscriptions, none of its own. SHA
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
 with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
 subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
-refused may be allowed now. PLACED: an object behind its position (POSITION); of an outlet that is placed, which is said
+refused may be allowed now. PLACED: an object behind its position (POSITION); of a queue that is placed, which is said
 when it opens, all objects are, and each chunk begins with the position, too. FINISHED: a query's end
 (replies.Finished), the last of that number. QUALITY: what a subscription that wishes has got instead of what it had."""
 

@@ -66,7 +66,7 @@ from jbi_pubsub.pad.delegate.overview import (
     types_of,
 )
 from jbi_pubsub.pad.delegate.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
-from jbi_pubsub.pad.egress.late_join import Newcomers, narrowing
+from jbi_pubsub.pad.egress.late_join import LateJoiners, narrowing
 from jbi_pubsub.pad.egress.queue import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.ingress.pipeline import GAP_MOST, Pipeline, Refused
@@ -240,8 +240,8 @@ class Delegate:
         client = config.client
         self._own = Caller("", user=client.user, claimed=True, role=client.role)
         """The application that a peer publisher lives in."""
-        self._shelves = stages.shelves
-        self._topics = Topics(stages.shelves)
+        self._buffers = stages.buffers
+        self._topics = Topics(stages.buffers)
         self._offers = Offers()
         self._signatures = stages.signatures
         self._archive = stages.archive
@@ -279,8 +279,8 @@ class Delegate:
             seals=self._seals,
             clock=clock,
         )
-        self._newcomers = Newcomers(
-            stages.shelves,
+        self._late_joiners = LateJoiners(
+            stages.buffers,
             self._budget,
             self.pipeline.mail_out,
             name=f"catch-up-{delegate_id[:8]}",
@@ -324,7 +324,7 @@ class Delegate:
         )
 
     def _number(self) -> int:
-        """Of one more outlet."""
+        """Of one more queue."""
         with self._lock:
             self._next_number += 1
             return self._next_number
@@ -536,7 +536,7 @@ class Delegate:
             topic.schema = None if gate.bundle.is_none else gate.bundle
             registration.marked = request.persist
             topic.unannounced.add(uid)
-            topic.shelf.young_until = math.inf
+            topic.buffer.young_until = math.inf
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
             self._tell_quality(self._offers.made_by(registration, request.qos))
@@ -682,7 +682,7 @@ class Delegate:
         for topic, cost in costs.items():
             if topic in self._partitioned or cost > PARTITIONED_SECONDS:
                 with self._lock:
-                    topic.table.balance(cost, self._shelves.stamp)
+                    topic.table.balance(cost, self._buffers.stamp)
         self._partitioned = [topic for topic in costs if topic.table.parts is not None]
 
     def announced(self, uid: str, told: int) -> None:
@@ -694,7 +694,7 @@ class Delegate:
                 topic.unannounced.discard(uid)
                 topic.announced, topic.told = self._clock(), max(topic.told, told)
                 if not topic.unannounced:
-                    self._shelves.announced(topic.shelf, topic.announced)
+                    self._buffers.announced(topic.buffer, topic.announced)
 
     def unlisted(self, uid: str, why: JbiError) -> None:
         """A lookup service refuses to list a registration: its publisher is told, unless it may pass by itself. Unknown
@@ -722,7 +722,7 @@ class Delegate:
             self.unregister_publisher(connection_id, uid)
         return True
 
-    def wait_for_newcomers(self) -> None:
+    def wait_for_late_joiners(self) -> None:
         """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
         [pad] settle_seconds since it was told. A publisher that closes at once takes nothing away from him."""
         settle = self._config.pad.settle_seconds
@@ -753,7 +753,7 @@ class Delegate:
 
     def kept(self, object_id: str) -> Parcel | None:
         """An object that was published moments ago."""
-        return self._shelves.find(object_id)
+        return self._buffers.find(object_id)
 
     def signing_key(self, uid: str) -> SigningKey | None:
         """What the objects of a registration that is here, or was, are signed with; our own if it is our id."""
@@ -943,7 +943,7 @@ class Delegate:
         if other.contract is not former.contract:
             self._end_contract(former.contract)
         self._waiting.add(key, changed.entries)
-        self._newcomers.narrow(known, let_in)
+        self._late_joiners.narrow(known, let_in)
         self._offers.forget(known)
         self._offers.required_by(known)
         if self.history is not None and known.is_replayed:
@@ -964,7 +964,7 @@ class Delegate:
         then."""
         now = {topic: topic.table.predicate_of(known) for topic in self._standing(known)}
         tables = dict.fromkeys(topic.table for topic in (*now, *let_in))
-        catching_up = self._newcomers.table_of(known)
+        catching_up = self._late_joiners.table_of(known)
         if catching_up is not None:
             tables[catching_up] = None
         with amending(tables):
@@ -1043,8 +1043,8 @@ class Delegate:
         self._next_number += 1
         subscription.number = self._next_number
         if session is not None:
-            first = self._shelves.first_since([t.shelf for t in let_in], since if age > NOT_BEFORE else math.inf)
-            self._add_outlet(session, subscription, first)
+            first = self._buffers.first_since([t.buffer for t in let_in], since if age > NOT_BEFORE else math.inf)
+            self._open_queue(session, subscription, first)
             self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
         self._subscriptions[key] = subscription
         self._tell_subscription("created", subscription)
@@ -1059,13 +1059,13 @@ class Delegate:
         peer = subscription.caller.place.peer if subscription.caller is not None else ""
         if subscription.is_replayed:
             marks = [(topic, mark) for topic, mark in marks if topic.is_partly_kept]  # the archive has all the others
-        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
+        self._late_joiners.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
         if subscription.is_replayed and self.history is not None:
             self.history.begin_replay(key[0], subscription)
         self._stood.notify_all()  # whoever stops now sees that it is catching up
         return lease
 
-    def _add_outlet(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
+    def _open_queue(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """Under the lock: that of a subscription that begins in the past is filled by the archive, too. `first`: the
         position of the first object that it may have if it begins with the present."""
         request = subscription.request
@@ -1175,9 +1175,9 @@ class Delegate:
     def _put_in(
         self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None], since: float
     ) -> tuple[list[tuple[Topic, int]], Mapping[Cause, int]]:
-        """Into the topics' tables; each topic with the mark on its shelf, and what never came since then.
+        """Into the topics' tables; each topic with the mark in its buffer, and what never came since then.
 
-        Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
+        Invariant: an object up to `place` comes to it from the buffer alone, a later one through the tables alone. An
         object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
         kept before the place is taken, and is up to it."""
         topics = list(let_in)
@@ -1186,7 +1186,7 @@ class Delegate:
             topic.table.settled = FAR
             topic.table.add(subscription, predicate)
             topic.note(subscription)
-        subscription.place, marks, lost = self._shelves.mark([topic.shelf for topic in topics], since)
+        subscription.place, marks, lost = self._buffers.mark([topic.buffer for topic in topics], since)
         for topic in topics:
             topic.table.settled = subscription.place
         return list(zip(topics, marks, strict=True)), lost
@@ -1422,7 +1422,7 @@ class Delegate:
         self._remind()
         if self.history is not None:
             self.history.tend()
-        self._shelves.trim(self._clock())
+        self._buffers.trim(self._clock())
         with self._lock:
             self._topics.forget_ghosts(self._clock())
         return len(gone) + self._ask_again()
@@ -1456,7 +1456,7 @@ class Delegate:
         with self._lock:
             sessions = list(self._sessions.values())
         deadline = self._clock() + timeout
-        self._newcomers.drain(min(timeout, self._config.pad.settle_seconds))
+        self._late_joiners.drain(min(timeout, self._config.pad.settle_seconds))
         left = 0
         coming = self._config.pad.settle_seconds if closing else math.inf
         for session in sessions:  # one that has gone may never come back; one that has just come is about to connect
@@ -1467,7 +1467,7 @@ class Delegate:
     def close(self) -> None:
         """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""
         self.pipeline.stopping.set()
-        self._newcomers.stop()
+        self._late_joiners.stop()
         if self.history is not None:
             self.history.stop()
         with self._lock:
@@ -1601,14 +1601,14 @@ class Delegate:
         counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
         return {
             **self._account.totals(registrations, counted),
-            "found_late": self._shelves.found_late,
+            "found_late": self._buffers.found_late,
             "leases": len(self._landlord),
             "queued": sum(s.queued for s in sessions),
             "in_flight": sum(s.in_flight for s in sessions),
             "delay_ms": max((s.delay_ms for s in sessions), default=0.0),
             "queued_bytes": self._budget.used,
-            "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
-            "catching_up": self._newcomers.count,
+            "kept": {"objects": len(self._buffers), "bytes": self._buffers.size},
+            "catching_up": self._late_joiners.count,
             "mail": self._mail.status(),
         }
 
@@ -1700,7 +1700,7 @@ class Delegate:
         except IncompatibleEntryError:
             return
         let_in = self._let_in(subscription, topics)
-        self._newcomers.narrow(subscription, let_in)
+        self._late_joiners.narrow(subscription, let_in)
         for topic in topics:
             if topic not in let_in:
                 topic.table.remove(subscription)
@@ -1822,7 +1822,7 @@ class Delegate:
             self._offers.forget(subscription)
             self._schedule.set(subscription, math.inf)
             self._close_mail(subscription)
-            self._newcomers.forget(subscription)
+            self._late_joiners.forget(subscription)
             self._refund(subscription)
             self._quota.give_back(subscription.share)
             if subscription.durable is not None and self.history is not None:

@@ -1,10 +1,10 @@
-"""Who subscribes late catches up here, with what lies on the shelves since the subscription stood (see recent.py).
+"""Who subscribes late catches up here, with what lies in the buffers since the subscription stood (see recent.py).
 
-One thread a delegate, started when it is first needed. The newcomers of a session make a group: one pass over what is
-kept serves them together, with a match table of their own. What comes live waits in their outlets, so no publisher
+One thread a delegate, started when it is first needed. The late joiners of a session make a group: one pass over what
+is kept serves them together, with a match table of their own. What comes live waits in their queues, so no publisher
 waits for them. A pass goes in slices of some ms, with a pause as long behind each; between slices the turn is that of
 the peer, then of the session, that has used the least: a stranger with costly predicates, or who comes and goes, holds
-up himself. Of what leaves the shelf meanwhile it is counted how much was missed.
+up himself. Of what leaves the buffer meanwhile it is counted how much was missed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.pad.egress.queue import Arrears, Budget, Waiting, arrears_of
+from jbi_pubsub.pad.egress.queue import Backlog, Budget, Waiting, backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.dissemination import Disseminated, Seal, disseminate, takes
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import OVERHEAD, Kept, Shelves
+from jbi_pubsub.pad.matching.recent import OVERHEAD, Kept, RecentBuffers
 from jbi_pubsub.pad.matching.registration import Topic
 from jbi_pubsub.pad.model.quality import Shaping
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -41,21 +41,21 @@ STARTED_MOST: Final = 16
 PAID_OFF: Final = 4
 """Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
 NOBODY: Final = Disseminated(())
-"""Of an object that no newcomer gets."""
+"""Of an object that no late joiner gets."""
 NOT_NARROWED: Final[Mapping[Topic, Predicate]] = {}
 REFERENCE_BYTES: Final = 64
 """What it takes to put an object down for one more subscription."""
 
 
 @dataclass(eq=False, slots=True)
-class _Newcomer:
-    """A subscription that was put into the tables of its `topics`, each with its mark on the shelf, and stood before
+class _Joiner:
+    """A subscription that was put into the tables of its `topics`, each with its mark in the buffer, and stood before
     that, `since` (delegate's clock)."""
 
     subscription: Subscription
     topics: dict[Topic, int]
     since: float
-    arrears: Arrears
+    backlog: Backlog
     narrowed: Mapping[Topic, Predicate]
     """Where it is matched by more than its own predicate."""
     refused: frozenset[Topic] = frozenset()
@@ -85,15 +85,15 @@ def narrowing(subscription: Subscription, let_in: Mapping[Topic, Predicate | Non
 
 @dataclass(eq=False)
 class _Group:
-    """Newcomers of one session (None: who have mail alone), and how far their pass has got."""
+    """Late joiners of one session (None: who have mail alone), and how far their pass has got."""
 
     session: SubscriberSession | None
     peer: str
     number: int
-    newcomers: dict[int, _Newcomer] = field(default_factory=dict)
+    joiners: dict[int, _Joiner] = field(default_factory=dict)
     table: MatchTable = field(default_factory=MatchTable)
     next: dict[Topic, int] = field(default_factory=dict)
-    """Of each shelf, how many have been looked at or have gone."""
+    """Of each buffer, how many have been looked at or have gone."""
     found: int = 0
     """Bytes found: cut payloads and references. No more than one queue may hold; what is over that is dropped."""
 
@@ -108,12 +108,12 @@ def _selected(table: MatchTable, matched: list[Subscription], kept: Kept) -> lis
     return [each for each in wanted if each.combined is None or each in seen]
 
 
-class Newcomers:
+class LateJoiners:
     """See the module. `_changed` covers the groups."""
 
     def __init__(
         self,
-        shelves: Shelves,
+        buffers: RecentBuffers,
         budget: Budget,
         mail_out: Callable[[Subscription, Parcel, Parcel], None],
         *,
@@ -125,7 +125,7 @@ class Newcomers:
     ) -> None:
         """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut, `shaper`
         shapes it; `refuse(subscription, cause)` loses an object that is not for it."""
-        self._shelves = shelves
+        self._buffers = buffers
         self._seal = seal
         self._shaper = shaper
         self._refuse = refuse
@@ -153,12 +153,12 @@ class Newcomers:
         peer: str = "",
         narrowed: Mapping[Topic, Predicate] = NOT_NARROWED,
     ) -> None:
-        """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then.
+        """Let a subscription catch up that has just been put into the topics' tables. Its queue is held until then.
         `narrowed`: the predicates that hold in some of them instead of its own."""
-        arrears = arrears_of(subscription, self._budget.share)
-        newcomer = _Newcomer(subscription, dict(topics), since, arrears, narrowed)
-        if not any(self._shelves.owes(topic.shelf, since) for topic in newcomer.topics):
-            self._let_go(session, [newcomer])
+        backlog = backlog_of(subscription, self._budget.share)
+        joiner = _Joiner(subscription, dict(topics), since, backlog, narrowed)
+        if not any(self._buffers.owes(topic.buffer, since) for topic in joiner.topics):
+            self._let_go(session, [joiner])
             return
         with self._changed:
             is_taken = self._has_thread()
@@ -168,21 +168,21 @@ class Newcomers:
                 if group is None:
                     self._groups += 1
                     group = self._waiting[key] = _Group(session, peer, self._groups)
-                group.newcomers[id(subscription)] = newcomer
+                group.joiners[id(subscription)] = joiner
                 group.table.add(subscription)
                 self._of[id(subscription)] = group
                 self._changed.notify_all()
         if not is_taken:
-            self._let_go(session, [newcomer], is_unknown=True)
+            self._let_go(session, [joiner], is_unknown=True)
 
     def narrow(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
         """What it may have is another part than it was: it catches up with nothing else from now on."""
         with self._changed:
             group = self._of.get(id(subscription))
-            newcomer = group.newcomers.get(id(subscription)) if group is not None else None
-            if newcomer is not None:
-                newcomer.narrowed = narrowing(subscription, let_in)
-                newcomer.refused = frozenset(topic for topic in newcomer.topics if topic not in let_in)
+            joiner = group.joiners.get(id(subscription)) if group is not None else None
+            if joiner is not None:
+                joiner.narrowed = narrowing(subscription, let_in)
+                joiner.refused = frozenset(topic for topic in joiner.topics if topic not in let_in)
 
     def table_of(self, subscription: Subscription) -> MatchTable | None:
         """Where it is matched as long as it catches up."""
@@ -195,7 +195,7 @@ class Newcomers:
         with self._changed:
             group = self._of.pop(id(subscription), None)
             if group is not None:
-                group.newcomers.pop(id(subscription), None)
+                group.joiners.pop(id(subscription), None)
                 group.table.remove(subscription)
                 self._changed.notify_all()
 
@@ -221,7 +221,7 @@ class Newcomers:
             groups = [*self._started.values(), *self._waiting.values()]
             self._started, self._waiting, self._of = {}, {}, {}
         for group in groups:
-            self._let_go(group.session, group.newcomers.values(), is_unknown=True)
+            self._let_go(group.session, group.joiners.values(), is_unknown=True)
 
     def _has_thread(self) -> bool:
         """Under the lock: whether there is a thread, or could be started."""
@@ -267,11 +267,11 @@ class Newcomers:
                 self._used[used] = self._used.get(used, 0.0) + self._clock() - began
             if is_done:
                 self._started.pop(key, None)
-                newcomers = list(group.newcomers.values())
-                for newcomer in newcomers:
-                    self._of.pop(id(newcomer.subscription), None)
+                joiners = list(group.joiners.values())
+                for joiner in joiners:
+                    self._of.pop(id(joiner.subscription), None)
         if is_done:
-            self._let_go(group.session, newcomers, is_unknown=has_failed)
+            self._let_go(group.session, joiners, is_unknown=has_failed)
             with self._changed:
                 self._changed.notify_all()
 
@@ -291,9 +291,9 @@ class Newcomers:
 
     def _pass(self, group: _Group) -> bool:
         """Look at what is kept, until the slice is over; whether all was looked at."""
-        if not group.newcomers:
+        if not group.joiners:
             return True
-        lists = [self._ahead(group, topic) for topic in {t for n in list(group.newcomers.values()) for t in n.topics}]
+        lists = [self._ahead(group, topic) for topic in {t for n in list(group.joiners.values()) for t in n.topics}]
         until = time.monotonic() + SLICE_SECONDS
         for _, topic, kept in heapq.merge(*lists, key=lambda entry: entry[0]):
             if time.monotonic() > until or self._stopping:
@@ -304,20 +304,20 @@ class Newcomers:
         return True
 
     def _ahead(self, group: _Group, topic: Topic) -> list[tuple[int, Topic, Kept]]:
-        """What lies on a topic's shelf that the group has not seen; what has gone unseen is missed."""
-        those = [n for n in list(group.newcomers.values()) if topic in n.topics]
+        """What lies in a topic's buffer that the group has not seen; what has gone unseen is missed."""
+        those = [n for n in list(group.joiners.values()) if topic in n.topics]
         last = max((n.topics[topic] for n in those), default=0)
-        lying, gone, missed = self._shelves.look(topic.shelf, [(n.since, n.topics[topic]) for n in those])
+        lying, gone, missed = self._buffers.look(topic.buffer, [(n.since, n.topics[topic]) for n in those])
         seen = group.next.get(topic)
-        for newcomer, count in zip(those, missed, strict=True):
-            newcomer.missed += count if seen is None else max(0, min(gone, newcomer.topics[topic]) - seen)
+        for joiner, count in zip(those, missed, strict=True):
+            joiner.missed += count if seen is None else max(0, min(gone, joiner.topics[topic]) - seen)
         start = group.next[topic] = max(gone, seen or 0)
         return [(kept.position, topic, kept) for kept in lying[start - gone : max(0, last - gone)]]
 
     def _owe(self, kept: Kept, topic: Topic, group: _Group) -> None:
         """Put one kept object down for those that it matches."""
-        newcomers, metadata = group.newcomers, bytes(kept.parcel.head.metadata)
-        if kept.time < min((n.since for n in list(newcomers.values())), default=math.inf):
+        joiners, metadata = group.joiners, bytes(kept.parcel.head.metadata)
+        if kept.time < min((n.since for n in list(joiners.values())), default=math.inf):
             return
         result = self._decide(kept, topic, group, metadata)
         if result is None:  # one of them was amended meanwhile
@@ -325,7 +325,7 @@ class Newcomers:
                 result = self._decide(kept, topic, group, metadata)
         if result is None or result is NOBODY:
             return
-        self._shelves.found(kept)
+        self._buffers.found(kept)
         for subscription in result.oversize:
             subscription.meter_lost(kept.parcel.head.type_name)
             self._refuse(subscription, Cause.OVERSIZE)
@@ -336,20 +336,20 @@ class Newcomers:
         for subscription, parcel, is_filtered, _ in result.selected:
             subscription.unfiltered += not is_filtered
             if group.session is not None:
-                self._put_down(group, newcomers.get(id(subscription)), parcel, kept.parcel, together, kept.time)
+                self._put_down(group, joiners.get(id(subscription)), parcel, kept.parcel, together, kept.time)
             if subscription.request.recipients:
                 self._mail_out(subscription, parcel, kept.parcel)
 
     def _decide(self, kept: Kept, topic: Topic, group: _Group, metadata: bytes) -> Disseminated | None:
-        """What becomes of an object for newcomers; None: one was amended meanwhile (see `match_table.amending`)."""
-        newcomers, table = group.newcomers, group.table
+        """What becomes of an object for late joiners; None: one was amended meanwhile (see `match_table.amending`)."""
+        joiners, table = group.joiners, group.table
         revision = table.revision
-        is_read = table.predicates or any(topic in n.narrowed for n in list(newcomers.values()))
+        is_read = table.predicates or any(topic in n.narrowed for n in list(joiners.values()))
         document = kept.reader.read(metadata) if is_read else None
         matched = [
             s
             for s in table.match(document, len(metadata))
-            if (n := newcomers.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
+            if (n := joiners.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
         ]
         if matched and table.selective:
             matched = _selected(table, matched, kept)
@@ -359,42 +359,42 @@ class Newcomers:
     def _put_down(
         self,
         group: _Group,
-        newcomer: _Newcomer | None,
+        joiner: _Joiner | None,
         parcel: Parcel,
         published: Parcel,
         together: dict[int, Waiting],
         came: float,
     ) -> None:
-        if newcomer is None:  # cancelled just now
+        if joiner is None:  # cancelled just now
             return
         if group.found > self._budget.share:
-            newcomer.arrears.drop(parcel)
+            joiner.backlog.drop(parcel)
             return
         if parcel.expires and group.session is not None:
             group.session.is_expiring = True
-        if newcomer.subscription.is_replayed:  # its outlet is placed: nothing goes out together with others
+        if joiner.subscription.is_replayed:  # its queue is placed: nothing goes out together with others
             group.found += OVERHEAD + parcel.size
-            newcomer.arrears.owe(Waiting(parcel, arrived=parcel.since or came))
+            joiner.backlog.owe(Waiting(parcel, arrived=parcel.since or came))
             return
         if id(parcel) not in together:
             together[id(parcel)] = Waiting(parcel, arrived=parcel.since or came)
             group.found += OVERHEAD + (0 if parcel is published else parcel.size)
         group.found += REFERENCE_BYTES
-        newcomer.arrears.owe(together[id(parcel)])
+        joiner.backlog.owe(together[id(parcel)])
 
     def _let_go(
-        self, session: SubscriberSession | None, newcomers: Iterable[_Newcomer], *, is_unknown: bool = False
+        self, session: SubscriberSession | None, joiners: Iterable[_Joiner], *, is_unknown: bool = False
     ) -> None:
         """A session's in one step, so that what several of them get goes over the link once."""
-        newcomers = list(newcomers)
+        joiners = list(joiners)
         if session is not None:
-            session.catch_up([(n.subscription, n.arrears, n.missed) for n in newcomers])
-        for newcomer in newcomers:
-            subscription = newcomer.subscription
+            session.catch_up([(n.subscription, n.backlog, n.missed) for n in joiners])
+        for joiner in joiners:
+            subscription = joiner.subscription
             if session is not None:
                 if is_unknown:
                     session.lose(subscription, Cause.MISSED, 0)
-            elif newcomer.missed or is_unknown:
-                subscription.lost[Cause.MISSED] += newcomer.missed
-                count = "an unknown number of" if is_unknown else newcomer.missed
+            elif joiner.missed or is_unknown:
+                subscription.lost[Cause.MISSED] += joiner.missed
+                count = "an unknown number of" if is_unknown else joiner.missed
                 log.warning("subscription %s: %s objects missed", subscription.uid, count)

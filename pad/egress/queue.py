@@ -1,11 +1,11 @@
-"""What waits for one subscription: its queue, and before that what a newcomer catches up with.
+"""What waits for one subscription: what comes live, and before that what a late joiner catches up with.
 
 Rules:
-- An outlet is *held* while its subscription's catching up is prepared: what comes live waits in the queue, under its
-  bound, and nothing goes out. Then it has a *source*, of what came before: that goes out first, then the queue.
-- Source and queue together hold the subscription's `bound`; a newcomer's under `drop_newest` or `block` may hold that
-  much each.
-- Nothing comes from the source that comes through the queue as well: who fills them sees to it (see recent.py).
+- A queue is *held* while its subscription's catching up is prepared: what comes live waits, under its bound, and
+  nothing goes out. Then it has a *source*, of what came before: that goes out first, then what came live.
+- Source and live ones together are the subscription's `bound`; a late joiner's under `drop_newest` or `block` may be
+  that many each.
+- Nothing comes from the source that comes live as well: who fills them sees to it (see recent.py).
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 
 class Waiting(msgspec.Struct, eq=False, gc=False):
-    """An object that waits for one or several subscriptions of a session, each with an outlet of its own.
+    """An object that waits for one or several subscriptions of a session, each with a queue of its own.
 
-    A delegate keeps hundreds of thousands, which the garbage collector need not look at: whoever gives up an outlet
+    A delegate keeps hundreds of thousands, which the garbage collector need not look at: whoever gives up a queue
     empties it.
     """
 
     parcel: Parcel
     places: int = 0
-    """In how many outlets it waits: its bytes count once, however many there are."""
-    outlets: Sequence[Outlet] = ()
+    """In how many queues it waits: its bytes count once, however many there are."""
+    queues: Sequence[SubscriptionQueue] = ()
     """Who might take it together with the first that does."""
     arrived: float = 0.0
     """When it was published, by our own clock, where a deadline counts; else 0."""
 
-    def put_into(self, outlet: Outlet) -> None:
+    def put_into(self, queue: SubscriptionQueue) -> None:
         """It waits there as well."""
         self.places += 1
-        if not self.outlets:
-            self.outlets = outlet.alone  # the commonest, and the same for all that wait there
-        elif isinstance(self.outlets, list):
-            self.outlets.append(outlet)
+        if not self.queues:
+            self.queues = queue.alone  # the commonest, and the same for all that wait there
+        elif isinstance(self.queues, list):
+            self.queues.append(queue)
         else:
-            self.outlets = [*self.outlets, outlet]
+            self.queues = [*self.queues, queue]
 
 
 DELAY_SECONDS: Final = 10.0
@@ -165,8 +165,8 @@ class Budget:
             return self._changed.wait_for(lambda: self.used < self.limit, timeout)
 
 
-class Arrears(FifoQueue):
-    """A source that lies ready: what a newcomer catches up with, oldest first, at most `bound` objects and as many
+class Backlog(FifoQueue):
+    """A source that lies ready: what a late joiner catches up with, oldest first, at most `bound` objects and as many
     bytes as one queue may hold; beyond that the policy says whether the oldest or the newest is `dropped`."""
 
     def __init__(self, request: SubscriptionRequest, share: int) -> None:
@@ -205,7 +205,7 @@ class Arrears(FifoQueue):
         return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
 
 
-class MeteredArrears(Arrears):
+class MeteredBacklog(Backlog):
     """The same for a contract whose meter is told what goes and what is lost."""
 
     def __init__(self, request: SubscriptionRequest, share: int, meter: Metering) -> None:
@@ -231,16 +231,16 @@ class MeteredArrears(Arrears):
         self._meter.lost(parcel.head.type_name)
 
 
-def arrears_of(subscription: Subscription, share: int) -> Arrears:
-    """For a newcomer; `share`: bytes that one queue may hold."""
+def backlog_of(subscription: Subscription, share: int) -> Backlog:
+    """For a late joiner; `share`: bytes that one queue may hold."""
     meter = subscription.contract.meter if subscription.contract is not None else None
     if meter is None:
-        return Arrears(subscription.request, share)
-    return MeteredArrears(subscription.request, share, meter)
+        return Backlog(subscription.request, share)
+    return MeteredBacklog(subscription.request, share, meter)
 
 
 class Feed(Protocol):
-    """Who fills an outlet from an archive, as it has room."""
+    """Who fills a queue from an archive, as it has room."""
 
     def wake(self) -> None:
         """There may be room, or it is over. Never waits: the session's lock may be held."""
@@ -273,7 +273,7 @@ class Tracked(Protocol):
 
 
 class Replay:
-    """Of an outlet that catches up with an archive: what is kept comes from its feed up to `target`, what is kept later
+    """Of a queue that catches up with an archive: what is kept comes from its feed up to `target`, what is kept later
     comes live and waits *behind*. When that is too much, it is given up: *overrun*, the feed brings that as well, up to
     another target. What is not kept has nothing to do with it."""
 
@@ -317,16 +317,32 @@ class Replay:
         return size
 
 
-class Outlet:
+class SubscriptionQueue:
     """What one subscription has waiting and under way. Its session's lock covers it."""
 
     __slots__ = (
-        "alone", "bound", "consumed", "counted", "cutting", "feed", "held", "next_chunk", "position", "queue", "ready",
-        "replay", "sent", "source", "subscription", "untold", "waiting", "waiting_bytes",
+        "alone",
+        "bound",
+        "consumed",
+        "counted",
+        "cutting",
+        "feed",
+        "held",
+        "live",
+        "next_chunk",
+        "position",
+        "ready",
+        "replay",
+        "sent",
+        "source",
+        "subscription",
+        "untold",
+        "waiting",
+        "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
-        """`held`: a newcomer whose source is being made ready: nothing goes out."""
+        """`held`: a late joiner whose source is being made ready: nothing goes out."""
         self.subscription = subscription
         self.alone = (self,)
         self.counted: tuple[Subscription, ...] = (subscription,)
@@ -340,8 +356,8 @@ class Outlet:
         self.bound = subscription.request.bound
         self.held = held
         self.source: DeliveryQueue | None = None
-        """Goes out before the queue; None once it is empty."""
-        self.queue: DeliveryQueue = FifoQueue()
+        """Goes out before what is live; None once it is empty."""
+        self.live: DeliveryQueue = FifoQueue()
         self.waiting = self.waiting_bytes = 0
         """In both together."""
         self.sent = self.consumed = 0
@@ -358,7 +374,7 @@ class Outlet:
         return self.waiting + (self.cutting is not None) + behind
 
     def goes(self, parcel: Parcel) -> None:
-        """An object of a placed outlet goes out now."""
+        """An object of a placed queue goes out now."""
         self.position = parcel.position
         replay = self.replay
         if replay is not None and replay.durable is not None:
@@ -368,7 +384,7 @@ class Outlet:
                 replay.went.append(parcel.position)
 
     def enters(self, parcel: Parcel) -> None:
-        """An object of an outlet that catches up waits from now on."""
+        """An object of a queue that catches up waits from now on."""
         if parcel.position and self.replay is not None and self.replay.durable is not None:
             self.replay.durable.entered(parcel.position)
 
@@ -378,7 +394,7 @@ class Outlet:
             self.replay.durable.acknowledge([parcel.position])
 
     def is_past(self, parcel: Parcel) -> bool:
-        """Whether it was kept before the outlet had caught up."""
+        """Whether it was kept before the queue had caught up."""
         return self.replay is not None and 0 < parcel.position <= self.replay.past
 
     def taken(self, total: int) -> None:
@@ -414,23 +430,23 @@ class Outlet:
     def put(self, waiting: Waiting, size: int) -> None:
         """One more waits, of `size` bytes."""
         waiting.put_into(self)
-        self.queue.put(waiting)
+        self.live.put(waiting)
         self.waiting += 1
         self.waiting_bytes += size
 
-    def catch_up(self, arrears: Arrears) -> None:
+    def catch_up(self, backlog: Backlog) -> None:
         """From now on they go out, then what has come meanwhile."""
-        for waiting in arrears:
+        for waiting in backlog:
             waiting.put_into(self)
         self.held = False
-        self.source = arrears or None
-        self.waiting += len(arrears)
-        self.waiting_bytes += arrears.size
+        self.source = backlog or None
+        self.waiting += len(backlog)
+        self.waiting_bytes += backlog.size
 
     @property
     def front(self) -> DeliveryQueue:
         """What the next one comes from."""
-        return self.queue if self.source is None else self.source
+        return self.live if self.source is None else self.source
 
     @property
     def room(self) -> int:

@@ -1,4 +1,4 @@
-"""Delivery to subscribers: one session a subscriber process, one outlet a subscription (see queue.py).
+"""Delivery to subscribers: one session a subscriber process, one queue a subscription (see queue.py).
 
 Rules:
 - Order is kept per subscription; ready subscriptions of a session take turns.
@@ -30,7 +30,17 @@ from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.egress.queue import Arrears, Budget, Delay, Feed, Flight, Outlet, Replay, Tracked, Waiting
+from jbi_pubsub.pad.egress.queue import (
+    Backlog,
+    Budget,
+    Delay,
+    Feed,
+    Flight,
+    Replay,
+    SubscriptionQueue,
+    Tracked,
+    Waiting,
+)
 from jbi_pubsub.pad.model.subscription import Subscription, shown
 from jbi_pubsub.protocol.deliveries import (
     ASK_AGAIN,
@@ -61,13 +71,13 @@ Delivery = tuple[Subscription, Parcel]
 
 
 class Ready(Protocol):
-    """Outlets that can send something, in the order of their turns."""
+    """Queues that can send something, in the order of their turns."""
 
-    def append(self, outlet: Outlet, /) -> None:
+    def append(self, queue: SubscriptionQueue, /) -> None:
         """Its turn comes behind the others."""
         ...
 
-    def popleft(self) -> Outlet:
+    def popleft(self) -> SubscriptionQueue:
         """Whose turn it is."""
         ...
 
@@ -103,8 +113,8 @@ class SubscriberSession:
         """When, by the delegate's clock."""
         self.lease_id = ""
         self._changed = threading.Condition()
-        self._outlets: dict[int, Outlet] = {}
-        self._ready: Ready = deque[Outlet]()
+        self._queues: dict[int, SubscriptionQueue] = {}
+        self._ready: Ready = deque[SubscriptionQueue]()
         self._delay = Delay()
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
@@ -115,7 +125,7 @@ class SubscriberSession:
         """ASK_AGAIN is to go out."""
         self._granted: dict[int, Callable[[], GrantedQos]] = {}
         """Subscriptions that are to be told what they have got, by number, and what that is by then."""
-        self._finished: dict[Outlet, bytes] = {}
+        self._finished: dict[SubscriptionQueue, bytes] = {}
         """Queries that have ended, with what is told of that behind their last result."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
@@ -124,66 +134,66 @@ class SubscriberSession:
         self._freed = 0
         """Bytes that the current `take` has taken out of queues."""
         self._bytes = 0
-        """That wait in all outlets; an object counts once."""
+        """That wait in all queues; an object counts once."""
         self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
         self.is_expiring = False
         """Some of what waits here may expire, or did."""
 
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
-        """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
+        """Open the subscription's queue; `held`: nothing goes out before `catch_up`."""
         with self._changed:
-            self._outlets[subscription.number] = self._new_outlet(subscription, held=held)
+            self._queues[subscription.number] = self._new_queue(subscription, held=held)
 
-    def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
-        return Outlet(subscription, held=held)
+    def _new_queue(self, subscription: Subscription, *, held: bool) -> SubscriptionQueue:
+        return SubscriptionQueue(subscription, held=held)
 
     def add_query(self, query: Subscription, feed: Feed) -> None:
-        """Open an outlet that `feed` fills as there is room (`room`, `put`), until it is `finished`."""
+        """Open a queue that `feed` fills as there is room (`room`, `put`), until it is `finished`."""
         self.add(query)
         with self._changed:
-            outlet = self._outlets[query.number]
-            outlet.feed, outlet.counted = feed, ()
+            queue = self._queues[query.number]
+            queue.feed, queue.counted = feed, ()
 
     def add_replay(self, subscription: Subscription, feed: Feed, durable: Tracked | None = None) -> None:
-        """Open the outlet of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to
+        """Open the queue of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to
         it live before `rearm`; nothing goes out before `catch_up`. One that is `durable` catches up again whenever its
         queue is full."""
         self.add(subscription, held=True)
         with self._changed:
-            outlet = self._outlets[subscription.number]
-            outlet.feed, outlet.replay = feed, Replay(durable)
+            queue = self._queues[subscription.number]
+            queue.feed, queue.replay = feed, Replay(durable)
 
     def rearm(self, subscription: Subscription, target: int) -> None:
         """The feed brings all that is kept up to that position, where positions stand now."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is not None and outlet.replay is not None:
-                self._charge(-outlet.replay.give_up())
-                outlet.replay.target, outlet.replay.is_overrun = target, False
+            queue = self._queues.get(subscription.number)
+            if queue is not None and queue.replay is not None:
+                self._charge(-queue.replay.give_up())
+                queue.replay.target, queue.replay.is_overrun = target, False
 
     def go_live(self, subscription: Subscription) -> Literal["live", "overrun", "full"]:
         """The feed has brought all up to its target: what is behind goes to the queue, and all that comes. "overrun":
         that was too much, it is to be armed again; "full": not before half of its queue is free, as from then on its
         policy may lose what waits."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is None or outlet.replay is None:
+            queue = self._queues.get(subscription.number)
+            if queue is None or queue.replay is None:
                 return "live"
-            replay = outlet.replay
+            replay = queue.replay
             if replay.is_overrun:
                 return "overrun"
-            if replay.durable is not None and not outlet.waiting and not replay.behind and not replay.is_live:
+            if replay.durable is not None and not queue.waiting and not replay.behind and not replay.is_live:
                 replay.durable.passed(replay.target)
             if replay.is_live:
                 return "live"
-            if outlet.waiting and outlet.waiting + len(replay.behind) > outlet.bound // 2:
+            if queue.waiting and queue.waiting + len(replay.behind) > queue.bound // 2:
                 return "full"
             replay.is_live = True
             replay.past = max([replay.target, *(parcel.position for parcel in replay.behind)])
             behind, replay.behind = replay.behind, []
             self._charge(-replay.size)
             replay.size = 0
-            self._put(outlet, behind)
+            self._put(queue, behind)
             if replay.durable is not None:
                 replay.durable.fed(replay.target, math.inf)
         self._sender.ready()
@@ -192,58 +202,58 @@ class SubscriberSession:
     def fall_back(self, subscription: Subscription, after: int) -> None:
         """A durable one is to have all behind that position again, as far as it is not acknowledged."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is not None and outlet.replay is not None:
-                self._fall_back(outlet, after + 1)
-                outlet.replay.again_from = after
+            queue = self._queues.get(subscription.number)
+            if queue is not None and queue.replay is not None:
+                self._fall_back(queue, after + 1)
+                queue.replay.again_from = after
 
     def again_from(self, subscription: Subscription) -> int:
         """Where the feed is to go on, told once; -1: where it is."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is None or outlet.replay is None:
+            queue = self._queues.get(subscription.number)
+            if queue is None or queue.replay is None:
                 return -1
-            found, outlet.replay.again_from = outlet.replay.again_from, -1
+            found, queue.replay.again_from = queue.replay.again_from, -1
             return found
 
-    def _fall_back(self, outlet: Outlet, position: int) -> None:
+    def _fall_back(self, queue: SubscriptionQueue, position: int) -> None:
         """What waits of a durable one is too much: it comes by its feed, with that object and all behind it."""
-        replay = outlet.replay
+        replay = queue.replay
         assert replay is not None
-        assert outlet.feed is not None
+        assert queue.feed is not None
         assert replay.durable is not None
         freed = lost = 0
         dropped: list[int] = []
-        while outlet.waiting:
-            waiting = outlet.drop_oldest()
+        while queue.waiting:
+            waiting = queue.drop_oldest()
             freed += waiting.parcel.size if waiting.places == 0 else 0
             if waiting.parcel.position:
-                outlet.subscription.matched -= 1
+                queue.subscription.matched -= 1
                 dropped.append(waiting.parcel.position)
             else:
                 lost += 1
         self._charge(-freed - replay.give_up())
         if lost:
-            self._lose(outlet, Cause.QUEUE_OVERFLOW, lost)
+            self._lose(queue, Cause.QUEUE_OVERFLOW, lost)
         after = replay.durable.back(position, dropped)
         replay.again_from = after if replay.again_from < 0 else min(replay.again_from, after)
         replay.is_live, replay.past = False, math.inf
-        outlet.feed.wake()
+        queue.feed.wake()
 
-    def _comes_behind(self, outlet: Outlet, parcel: Parcel) -> bool:
-        """What is kept, for an outlet that catches up: whether it is dealt with."""
-        replay = outlet.replay
+    def _comes_behind(self, queue: SubscriptionQueue, parcel: Parcel) -> bool:
+        """What is kept, for a queue that catches up: whether it is dealt with."""
+        replay = queue.replay
         assert replay is not None
         if not parcel.position:
             return parcel.was_kept  # before it came: the feed brings it, or did, or it is not wanted
         if replay.is_live and parcel.position > replay.target:
-            if replay.durable is None or not self._is_full(outlet):
+            if replay.durable is None or not self._is_full(queue):
                 return False
-            self._fall_back(outlet, parcel.position)
+            self._fall_back(queue, parcel.position)
             return True
         if parcel.position <= replay.target or replay.is_overrun:
             return True  # the feed brings it
-        is_too_much = len(replay.behind) > outlet.bound // 2 or outlet.waiting_bytes + replay.size >= self._budget.share
+        is_too_much = len(replay.behind) > queue.bound // 2 or queue.waiting_bytes + replay.size >= self._budget.share
         if is_too_much or self._bytes >= self._budget.session_share or self._budget.used >= self._budget.limit:
             self._charge(-replay.give_up())
             return True
@@ -256,108 +266,108 @@ class SubscriberSession:
     def queries(self) -> int:
         """How many have not told that they have ended."""
         with self._changed:
-            return sum(not outlet.counted for outlet in self._outlets.values())
+            return sum(not queue.counted for queue in self._queues.values())
 
     def has(self, subscription: Subscription) -> bool:
-        """Whether its outlet is open."""
+        """Whether its queue is open."""
         with self._changed:
-            return subscription.number in self._outlets
+            return subscription.number in self._queues
 
     def room(self, subscription: Subscription) -> tuple[int, int]:
-        """How many objects a feed may put now, and of how many bytes in all; (-1, 0): its outlet is gone. Bytes may be
+        """How many objects a feed may put now, and of how many bytes in all; (-1, 0): its queue is gone. Bytes may be
         short when there is room for objects: nobody tells when that changes. A query's that was `finish`ed has none."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is None or outlet in self._finished:
+            queue = self._queues.get(subscription.number)
+            if queue is None or queue in self._finished:
                 return -1, 0
-            if outlet.held:
+            if queue.held:
                 return 0, 0
             budget = self._budget
-            most = min(budget.share - outlet.waiting_bytes, budget.session_share - self._bytes)
-            return max(0, outlet.room), max(0, min(most, budget.limit - budget.used))
+            most = min(budget.share - queue.waiting_bytes, budget.session_share - self._bytes)
+            return max(0, queue.room), max(0, min(most, budget.limit - budget.used))
 
     def put(self, subscription: Subscription, parcels: Sequence[Parcel]) -> None:
         """What a feed brings, within its room."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is None or outlet in self._finished:
+            queue = self._queues.get(subscription.number)
+            if queue is None or queue in self._finished:
                 return
-            self._put(outlet, parcels)
+            self._put(queue, parcels)
         self._sender.ready()
 
-    def _put(self, outlet: Outlet, parcels: Sequence[Parcel]) -> None:
-        outlet.subscription.matched += len(parcels)
+    def _put(self, queue: SubscriptionQueue, parcels: Sequence[Parcel]) -> None:
+        queue.subscription.matched += len(parcels)
         self._charge(sum(parcel.size for parcel in parcels))
         for parcel in parcels:
-            outlet.enters(parcel)
-            outlet.put(Waiting(parcel), parcel.size)
-        self._make_ready(outlet)
+            queue.enters(parcel)
+            queue.put(Waiting(parcel), parcel.size)
+        self._make_ready(queue)
 
     def finish(self, query: Subscription, told: bytes, *, drop: bool = False) -> None:
         """A query has ended: that is told when its results have gone out; at once, if those that wait are dropped."""
         with self._changed:
-            outlet = self._outlets.get(query.number)
-            if outlet is None or outlet in self._finished:
+            queue = self._queues.get(query.number)
+            if queue is None or queue in self._finished:
                 return
             if drop:
-                self._empty(outlet)
-                outlet.untold.clear()
-            self._finished[outlet] = told
+                self._empty(queue)
+                queue.untold.clear()
+            self._finished[queue] = told
         self._sender.ready()
 
     @property
     def _is_finished(self) -> bool:
         """Whether the end of a query can be told now. Asked without our lock, too."""
-        return any(not (outlet.held_up or outlet.untold) for outlet in tuple(self._finished))
+        return any(not (queue.held_up or queue.untold) for queue in tuple(self._finished))
 
-    def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
-        """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
-        meanwhile. All in one step, so that what several of them get goes over the link once. Arrears that there is no
-        room for are lost, and told: publishers do not wait for them."""
+    def catch_up(self, joiners: Iterable[tuple[Subscription, Backlog, int]]) -> None:
+        """Let late joiners go: each gets its backlog, and is told first how many objects it has missed; then what has
+        come meanwhile. All in one step, so that what several of them get goes over the link once. A backlog that there
+        is no room for is lost, and told: publishers do not wait for it."""
         with self._changed:
-            for subscription, arrears, missed in newcomers:
-                outlet = self._outlets.get(subscription.number)
-                if outlet is None:  # cancelled meanwhile: it is owed nothing any more
+            for subscription, backlog, missed in joiners:
+                queue = self._queues.get(subscription.number)
+                if queue is None:  # cancelled meanwhile: it is owed nothing any more
                     continue
-                subscription.matched += len(arrears) + arrears.dropped
-                size = sum(waiting.parcel.size for waiting in arrears if waiting.places == 0)
+                subscription.matched += len(backlog) + backlog.dropped
+                size = sum(waiting.parcel.size for waiting in backlog if waiting.places == 0)
                 if self._bytes + size > self._budget.session_share or self._budget.used + size > self._budget.limit:
-                    arrears.drop_all()
+                    backlog.drop_all()
                     size = 0
-                subscription.replayed += len(arrears)
-                dropped = arrears.dropped
-                outlet.catch_up(arrears)
+                subscription.replayed += len(backlog)
+                dropped = backlog.dropped
+                queue.catch_up(backlog)
                 self._charge(size)
-                while outlet.waiting > outlet.bound and self._policy(outlet) == "drop_oldest":
-                    self._drop_oldest(outlet)
+                while queue.waiting > queue.bound and self._policy(queue) == "drop_oldest":
+                    self._drop_oldest(queue)
                     dropped += 1
                 for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
                     if count:
-                        self._lose(outlet, cause, count)
-                self._make_ready(outlet)
-                if outlet.feed is not None:
-                    outlet.feed.wake()
+                        self._lose(queue, cause, count)
+                self._make_ready(queue)
+                if queue.feed is not None:
+                    queue.feed.wake()
             self._changed.notify_all()
         self._sender.ready()
 
     def remove(self, subscription: Subscription) -> int:
-        """Close the outlet; how many objects waited in it or were on their way."""
+        """Close the queue; how many objects waited in it or were on their way."""
         with self._changed:
-            outlet = self._outlets.pop(subscription.number, None)
-            if outlet is None:
+            queue = self._queues.pop(subscription.number, None)
+            if queue is None:
                 return 0
-            outlet.settle()
-            waiting = outlet.held_up
+            queue.settle()
+            waiting = queue.held_up
             for flight in self._flying:
                 if subscription in flight.subscriptions:
                     waiting += flight.count
                     flight.subscriptions = tuple(s for s in flight.subscriptions if s is not subscription)
-            self._empty(outlet)
-            outlet.cutting = None
-            outlet.untold.clear()
-            self._finished.pop(outlet, None)
-            if outlet.feed is not None:
-                outlet.feed.wake()
+            self._empty(queue)
+            queue.cutting = None
+            queue.untold.clear()
+            self._finished.pop(queue, None)
+            if queue.feed is not None:
+                queue.feed.wake()
             self._changed.notify_all()
             return waiting
 
@@ -379,7 +389,7 @@ class SubscriberSession:
     def tell_quality(self, subscription: Subscription, given: Callable[[], GrantedQos]) -> None:
         """Tell its subscriber what it has got, instead of what it had; `given` is asked when that goes out."""
         with self._changed:
-            if subscription.number in self._outlets:
+            if subscription.number in self._queues:
                 self._granted[subscription.number] = given
         self._sender.ready()
 
@@ -402,33 +412,33 @@ class SubscriberSession:
         gone: list[Subscription] = []
         taken = 0
         subscription: Subscription | None = None
-        outlet: Outlet | None = None
+        queue: SubscriptionQueue | None = None
         waiting: Waiting | None = None
         is_placed = False
         share, most = self._budget.share, self._budget.session_share
         with self._changed:
             for whose, parcel in deliveries:
-                if whose is not subscription:  # of a run, consecutive objects for one, the outlet is looked up once
-                    subscription, outlet = whose, self._outlets.get(whose.number)
-                    is_placed = outlet is not None and outlet.feed is not None
+                if whose is not subscription:  # of a run, consecutive objects for one, the queue is looked up once
+                    subscription, queue = whose, self._queues.get(whose.number)
+                    is_placed = queue is not None and queue.feed is not None
                     if blocked and any(before is whose for before, _ in blocked):
                         subscription = None
                         blocked.append((whose, parcel))  # behind the one before
                         continue
-                if outlet is None:
+                if queue is None:
                     gone.append(whose)  # cancelled since the match: after the cancel returned nothing may come
                     continue
                 if is_placed:
                     waiting = None  # its object goes out by itself
-                    if outlet.replay is not None and self._comes_behind(outlet, parcel):
+                    if queue.replay is not None and self._comes_behind(queue, parcel):
                         continue
                 size = parcel.size
-                if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
-                    if blocked is not None and self._would_wait(outlet, waited):
+                if queue.waiting >= queue.bound or queue.waiting_bytes >= share or self._bytes >= most:
+                    if blocked is not None and self._would_wait(queue, waited):
                         subscription = None
                         blocked.append((whose, parcel))
                         continue
-                    has_room, stands = self._make_room(outlet, parcel, waits=blocked is None)
+                    has_room, stands = self._make_room(queue, parcel, waits=blocked is None)
                     subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
                         gone.append(whose)
@@ -443,13 +453,13 @@ class SubscriberSession:
                     taken += size
                     self._bytes += size
                 if is_placed:
-                    outlet.enters(parcel)
-                    outlet.put(waiting, size)
+                    queue.enters(parcel)
+                    queue.put(waiting, size)
                     waiting = None
                 else:
-                    outlet.put(waiting, size)
-                if not outlet.ready:
-                    self._make_ready(outlet)
+                    queue.put(waiting, size)
+                if not queue.ready:
+                    self._make_ready(queue)
             self._budget.add(taken)
         if at_once:
             self._sender.send()
@@ -457,54 +467,54 @@ class SubscriberSession:
             self._sender.ready()
         return gone
 
-    def _would_wait(self, outlet: Outlet, waited: float) -> bool:
-        request = outlet.subscription.request
+    def _would_wait(self, queue: SubscriptionQueue, waited: float) -> bool:
+        request = queue.subscription.request
         return (
-            self._policy(outlet) == "block"
-            and not outlet.held
+            self._policy(queue) == "block"
+            and not queue.held
             and waited < request.block_seconds
-            and self._is_full(outlet)
+            and self._is_full(queue)
         )
 
-    def _policy(self, outlet: Outlet) -> str:
+    def _policy(self, queue: SubscriptionQueue) -> str:
         """What happens when its queue is full."""
-        return outlet.subscription.request.policy
+        return queue.subscription.request.policy
 
-    def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
+    def _make_room(self, queue: SubscriptionQueue, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
         """The queue, or the session's share, is full: act by the policy, for that object. (whether there is room,
         whether the subscription still stands)"""
-        request, size, policy = outlet.subscription.request, parcel.size, self._policy(outlet)
+        request, size, policy = queue.subscription.request, parcel.size, self._policy(queue)
         cause = Cause.QUEUE_OVERFLOW
-        if policy == "block" and not outlet.held:  # nobody waits for who is still catching up
+        if policy == "block" and not queue.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
-            has_room = self._wait_for_room(outlet, request.block_seconds if waits else 0.0)
-            if self._outlets.get(outlet.subscription.number) is not outlet:
+            has_room = self._wait_for_room(queue, request.block_seconds if waits else 0.0)
+            if self._queues.get(queue.subscription.number) is not queue:
                 return False, False  # cancelled while we waited: its queue is empty, but nobody takes from it
             if has_room:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
         dropped, has_room = 0, False
         if policy == "drop_oldest":
-            before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
+            before, others_hold = queue.waiting_bytes, self._bytes >= self._budget.session_share
             wanted = size if others_hold else 0  # its own oldest make way for as much, not all for what others hold
-            while outlet.waiting and (outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted):
-                self._drop_oldest(outlet)  # many small ones may have to go for a large one
+            while queue.waiting and (queue.is_full(self._budget.share) or before - queue.waiting_bytes < wanted):
+                self._drop_oldest(queue)  # many small ones may have to go for a large one
                 dropped += 1
-            has_room = before - outlet.waiting_bytes >= wanted
+            has_room = before - queue.waiting_bytes >= wanted
         if not has_room:
-            outlet.subscription.matched += 1
-        self._lose(outlet, cause, dropped + (not has_room))
+            queue.subscription.matched += 1
+        self._lose(queue, cause, dropped + (not has_room))
         return has_room, True
 
-    def _is_full(self, outlet: Outlet) -> bool:
-        return outlet.is_full(self._budget.share) or self._bytes >= self._budget.session_share
+    def _is_full(self, queue: SubscriptionQueue) -> bool:
+        return queue.is_full(self._budget.share) or self._bytes >= self._budget.session_share
 
     def _charge(self, size: int) -> None:
         self._bytes += size
         self._budget.add(size)
 
-    def _drop_oldest(self, outlet: Outlet) -> None:
-        waiting = outlet.drop_oldest()
+    def _drop_oldest(self, queue: SubscriptionQueue) -> None:
+        waiting = queue.drop_oldest()
         if waiting.places == 0:
             self._charge(-waiting.parcel.size)
 
@@ -512,21 +522,21 @@ class SubscriberSession:
         """Count a loss that happened elsewhere (e-mail, a gap) and tell the subscriber. False: the subscription is
         gone, and does not account for it any more."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is not None:
-                self._lose(outlet, cause, count)
+            queue = self._queues.get(subscription.number)
+            if queue is not None:
+                self._lose(queue, cause, count)
         self._sender.ready()
-        return outlet is not None
+        return queue is not None
 
     def refuse(self, subscription: Subscription, cause: Cause) -> bool:
         """An object that it matches is lost before it is queued. False: the subscription is gone."""
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is not None:
+            queue = self._queues.get(subscription.number)
+            if queue is not None:
                 subscription.matched += 1
-                self._lose(outlet, cause)
+                self._lose(queue, cause)
         self._sender.ready()
-        return outlet is not None
+        return queue is not None
 
     def _take(self, max_items: int, max_bytes: int) -> list[Parts]:
         """What goes out next: ready subscriptions take turns. On the hub's thread."""
@@ -535,10 +545,10 @@ class SubscriberSession:
         with self._changed:
             self._freed = 0
             while self._ready and len(items) < max_items and size < max_bytes:
-                outlet = self._ready.popleft()
-                outlet.ready = False
-                size += self._next(outlet, items, max_items, max_bytes - size)
-                self._make_ready(outlet)
+                queue = self._ready.popleft()
+                queue.ready = False
+                size += self._next(queue, items, max_items, max_bytes - size)
+                self._make_ready(queue)
             self._take_rest(items, max_items)
         return items
 
@@ -566,15 +576,15 @@ class SubscriberSession:
 
     def _take_ends(self, items: list[Parts], max_items: int) -> None:
         """Of queries whose last result has gone."""
-        for outlet in [each for each in self._finished if not (each.held_up or each.untold)]:
+        for queue in [each for each in self._finished if not (each.held_up or each.untold)]:
             if len(items) >= max_items:
                 break
-            told = self._finished.pop(outlet)
-            del self._outlets[outlet.subscription.number]
+            told = self._finished.pop(queue)
+            del self._queues[queue.subscription.number]
             self._fly((), 1)
-            items.append((ITEM.pack(FINISHED, outlet.subscription.number), told))
-            if outlet.feed is not None:
-                outlet.feed.wake()
+            items.append((ITEM.pack(FINISHED, queue.subscription.number), told))
+            if queue.feed is not None:
+                queue.feed.wake()
 
     def attach(
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
@@ -585,14 +595,14 @@ class SubscriberSession:
     def part(self) -> None:
         """Tell the subscriber that nothing comes any more, and that what waits is lost (shutdown)."""
         with self._changed:
-            for outlet in self._outlets.values():
-                outlet.held = False
-                outlet.settle()
-                held = outlet.held_up
-                self._empty(outlet)
-                outlet.cutting = None
+            for queue in self._queues.values():
+                queue.held = False
+                queue.settle()
+                held = queue.held_up
+                self._empty(queue)
+                queue.cutting = None
                 if held:
-                    self._lose(outlet, Cause.SHUTDOWN, held)
+                    self._lose(queue, Cause.SHUTDOWN, held)
             self._parting = True
         self._sender.ready()
 
@@ -610,7 +620,7 @@ class SubscriberSession:
             return
         deadline = self._clock() + timeout
         with self._changed:
-            while (outlet := self._outlets.get(subscription.number)) is not None and outlet.untold and self.connected:
+            while (queue := self._queues.get(subscription.number)) is not None and queue.untold and self.connected:
                 if (left := deadline - self._clock()) <= 0:
                     break
                 self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
@@ -622,16 +632,16 @@ class SubscriberSession:
         """The session is over: whatever waits is lost under `cause`."""
         with self._changed:
             self._closed = True
-            for outlet in self._outlets.values():
-                outlet.settle()
-                outlet.subscription.lost[cause] += outlet.held_up
-                self._empty(outlet)
-                if outlet.feed is not None:
-                    outlet.feed.wake()
+            for queue in self._queues.values():
+                queue.settle()
+                queue.subscription.lost[cause] += queue.held_up
+                self._empty(queue)
+                if queue.feed is not None:
+                    queue.feed.wake()
             for flight in self._flying:
                 for subscription in flight.subscriptions:
                     subscription.lost[cause] += flight.count
-            self._outlets.clear()
+            self._queues.clear()
             self._finished.clear()
             self._ready.clear()
             self._flying.clear()
@@ -661,14 +671,14 @@ class SubscriberSession:
     def queued(self) -> int:
         """Objects that wait in all queues of subscriptions."""
         with self._changed:
-            return sum(outlet.waiting for outlet in self._outlets.values() if outlet.counted)
+            return sum(queue.waiting for queue in self._queues.values() if queue.counted)
 
     @property
     def in_flight(self) -> int:
         """Objects on their way and not acknowledged, those also of which some chunks have gone; one for several
         subscriptions counts for each."""
         with self._changed:
-            cut = sum(o.cutting is not None for o in self._outlets.values() if o.counted)
+            cut = sum(o.cutting is not None for o in self._queues.values() if o.counted)
             return self._under_way() + cut
 
     @property
@@ -693,19 +703,19 @@ class SubscriberSession:
     def waiting(self) -> dict[str, int]:
         """Objects that wait, by subscription."""
         with self._changed:
-            return {o.subscription.uid: o.waiting for o in self._outlets.values() if o.counted}
+            return {o.subscription.uid: o.waiting for o in self._queues.values() if o.counted}
 
-    def _empty(self, outlet: Outlet) -> None:
+    def _empty(self, queue: SubscriptionQueue) -> None:
         freed = 0
-        while outlet.waiting:
-            waiting = outlet.drop_oldest()
+        while queue.waiting:
+            waiting = queue.drop_oldest()
             freed += waiting.parcel.size if waiting.places == 0 else 0
-        if outlet.replay is not None:
-            freed += outlet.replay.give_up()
+        if queue.replay is not None:
+            freed += queue.replay.give_up()
         self._charge(-freed)
 
     def _left(self) -> int:
-        return sum(outlet.held_up for outlet in self._outlets.values() if outlet.counted) + self._under_way()
+        return sum(queue.held_up for queue in self._queues.values() if queue.counted) + self._under_way()
 
     def _under_way(self) -> int:
         return sum(flight.count * len(flight.subscriptions) for flight in self._flying)
@@ -716,46 +726,46 @@ class SubscriberSession:
         else:
             self._flying.append(Flight(subscriptions, count))
 
-    def _next(self, outlet: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
-        """Put what goes out next of that outlet behind `items`; its bytes."""
-        if self.is_expiring and outlet.cutting is None:
-            self._drop_expired(outlet)
-        if outlet.cutting is not None:
-            item = self._next_chunk(outlet)
-        elif outlet.untold:
-            item = self._next_notice(outlet)
-        elif not outlet.may_send():
+    def _next(self, queue: SubscriptionQueue, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        """Put what goes out next of that queue behind `items`; its bytes."""
+        if self.is_expiring and queue.cutting is None:
+            self._drop_expired(queue)
+        if queue.cutting is not None:
+            item = self._next_chunk(queue)
+        elif queue.untold:
+            item = self._next_notice(queue)
+        elif not queue.may_send():
             return 0
-        elif outlet.front.head().parcel.size > self._chunk:
-            waiting = outlet.front.take()
+        elif queue.front.head().parcel.size > self._chunk:
+            waiting = queue.front.take()
             waiting.places -= 1
-            outlet.took(1, waiting.parcel.size)
+            queue.took(1, waiting.parcel.size)
             self._freed += waiting.parcel.size if waiting.places == 0 else 0
-            outlet.goes(waiting.parcel)
-            outlet.cutting = chunks(waiting.parcel.parts, self._chunk)
-            outlet.next_chunk = next(outlet.cutting)
-            item = self._next_chunk(outlet)
+            queue.goes(waiting.parcel)
+            queue.cutting = chunks(waiting.parcel.parts, self._chunk)
+            queue.next_chunk = next(queue.cutting)
+            item = self._next_chunk(queue)
         else:
-            return self._next_run(outlet, items, max_items, max_bytes)
+            return self._next_run(queue, items, max_items, max_bytes)
         items.append(item)
         return sum(map(len, item))
 
-    def _drop_expired(self, outlet: Outlet) -> None:
+    def _drop_expired(self, queue: SubscriptionQueue) -> None:
         """What is first and has waited too long is lost."""
         now, count = self._clock(), 0
-        while outlet.waiting and not outlet.held and 0.0 < (parcel := outlet.front.head().parcel).expires <= now:
-            outlet.leaves(parcel)
-            self._drop_oldest(outlet)
+        while queue.waiting and not queue.held and 0.0 < (parcel := queue.front.head().parcel).expires <= now:
+            queue.leaves(parcel)
+            self._drop_oldest(queue)
             count += 1
         if count:
-            self._lose(outlet, Cause.EXPIRED, count)
+            self._lose(queue, Cause.EXPIRED, count)
 
-    def _next_notice(self, outlet: Outlet) -> Parts:
-        cause, count = outlet.untold.popitem()
+    def _next_notice(self, queue: SubscriptionQueue) -> Parts:
+        cause, count = queue.untold.popitem()
         self._fly((), 1)
-        why = outlet.subscription.set_aside if cause == Cause.REFUSED else ""
-        notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST), why)
-        return ITEM.pack(LOSS, outlet.subscription.number), msgspec.msgpack.encode(notice)
+        why = queue.subscription.set_aside if cause == Cause.REFUSED else ""
+        notice = LossNotice(queue.subscription.uid, Cause(cause), min(count, COUNT_MOST), why)
+        return ITEM.pack(LOSS, queue.subscription.number), msgspec.msgpack.encode(notice)
 
     def _end_of(self, subscription: Subscription) -> tuple[Parts, Parts]:
         notice = LossNotice(subscription.uid, Cause.REFUSED, 0, "access was withdrawn")
@@ -763,21 +773,21 @@ class SubscriberSession:
         number = subscription.number
         return (ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)), (ITEM.pack(END, number),)
 
-    def _next_run(self, first: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
+    def _next_run(self, first: SubscriptionQueue, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """A run of objects, each once for all subscriptions that are ready for it now; the others get it by itself. It
         is one object if anybody else is ready, whose turn it is then."""
         front = first.front
         waiting = front.head()
-        outlets = waiting.outlets
-        others = outlets[SHARED_MOST:] or ()
+        queues = waiting.queues
+        others = queues[SHARED_MOST:] or ()
         together = [first]
-        if len(outlets) > 1:
-            together += [one for one in outlets if one is not first and one.is_next(waiting)][: SHARED_MOST - 1]
-        fronts = [outlet.front for outlet in together[1:]]
+        if len(queues) > 1:
+            together += [one for one in queues if one is not first and one.is_next(waiting)][: SHARED_MOST - 1]
+        fronts = [queue.front for queue in together[1:]]
         most = 1
-        if not self.is_expiring and len(self._ready) == sum(outlet.ready for outlet in together):
+        if not self.is_expiring and len(self._ready) == sum(queue.ready for queue in together):
             lengths = [len(one) for one in (front, *fronts)]
-            most = min(max_items - len(items), *lengths, *[outlet.credit for outlet in together])
+            most = min(max_items - len(items), *lengths, *[queue.credit for queue in together])
         head, is_placed = item_head(together), first.feed is not None
         count = size = sent = 0
         while True:
@@ -788,7 +798,7 @@ class SubscriberSession:
             for other in fronts:
                 other.take()
             waiting.places -= len(together)
-            waiting.outlets = others
+            waiting.queues = others
             if waiting.places == 0:
                 self._freed += parcel.size
             items.append((head, *parcel.parts))
@@ -798,53 +808,53 @@ class SubscriberSession:
             if count >= most or sent >= max_bytes:
                 break
             waiting = front.head()
-            if waiting.outlets != outlets or waiting.parcel.size > self._chunk:
+            if waiting.queues != queues or waiting.parcel.size > self._chunk:
                 break
             if fronts and any(other.head() is not waiting for other in fronts):
                 break
-        for outlet in together:
-            outlet.took(count, size)
-        self._fly(tuple([outlet.subscription for outlet in together]) if first.counted else (), count)
+        for queue in together:
+            queue.took(count, size)
+        self._fly(tuple([queue.subscription for queue in together]) if first.counted else (), count)
         return sent
 
-    def _next_chunk(self, outlet: Outlet) -> Parts:
-        assert outlet.cutting is not None
-        assert outlet.next_chunk is not None
+    def _next_chunk(self, queue: SubscriptionQueue) -> Parts:
+        assert queue.cutting is not None
+        assert queue.next_chunk is not None
         try:
-            chunk, outlet.next_chunk = outlet.next_chunk, next(outlet.cutting, None)
+            chunk, queue.next_chunk = queue.next_chunk, next(queue.cutting, None)
         except StorageError as exc:
-            return self._break_off(outlet, exc)
-        last = outlet.next_chunk is None
+            return self._break_off(queue, exc)
+        last = queue.next_chunk is None
         if last:
-            outlet.cutting = None
-        self._fly(outlet.counted if last else (), 1)
-        return chunk_head(outlet, is_last=last), chunk
+            queue.cutting = None
+        self._fly(queue.counted if last else (), 1)
+        return chunk_head(queue, is_last=last), chunk
 
-    def _break_off(self, outlet: Outlet, why: StorageError) -> Parts:
+    def _break_off(self, queue: SubscriptionQueue, why: StorageError) -> Parts:
         """The rest of a large object can't be read: its subscriber is told so in place of that."""
-        log.error("subscription %s: the rest of an object is lost: %s", outlet.subscription.uid, why)
-        outlet.cutting = None
-        self._lose(outlet, Cause.STORAGE)
-        return self._next_notice(outlet)
+        log.error("subscription %s: the rest of an object is lost: %s", queue.subscription.uid, why)
+        queue.cutting = None
+        self._lose(queue, Cause.STORAGE)
+        return self._next_notice(queue)
 
-    def _make_ready(self, outlet: Outlet) -> None:
-        if not outlet.ready and outlet.may_send():
-            outlet.ready = True
-            self._ready.append(outlet)
+    def _make_ready(self, queue: SubscriptionQueue) -> None:
+        if not queue.ready and queue.may_send():
+            queue.ready = True
+            self._ready.append(queue)
 
     def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
         """How long objects have waited for their applications: nobody asks here."""
 
-    def _lose(self, outlet: Outlet, cause: Cause, count: int = 1) -> None:
-        outlet.subscription.lost[cause] += count
-        outlet.untold[cause] += count
-        self._make_ready(outlet)
+    def _lose(self, queue: SubscriptionQueue, cause: Cause, count: int = 1) -> None:
+        queue.subscription.lost[cause] += count
+        queue.untold[cause] += count
+        self._make_ready(queue)
 
-    def _wait_for_room(self, outlet: Outlet, seconds: float) -> bool:
+    def _wait_for_room(self, queue: SubscriptionQueue, seconds: float) -> bool:
         deadline = self._clock() + seconds
-        while self._is_full(outlet):
+        while self._is_full(queue):
             left = deadline - self._clock()
-            if left <= 0 or self._closed or self._outlets.get(outlet.subscription.number) is not outlet:
+            if left <= 0 or self._closed or self._queues.get(queue.subscription.number) is not queue:
                 return False
             self._changed.wait(left)
         return True
@@ -866,18 +876,18 @@ class SubscriberSession:
                 if not flight.count:
                     self._flying.popleft()
             for number, total in heard.consumed.items():
-                outlet = self._outlets.get(number)
-                if outlet is not None and outlet.consumed < total <= outlet.sent:
-                    outlet.taken(total)
-                    self._make_ready(outlet)
-                    if outlet.feed is not None:
-                        outlet.feed.wake()
+                queue = self._queues.get(number)
+                if queue is not None and queue.consumed < total <= queue.sent:
+                    queue.taken(total)
+                    self._make_ready(queue)
+                    if queue.feed is not None:
+                        queue.feed.wake()
             for number, positions in heard.acknowledged.items():
-                outlet = self._outlets.get(number)
-                if outlet is not None and outlet.acknowledged(positions):
-                    self._make_ready(outlet)
-                    if outlet.feed is not None:
-                        outlet.feed.wake()
+                queue = self._queues.get(number)
+                if queue is not None and queue.acknowledged(positions):
+                    self._make_ready(queue)
+                    if queue.feed is not None:
+                        queue.feed.wake()
             if heard.delays:
                 self._reached(heard.delays)
             self._changed.notify_all()  # whoever drains
@@ -886,24 +896,24 @@ class SubscriberSession:
             self._sender.ready()
 
 
-def item_head(together: Sequence[Outlet]) -> bytes:
+def item_head(together: Sequence[SubscriptionQueue]) -> bytes:
     """What an object's item begins with, for those subscriptions."""
-    numbers = [outlet.subscription.number for outlet in together]
+    numbers = [queue.subscription.number for queue in together]
     if len(numbers) == 1:
         return ITEM.pack(OBJECT, numbers[0])
     return ITEM.pack(SHARED, len(numbers)) + struct.pack(f"!{len(numbers)}I", *numbers)
 
 
-def placed_head(outlet: Outlet, parcel: Parcel) -> bytes:
-    """What an object's item begins with that goes out, and whose outlet is placed."""
-    outlet.goes(parcel)
-    return ITEM.pack(PLACED, outlet.subscription.number) + POSITION.pack(parcel.position)
+def placed_head(queue: SubscriptionQueue, parcel: Parcel) -> bytes:
+    """What an object's item begins with that goes out, and whose queue is placed."""
+    queue.goes(parcel)
+    return ITEM.pack(PLACED, queue.subscription.number) + POSITION.pack(parcel.position)
 
 
-def chunk_head(outlet: Outlet, *, is_last: bool) -> bytes:
+def chunk_head(queue: SubscriptionQueue, *, is_last: bool) -> bytes:
     """What a chunk's item begins with."""
-    head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, outlet.subscription.number)
-    return head + POSITION.pack(outlet.position) if outlet.feed is not None else head
+    head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, queue.subscription.number)
+    return head + POSITION.pack(queue.position) if queue.feed is not None else head
 
 
 class Deliveries:

@@ -1,14 +1,14 @@
 """Sessions under quality of service: what waits goes by importance, in the strategy's shares, paced by its link.
 
-As in delivery.py, with these rules beside:
+As in pad/egress/session.py, with these rules beside:
 
-- An outlet waits for its turn at each level that its queue has something for; a large object goes on at the level that
+- A queue waits for its turn at each level that it has something for; a large object goes on at the level that
   it began at, or higher if something more important waits behind it.
 - A batch has the levels that it is allowed, and no more bytes; an object of more than two batches goes in chunks.
 - What expires, and settings that change, are looked at by a sweep: no object that waits needs a timer.
 - A subscriber may have as many objects as its application took lately in a round trip, twice: beyond that they wait
   here, where what is more important may still pass them.
-- Losses are told with the next turn of their outlet; one that has none soon is told at the highest level.
+- Losses are told with the next turn of their queue; one that has none soon is told at the highest level.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, Turns
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.egress.queue import Outlet, Waiting
+from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting
 from jbi_pubsub.pad.egress.session import Delivery, Parts, SubscriberSession, chunk_head, item_head, placed_head
 from jbi_pubsub.pad.model.quality import CatchingUp, Quality
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -33,12 +33,12 @@ from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 ALL: Final = (1 << LEVELS) - 1
 TOP: Final = 1 << (LEVELS - 1)
 URGED_MOST: Final = 16
-"""Outlets of a session that are told their losses out of turn in a sweep: losses must not take the link."""
+"""Queues of a session that are told their losses out of turn in a sweep: losses must not take the link."""
 PREFETCH_SECONDS: Final = 0.1
 """For so long, and a round trip, an application has enough."""
 
 
-class LevelledQueue(Protocol):
+class PriorityQueue(Protocol):
     """What holds objects back for one subscription, by level: see qos/queue.py."""
 
     levels: int
@@ -105,7 +105,7 @@ class Cut(Iterator[memoryview]):
             self._views.append(chunk)
 
 
-class LevelledOutlet(Outlet):
+class LevelledQueue(SubscriptionQueue):
     """What one subscription has waiting and under way, by level."""
 
     __slots__ = (
@@ -132,7 +132,7 @@ class LevelledOutlet(Outlet):
         self.levelled = session.quality.queue_of(
             self.contract, lambda waiting, cause: session.dropped(self, waiting, cause)
         )
-        self.queue = _Fifo(self.levelled)
+        self.live = _Fifo(self.levelled)
         self.rings = 0
         """Bit mask of the levels that it waits for its turn at."""
         self.cut_level = 0
@@ -209,9 +209,9 @@ class LevelledOutlet(Outlet):
 
 
 class _Fifo:
-    """A level queue as outlets know queues; puts go to it directly."""
+    """A queue by level as subscription queues know what is live; puts go to it directly."""
 
-    def __init__(self, queue: LevelledQueue) -> None:
+    def __init__(self, queue: PriorityQueue) -> None:
         self._queue = queue
         self.take = queue.take
         self.drop_oldest = queue.drop_oldest
@@ -229,43 +229,43 @@ class _Fifo:
 
 
 class ByLevel:
-    """Outlets that can send something, by level: those of a level take turns, levels share by the strategy."""
+    """Queues that can send something, by level: those of a level take turns, levels share by the strategy."""
 
     def __init__(self, strategy: Callable[[], Strategy]) -> None:
         self._strategy = strategy
         self._known = strategy()
         self._shares = Shares(self._known, self._known.link)
-        self._rings: list[deque[LevelledOutlet]] = [deque() for _ in range(LEVELS)]
+        self._rings: list[deque[LevelledQueue]] = [deque() for _ in range(LEVELS)]
         self.levels = 0
         """Bit mask of the rings that are not empty. Read without a lock."""
 
     def __len__(self) -> int:
         return self.levels.bit_count()
 
-    def append(self, outlet: Any, /) -> None:
+    def append(self, queue: Any, /) -> None:
         """It waits for its turn at the levels that it can send at."""
-        levels = outlet.levels & ~outlet.rings
+        levels = queue.levels & ~queue.rings
         if not levels:
             return
-        outlet.rings |= levels
+        queue.rings |= levels
         self.levels |= levels
         while levels:
             level = levels.bit_length() - 1
-            self._rings[level].append(outlet)
+            self._rings[level].append(queue)
             levels &= ~(1 << level)
 
-    def next(self, levels: int) -> tuple[LevelledOutlet, int] | None:
+    def next(self, levels: int) -> tuple[LevelledQueue, int] | None:
         """Whose turn it is, of these levels, and at which."""
         while waiting := self.levels & levels:
             level = self._shares.next(waiting)
             ring = self._rings[level]
-            outlet = ring.popleft()
-            outlet.rings &= ~(1 << level)
+            queue = ring.popleft()
+            queue.rings &= ~(1 << level)
             if not ring:
                 self.levels &= ~(1 << level)
-            if outlet.levels >> level & 1:
-                return outlet, level
-            self.append(outlet)  # what stood here has gone, with another one's turn; it has something else maybe
+            if queue.levels >> level & 1:
+                return queue, level
+            self.append(queue)  # what stood here has gone, with another one's turn; it has something else maybe
         return None
 
     def charge(self, level: int, size: int) -> None:
@@ -279,7 +279,7 @@ class ByLevel:
             self._known = strategy
             self._shares.set(strategy, strategy.link)
 
-    def popleft(self) -> Outlet:
+    def popleft(self) -> SubscriptionQueue:
         """Whoever is next."""
         found = self.next(ALL)
         assert found is not None
@@ -288,8 +288,8 @@ class ByLevel:
     def clear(self) -> None:
         """Nobody waits any more."""
         for ring in self._rings:
-            for outlet in ring:
-                outlet.rings = 0
+            for queue in ring:
+                queue.rings = 0
             ring.clear()
         self.levels = 0
 
@@ -304,7 +304,7 @@ class LevelledSession(SubscriberSession):
         self._ready: ByLevel = ByLevel(quality.strategy)
         self._sender.levels = self._levels
         self._sender.backlog = lambda: self._bytes
-        self._busy: dict[LevelledOutlet, None] = {}
+        self._busy: dict[LevelledQueue, None] = {}
         """Those that may have something waiting."""
         self.now = 0.0
         self._piece = self._chunk
@@ -316,14 +316,14 @@ class LevelledSession(SubscriberSession):
     # -- in -----------------------------------------------------------------------------------------------------
 
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
-        """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
+        """Open the subscription's queue; `held`: nothing goes out before `catch_up`."""
         super().add(subscription, held=held)
-        outlet = self._outlets[subscription.number]
-        assert isinstance(outlet, LevelledOutlet)
-        self._follow_links([outlet])
+        queue = self._queues[subscription.number]
+        assert isinstance(queue, LevelledQueue)
+        self._follow_links([queue])
 
-    def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
-        return LevelledOutlet(subscription, self, held=held)
+    def _new_queue(self, subscription: Subscription, *, held: bool) -> SubscriptionQueue:
+        return LevelledQueue(subscription, self, held=held)
 
     def offer(
         self,
@@ -337,67 +337,67 @@ class LevelledSession(SubscriberSession):
         self.now = self._clock()
         return super().offer(deliveries, at_once=at_once, blocked=blocked, waited=waited)
 
-    def _put(self, outlet: Outlet, parcels: Sequence[Parcel]) -> None:
+    def _put(self, queue: SubscriptionQueue, parcels: Sequence[Parcel]) -> None:
         self.now = self._clock()
-        super()._put(outlet, parcels)
+        super()._put(queue, parcels)
 
-    def dropped(self, outlet: LevelledOutlet, waiting: Waiting, cause: Cause) -> None:
-        """It is not in the outlet's queue any more."""
-        outlet.forget(waiting)
-        outlet.leaves(waiting.parcel)
+    def dropped(self, queue: LevelledQueue, waiting: Waiting, cause: Cause) -> None:
+        """It is not in the queue any more."""
+        queue.forget(waiting)
+        queue.leaves(waiting.parcel)
         if waiting.places == 0:
             self._charge(-waiting.parcel.size)
-        self._lose(outlet, cause)
+        self._lose(queue, cause)
 
-    def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
+    def _make_room(self, queue: SubscriptionQueue, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
         """See SubscriberSession; the least important goes first, be it the object itself."""
-        assert isinstance(outlet, LevelledOutlet)
-        outlet.levelled.expire(self.now)
-        if not self._is_full(outlet) or outlet.levelled.has_room_for(parcel, self.now):
+        assert isinstance(queue, LevelledQueue)
+        queue.levelled.expire(self.now)
+        if not self._is_full(queue) or queue.levelled.has_room_for(parcel, self.now):
             return True, True
-        if self._policy(outlet) != "drop_oldest":
-            return super()._make_room(outlet, parcel, waits=waits)
-        is_by_age = outlet.contract.settings.queue == "drop_oldest"  # because policies say so; else by importance
-        return self._displace(outlet, parcel, is_by_age=is_by_age), True
+        if self._policy(queue) != "drop_oldest":
+            return super()._make_room(queue, parcel, waits=waits)
+        is_by_age = queue.contract.settings.queue == "drop_oldest"  # because policies say so; else by importance
+        return self._displace(queue, parcel, is_by_age=is_by_age), True
 
-    def _policy(self, outlet: Outlet) -> str:
-        assert isinstance(outlet, LevelledOutlet)
-        said = outlet.contract.settings.queue or outlet.subscription.request.policy
+    def _policy(self, queue: SubscriptionQueue) -> str:
+        assert isinstance(queue, LevelledQueue)
+        said = queue.contract.settings.queue or queue.subscription.request.policy
         return "drop_oldest" if said == "drop_least" else said
 
-    def _displace(self, outlet: LevelledOutlet, parcel: Parcel, *, is_by_age: bool) -> bool:
+    def _displace(self, queue: LevelledQueue, parcel: Parcel, *, is_by_age: bool) -> bool:
         """Drop what is less important, or has waited longer, until there is room; whether there is."""
-        before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
+        before, others_hold = queue.waiting_bytes, self._bytes >= self._budget.session_share
         wanted = parcel.size if others_hold else 0
         dropped = 0
 
         def is_wanting() -> bool:
-            return outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted
+            return queue.is_full(self._budget.share) or before - queue.waiting_bytes < wanted
 
-        while outlet.waiting and is_wanting() and (is_by_age or not outlet.levelled.is_least(parcel)):
-            waiting = outlet.drop_oldest() if is_by_age else outlet.drop_least()
+        while queue.waiting and is_wanting() and (is_by_age or not queue.levelled.is_least(parcel)):
+            waiting = queue.drop_oldest() if is_by_age else queue.drop_least()
             if waiting.places == 0:
                 self._charge(-waiting.parcel.size)
             dropped += 1
         has_room = not is_wanting()
         if not has_room:
-            outlet.subscription.matched += 1
+            queue.subscription.matched += 1
         if count := dropped + (not has_room):
-            self._lose(outlet, Cause.QUEUE_OVERFLOW, count)
+            self._lose(queue, Cause.QUEUE_OVERFLOW, count)
         return has_room
 
-    def _make_ready(self, outlet: Any) -> None:
-        if outlet.cutting is None and not outlet.untold:
-            if not outlet.waiting:
+    def _make_ready(self, queue: Any) -> None:
+        if queue.cutting is None and not queue.untold:
+            if not queue.waiting:
                 return
-            rings = outlet.rings
-            if rings and outlet.source is None and not outlet.levelled.levels & ~rings:
+            rings = queue.rings
+            if rings and queue.source is None and not queue.levelled.levels & ~rings:
                 return  # it waits for its turn at all levels that it has something for
-        if outlet.prefetch <= outlet.sent - outlet.consumed and outlet.waiting:
+        if queue.prefetch <= queue.sent - queue.consumed and queue.waiting:
             now = self._clock()
-            outlet.adapt(now, self._delay.seconds(now))
-        self._busy[outlet] = None
-        self._ready.append(outlet)
+            queue.adapt(now, self._delay.seconds(now))
+        self._busy[queue] = None
+        self._ready.append(queue)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class LevelledSession(SubscriberSession):
         return levels
 
     def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
-        """What goes out next, of these levels: outlets take turns. On the hub's thread."""
+        """What goes out next, of these levels: queues take turns. On the hub's thread."""
         items: list[Parts] = []
         size = highest = 0
         with self._changed:
@@ -423,24 +423,24 @@ class LevelledSession(SubscriberSession):
                 found = self._ready.next(levels)
                 if found is None:
                     break
-                outlet, self._level = found
-                sent = self._next(outlet, items, max_items, max_bytes - size)
+                queue, self._level = found
+                sent = self._next(queue, items, max_items, max_bytes - size)
                 self._ready.charge(self._level, sent)
                 highest = max(highest, self._level)
                 size += sent
-                self._make_ready(outlet)
+                self._make_ready(queue)
             self._sender.level = highest if items else max(0, levels.bit_length() - 1)
             self._take_rest(items, max_items)
         return items
 
-    def _next(self, outlet: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
-        if outlet.cutting is not None:
-            item = self._next_chunk(outlet)
-        elif outlet.untold:
-            item = self._next_notice(outlet)
-            outlet.urged = outlet.urged and bool(outlet.untold)
+    def _next(self, queue: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        if queue.cutting is not None:
+            item = self._next_chunk(queue)
+        elif queue.untold:
+            item = self._next_notice(queue)
+            queue.urged = queue.urged and bool(queue.untold)
         else:
-            return self._next_run(outlet, items, max_items, max_bytes)
+            return self._next_run(queue, items, max_items, max_bytes)
         items.append(item)
         return sum(map(len, item))
 
@@ -453,7 +453,7 @@ class LevelledSession(SubscriberSession):
         count = size = sent = 0
         while count < most and sent < max_bytes:
             waiting = first.levelled.select(level, self.now) if is_queue else self._head(first, level)
-            if waiting is None or (count and (len(waiting.outlets) > 1 or waiting.parcel.size > largest)):
+            if waiting is None or (count and (len(waiting.queues) > 1 or waiting.parcel.size > largest)):
                 break
             parcel = waiting.parcel
             if parcel.size > largest:
@@ -462,7 +462,7 @@ class LevelledSession(SubscriberSession):
                 first.goes(parcel)
                 items.append(self._next_chunk(first))
                 return sum(map(len, items[-1]))
-            if len(waiting.outlets) > 1:
+            if len(waiting.queues) > 1:
                 return self._next_shared(first, waiting, items)
             if first.feed is not None:
                 head = placed_head(first, parcel)
@@ -486,27 +486,27 @@ class LevelledSession(SubscriberSession):
             self._fly(first.counted, count)
         return sent
 
-    def _head(self, outlet: LevelledOutlet, level: int) -> Waiting | None:
+    def _head(self, queue: LevelledQueue, level: int) -> Waiting | None:
         """What goes out next of it."""
-        while outlet.source is not None:  # of what came before the subscription
-            waiting = outlet.source.head()
-            deadline = outlet.contract.of(waiting.parcel).deadline
+        while queue.source is not None:  # of what came before the subscription
+            waiting = queue.source.head()
+            deadline = queue.contract.of(waiting.parcel).deadline
             has_expired = 0.0 < waiting.parcel.expires <= self.now
             is_in_time = deadline is None or not waiting.arrived or self.now < waiting.arrived + deadline
             if is_in_time and not has_expired:
                 return waiting
-            outlet.drop_oldest()
+            queue.drop_oldest()
             if waiting.places == 0:
                 self._charge(-waiting.parcel.size)
-            self._lose(outlet, Cause.EXPIRED if has_expired else Cause.DEADLINE)
-        return outlet.levelled.select(level, self.now)
+            self._lose(queue, Cause.EXPIRED if has_expired else Cause.DEADLINE)
+        return queue.levelled.select(level, self.now)
 
-    def _next_shared(self, first: LevelledOutlet, waiting: Waiting, items: list[Parts]) -> int:
+    def _next_shared(self, first: LevelledQueue, waiting: Waiting, items: list[Parts]) -> int:
         """An object for all subscriptions that could send it now; it counts as what the most important of them is."""
-        together: list[LevelledOutlet] = [first]
-        for one in waiting.outlets:
+        together: list[LevelledQueue] = [first]
+        for one in waiting.queues:
             if one is not first and len(together) < SHARED_MOST:
-                assert isinstance(one, LevelledOutlet)
+                assert isinstance(one, LevelledQueue)
                 if one.has_next(waiting, self.now):
                     together.append(one)
         parcel = waiting.parcel
@@ -517,31 +517,31 @@ class LevelledSession(SubscriberSession):
                 return 0
             self._level = level
         self._take_from(together, waiting)
-        waiting.outlets = waiting.outlets[SHARED_MOST:] or () if waiting.places else ()
+        waiting.queues = waiting.queues[SHARED_MOST:] or () if waiting.places else ()
         self._fly(tuple([one.subscription for one in together]), 1)
         head = item_head(together)
         items.append((head, *parcel.parts))
         return len(head) + parcel.size
 
-    def _take_from(self, outlets: Sequence[LevelledOutlet], waiting: Waiting) -> None:
-        for outlet in outlets:
-            outlet.front.take()
-            outlet.took(1, waiting.parcel.size)
+    def _take_from(self, queues: Sequence[LevelledQueue], waiting: Waiting) -> None:
+        for queue in queues:
+            queue.front.take()
+            queue.took(1, waiting.parcel.size)
             waiting.places -= 1
         if waiting.places == 0:
             self._freed += waiting.parcel.size
 
-    def _next_chunk(self, outlet: Outlet) -> Parts:
-        assert isinstance(outlet, LevelledOutlet)
-        assert isinstance(outlet.cutting, Cut)
+    def _next_chunk(self, queue: SubscriptionQueue) -> Parts:
+        assert isinstance(queue, LevelledQueue)
+        assert isinstance(queue.cutting, Cut)
         try:
-            pieces, is_last = outlet.cutting.take(self._piece)
+            pieces, is_last = queue.cutting.take(self._piece)
         except StorageError as exc:
-            return self._break_off(outlet, exc)
+            return self._break_off(queue, exc)
         if is_last:
-            outlet.cutting = None
-        self._fly(outlet.counted if is_last else (), 1)
-        return chunk_head(outlet, is_last=is_last), *pieces
+            queue.cutting = None
+        self._fly(queue.counted if is_last else (), 1)
+        return chunk_head(queue, is_last=is_last), *pieces
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
@@ -549,8 +549,8 @@ class LevelledSession(SubscriberSession):
         """Meters are told how long the way to the application was behind the queue: on the link, and there."""
         under_way = self._delay.seconds(self._clock())
         for number, (waited, jitter) in delays.items():
-            outlet = self._outlets.get(number)
-            meter = outlet.subscription.contract.meter if outlet and outlet.subscription.contract else None
+            queue = self._queues.get(number)
+            meter = queue.subscription.contract.meter if queue and queue.subscription.contract else None
             if meter is not None:
                 meter.reached(under_way + waited / 1e6, jitter / 1e6)
 
@@ -564,27 +564,27 @@ class LevelledSession(SubscriberSession):
             self._ready.look()
             urged, trip = 0, self._delay.seconds(now)
             busy = list(self._busy)
-            for outlet in busy:
-                outlet.levelled.refresh(now)
-                outlet.levelled.expire(now)
-                outlet.adapt(now, trip)
-                if outlet.untold and outlet.cutting is None and not outlet.urged and urged < URGED_MOST:
-                    outlet.urged = True
+            for queue in busy:
+                queue.levelled.refresh(now)
+                queue.levelled.expire(now)
+                queue.adapt(now, trip)
+                if queue.untold and queue.cutting is None and not queue.urged and urged < URGED_MOST:
+                    queue.urged = True
                     urged += 1
-                self._ready.append(outlet)
-                if not outlet.waiting and not outlet.rings and not outlet.untold and outlet.cutting is None:
-                    del self._busy[outlet]
+                self._ready.append(queue)
+                if not queue.waiting and not queue.rings and not queue.untold and queue.cutting is None:
+                    del self._busy[queue]
             self._changed.notify_all()
         self._follow_links(busy)
         self._sender.ready()
 
-    def _follow_links(self, outlets: Sequence[LevelledOutlet]) -> None:
+    def _follow_links(self, queues: Sequence[LevelledQueue]) -> None:
         """The session is behind the link that its contracts name; if they name several, behind the last one that was
         named."""
-        for outlet in outlets:
-            link = outlet.contract.settings.link
-            if link != outlet.link:
-                outlet.link = link
+        for queue in queues:
+            link = queue.contract.settings.link
+            if link != queue.link:
+                queue.link = link
                 self.quality.links.assign(self._sender, link)
                 if self._closed:  # meanwhile: it has left already
                     self.quality.links.leave(self._sender)

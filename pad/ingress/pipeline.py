@@ -1,4 +1,4 @@
-"""The way of objects through a delegate or peer publisher: admit, check, keep, match, cut, outlet.
+"""The way of objects through a delegate or peer publisher: admit, check, keep, match, cut, queue.
 
 They go in runs, consecutive objects of one registration. `admit` may wait and refuse: all back-pressure is there.
 `judge` decides what becomes of the objects, and never waits. What it comes to is gathered in Deliveries: the caller has
@@ -140,7 +140,7 @@ class Pipeline:
         """`sessions` by id: they come and go meanwhile; `account` takes what comes for those who have gone; `seals` say
         what was cut."""
         self._config = config
-        self._shelves = stages.shelves
+        self._buffers = stages.buffers
         self._archive = stages.archive
         self._room = stages.room if stages.archive is None else (*stages.room, stages.archive.room)
         self._signatures = stages.signatures
@@ -241,10 +241,10 @@ class Pipeline:
     def _keep(
         self, registration: Registration, topic: Topic, run: Sequence[Parcel], refused: Refused
     ) -> Sequence[Kept] | None:
-        """Objects with their positions, on the shelf, and in the archive if their registration is kept there; None:
+        """Objects with their positions, in the buffer, and in the archive if their registration is kept there; None:
         that could not be, and they are refused."""
         if self._archive is None or not registration.persist:
-            return self._shelves.keep(topic.shelf, run, registration.judgement, self._clock())
+            return self._buffers.keep(topic.buffer, run, registration.judgement, self._clock())
         try:
             return self._archive.keep(registration, run, self._clock())
         except StorageError as exc:
@@ -268,7 +268,7 @@ class Pipeline:
                 matched, result = self._decide(judgement, each, later, metadata, document)
                 if not matched:
                     registration.unmatched += 1
-                    self._shelves.unmatched(each)
+                    self._buffers.unmatched(each)
                 else:
                     matches += len(matched)
                     self.hand_out(parcel, matched, deliveries, result, later)
@@ -311,7 +311,7 @@ class Pipeline:
             matched = judgement.match_at(*at, kept.position, metadata, document)
         if table.selective:
             matched = judgement.select(matched, parcel.head)
-        if kept.position <= table.settled:  # somebody has just come: this he gets from the shelf
+        if kept.position <= table.settled:  # somebody has just come: this he gets from the buffer
             matched = [s for s in matched if s.place < kept.position]
         if (table.filters and any(s.payload_filter is not None for s in matched)) or (
             self._shaper is not None and ((later is not None and later.behind) or any(map(is_shaped, matched)))
@@ -374,7 +374,7 @@ class Pipeline:
             later.match(staged)
         elif not staged.is_matched:
             registration.unmatched += 1
-            self._shelves.unmatched(kept)
+            self._buffers.unmatched(kept)
         return len(matched)
 
     def _check(self, registration: Registration, run: Sequence[Parcel], refused: Refused) -> list[Good]:
@@ -480,7 +480,7 @@ class Pipeline:
         """Whether an object of any importance may be judged at once: there is memory for all, and nobody to be waited
         for. Otherwise see `settling` and `has_room`."""
         budget = self._budget
-        return budget.used * 2 < budget.limit and (registration.has_settled or self._shelves.has_room(size))
+        return budget.used * 2 < budget.limit and (registration.has_settled or self._buffers.has_room(size))
 
     def has_room(self, importance: int) -> bool:
         """Whether an object of that importance (1 to 5) may take memory: the more important, the more of it."""
@@ -525,12 +525,12 @@ class Pipeline:
             raise self.no_room()
 
     def settling(self, registration: Registration, parcel: Parcel) -> float:
-        """Seconds to wait before that object is judged. A publisher that fills the shelves within moments waits once:
+        """Seconds to wait before that object is judged. A publisher that fills the buffers within moments waits once:
         who was told of it and is on the way here gets its first objects, too."""
-        if registration.has_settled or self._shelves.has_room(parcel.size):
+        if registration.has_settled or self._buffers.has_room(parcel.size):
             return 0.0
         settle, topic = self._config.pad.settle_seconds, registration.topic
-        if topic.is_awaited and self._shelves.is_crowded(topic.shelf, parcel.size, self._clock(), settle):
+        if topic.is_awaited and self._buffers.is_crowded(topic.buffer, parcel.size, self._clock(), settle):
             registration.has_settled = True
             return settle
         return 0.0
@@ -572,7 +572,7 @@ class Pipeline:
         """So many objects of a registration never came (0: it is not known how many): its subscribers are told, and who
         comes late."""
         topic = registration.topic
-        position = self._shelves.lose(topic.shelf, cause, count, self._clock())
+        position = self._buffers.lose(topic.buffer, cause, count, self._clock())
         for subscription in topic.table.subscriptions():
             session = self._sessions.get(subscription.owner)
             if session is not None and subscription.place < position:

@@ -17,7 +17,7 @@ from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.signing import Signer
-from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.matching.signatures import SignatureCheck
 from jbi_pubsub.pad.model.quality import Quality
@@ -41,12 +41,12 @@ class Stages:
     is asked about: it is asked again until all have room, for as long as an object waits for memory ([queue]
     block_seconds).
 
-    `shelves`: where newcomers catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
+    `buffers`: where late joiners catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
     objects hold; `signer`: of what is said of payloads that were cut; `quality`: who is served first, and how;
     `archive`: where objects are kept, and who closes it; `foreign`: who answers queries in its place, from another
     platform."""
 
-    shelves: Shelves
+    buffers: RecentBuffers
     room: tuple[Callable[[Registration, Parcel], float], ...] = ()
     access: AccessPolicy = field(default_factory=AllowAll)
     signatures: SignatureCheck | None = None
@@ -71,12 +71,12 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
         from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason
 
         quality = Enforcement(config, component, source)
-    shelves = Shelves(config.pad.keep_seconds, config.pad.keep_bytes)
-    archive = _archive_of(config, shelves) if config.archive.folder else None
+    buffers = RecentBuffers(config.pad.keep_seconds, config.pad.keep_bytes)
+    archive = _archive_of(config, buffers) if config.archive.folder else None
     if archive is not None and source is not None:
         source.follow_keep(archive.follow)
     return Stages(
-        shelves,
+        buffers,
         room=_limits_of(config.client),
         access=access or AllowAll(),
         signatures=SignatureCheck(verifier, require=config.tls.verify == "require") if verifier is not None else None,
@@ -102,7 +102,7 @@ def _limits_of(client: ClientSection) -> tuple[Callable[[Registration, Parcel], 
     return (limit,)
 
 
-def _archive_of(config: Config, shelves: Shelves) -> Archiving:
+def _archive_of(config: Config, buffers: RecentBuffers) -> Archiving:
     """Raises ConfigurationError without the libraries, StorageError for a folder that is another's, or damaged."""
     keeping = _keeping_of(config)
     from jbi_pubsub.pad.past.archiving import Archiving
@@ -111,7 +111,7 @@ def _archive_of(config: Config, shelves: Shelves) -> Archiving:
     try:
         folder = config.archive.folder
         beside = None if "://" in folder else Beside(Path(folder), config.archive.max_payload_bytes)
-        return Archiving(keeping, shelves, beside=beside)
+        return Archiving(keeping, buffers, beside=beside)
     except BaseException:
         keeping.close()
         raise

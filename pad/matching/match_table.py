@@ -61,7 +61,7 @@ class MatchTable:
         with `amendment` held."""
         self.amendment = threading.Lock()
         self.settled = 0
-        """Position on the shelf (see recent.py) up to which some of the subscriptions get objects from there, although
+        """Position in the buffer (see recent.py) up to which some of the subscriptions get objects from there, although
         they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class MatchTable:
 
     def balance(self, cost: float, stamp: Stamp) -> None:
         """Partition the predicates by importance where an object costs `cost` seconds, and that is much; there, follow
-        the importance of the subscriptions. `stamp`: see Shelves.stamp. Now and then."""
+        the importance of the subscriptions. `stamp`: see RecentBuffers.stamp. Now and then."""
         parts = self.parts
         if parts is None:
             if cost > PARTITIONED_SECONDS and len(set(map(level_of, self.subscriptions()))) > 1:

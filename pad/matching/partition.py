@@ -23,7 +23,7 @@ from jbi_pubsub.core.xpath import Predicate, PredicateIndex
 from jbi_pubsub.pad.model.subscription import FAR, Subscription
 
 Stamp = Callable[[Callable[[int], None]], None]
-"""See Shelves.stamp."""
+"""See RecentBuffers.stamp."""
 
 
 class Move(NamedTuple):
@@ -77,7 +77,7 @@ class Partition:
 
     def add(self, subscription: Subscription, predicate: Predicate | None) -> None:
         """At the level of its importance; one that was lifted where it stood. Objects that are between levels are not
-        for one that is new: it gets them from the shelf."""
+        for one that is new: it gets them from the buffer."""
         level = self._level[subscription] = self._lifted.pop(subscription, level_of(subscription))
         self._indexes[level].add(subscription, predicate)
         if subscription in self.moves:

@@ -2,17 +2,17 @@
 
 A subscription that stood before an object was published is to get it, whenever the delegate hears of the subscription:
 at a new registration, after a restart, at a fail-over, from a lookup service that comes late. So each object gets a
-position, one counter a delegate, and lies on the shelf of its topic; a newcomer gets from there what came since it
+position, one counter a delegate, and lies in the buffer of its topic; a late joiner gets from there what came since it
 stood, up to the position at which it was put into the match tables, and everything later through them: nothing twice,
 nothing between. What has gone by then is counted, and told as `missed`.
 
 Rules:
-- A shelf is *young* until all who wait for its topic had `keep_seconds` to come: from each registration that joins the
+- A buffer is *young* until all who wait for its topic had `keep_seconds` to come: from each registration that joins the
   topic, and from its announcement by each lookup service. As long as none has announced it, it stays young. Otherwise
   it holds the last second alone, for those who subscribe and publish in one breath.
-- All shelves together hold `keep_bytes`; beyond that the largest gives up its oldest: a flood of one type costs no
+- All buffers together hold `keep_bytes`; beyond that the largest gives up its oldest: a flood of one type costs no
   other its first objects.
-- Positions are given and shelves changed under one lock, held for a microsecond; the rest is done without it.
+- Positions are given and buffers changed under one lock, held for a microsecond; the rest is done without it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ OVERHEAD: Final = 1_000
 """Bytes that a kept object takes beside its own."""
 OLD_SECONDS: Final = 1.0
 OLD_BYTES: Final = 1 << 20
-"""What a shelf that is not young holds: the way from `register_subscriber` to the delegate takes some ten ms."""
+"""What a buffer that is not young holds: the way from `register_subscriber` to the delegate takes some ten ms."""
 SPANS: Final = 64
 """Spans of time in which the objects that have gone are counted; the older, the longer."""
 SPAN_SECONDS: Final = 0.25
-"""Length of the latest one: a newcomer that came within it is told of up to so much too many."""
+"""Length of the latest one: a late joiner that came within it is told of up to so much too many."""
 
 
 class Reader(Protocol):
@@ -61,7 +61,7 @@ WITHDRAWN: Final = sys.maxsize
 
 
 class Kept(msgspec.Struct, eq=False, gc=False):
-    """An object on the shelf. Nothing that it refers to leads back to it: see Parcel."""
+    """An object in the buffer. Nothing that it refers to leads back to it: see Parcel."""
 
     position: int
     time: float
@@ -74,7 +74,7 @@ class Kept(msgspec.Struct, eq=False, gc=False):
 
 
 class Gone:
-    """How many objects have left a shelf, by when they came."""
+    """How many objects have left a buffer, by when they came."""
 
     def __init__(self) -> None:
         self._spans: deque[list[float]] = deque()  # [when its first came, when its last, how many, the first's place]
@@ -123,8 +123,8 @@ class Gone:
 
 
 @dataclass(eq=False, slots=True)
-class Shelf:
-    """Of one topic. The lock of the Shelves covers it."""
+class RecentBuffer:
+    """The last objects of one topic. The lock of the RecentBuffers covers it."""
 
     kept: deque[Kept] = field(default_factory=deque)
     size: int = 0
@@ -148,39 +148,39 @@ class Shelf:
         return size
 
 
-class Shelves:
-    """All shelves of a delegate, with its one counter of positions. Any thread."""
+class RecentBuffers:
+    """All buffers of a delegate, with its one counter of positions. Any thread."""
 
     def __init__(self, seconds: float, limit: int) -> None:
-        """`seconds` for a young shelf, `limit` bytes for all of them; 0 seconds keeps nothing."""
+        """`seconds` for a young buffer, `limit` bytes for all of them; 0 seconds keeps nothing."""
         self._seconds = seconds
         self.limit = limit if seconds > 0 else 0
         self._lock = threading.Lock()
-        self._filled: set[Shelf] = set()
+        self._filled: set[RecentBuffer] = set()
         self.position = 0
         """Of the last object kept."""
         self.size = 0
-        """Bytes on all shelves."""
+        """Bytes in all buffers."""
         self.found_late = 0
         """Objects that matched nobody when they came, and somebody later."""
 
-    def announced(self, shelf: Shelf, now: float) -> None:
+    def announced(self, buffer: RecentBuffer, now: float) -> None:
         """A lookup service tells of a registration of the topic: who waits for it comes now."""
         with self._lock:
-            shelf.young_until = now + self._seconds
+            buffer.young_until = now + self._seconds
 
     def keep(
-        self, shelf: Shelf, run: Sequence[Parcel], reader: Reader, now: float, *, archived: int | None = None
+        self, buffer: RecentBuffer, run: Sequence[Parcel], reader: Reader, now: float, *, archived: int | None = None
     ) -> list[Kept]:
-        """Give objects their positions, and put them on the shelf. `archived`: they go into an archive, which has those
-        up to that number; the others' parcels say where they are in it."""
+        """Give objects their positions, and put them into the buffer. `archived`: they go into an archive, which has
+        those up to that number; the others' parcels say where they are in it."""
         if not run:
             return []
         size = sum([parcel.size for parcel in run]) + OVERHEAD * len(run)
         with self._lock:
-            if now < shelf.last:  # another publisher has read the clock later, and was faster
-                now = shelf.last
-            shelf.last = now
+            if now < buffer.last:  # another publisher has read the clock later, and was faster
+                now = buffer.last
+            buffer.last = now
             kept = [Kept(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)]
             self.position += len(run)
             if archived is not None:
@@ -189,15 +189,15 @@ class Shelves:
                         each.parcel.position = each.position
                     else:
                         each.parcel.was_kept = True
-            if not shelf.kept:
-                self._filled.add(shelf)
-            shelf.kept.extend(kept)
-            shelf.total += len(run)
-            shelf.size += size
+            if not buffer.kept:
+                self._filled.add(buffer)
+            buffer.kept.extend(kept)
+            buffer.total += len(run)
+            buffer.size += size
             self.size += size
-            if shelf.size > OLD_BYTES:
-                if now >= shelf.young_until:
-                    self._trim(shelf, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
+            if buffer.size > OLD_BYTES:
+                if now >= buffer.young_until:
+                    self._trim(buffer, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
                 elif self.size > self.limit:
                     self._give_up()
             elif self.size > self.limit:
@@ -205,16 +205,16 @@ class Shelves:
         return kept
 
     def reserve(self, count: int) -> int:
-        """The first of so many positions, for objects that lie on no shelf."""
+        """The first of so many positions, for objects that lie in no buffer."""
         with self._lock:
             self.position += count
             return self.position - count + 1
 
-    def lose(self, shelf: Shelf, cause: Cause, count: int, now: float) -> int:
+    def lose(self, buffer: RecentBuffer, cause: Cause, count: int, now: float) -> int:
         """So many objects of the topic never came; the position of that: who has a later place knows it by `mark`."""
         with self._lock:
             self.position += 1
-            shelf.lost.setdefault(cause, Gone()).add(now, self.position, count)
+            buffer.lost.setdefault(cause, Gone()).add(now, self.position, count)
             return self.position
 
     def withdraw(self, kept: Sequence[Kept]) -> None:
@@ -227,13 +227,13 @@ class Shelves:
         """Whether an object of `size` bytes takes no other's place."""
         return self.size + size + OVERHEAD <= self.limit
 
-    def is_crowded(self, shelf: Shelf, size: int, now: float, settle: float) -> bool:
+    def is_crowded(self, buffer: RecentBuffer, size: int, now: float, settle: float) -> bool:
         """Whether an object of `size` bytes takes the place of one that lies there for less than `settle` seconds."""
         with self._lock:
-            if self.has_room(size) or not shelf.kept or now >= shelf.young_until:
+            if self.has_room(size) or not buffer.kept or now >= buffer.young_until:
                 return False
-            is_largest = shelf.size == max(each.size for each in self._filled)
-            return is_largest and now - shelf.kept[0].time < settle
+            is_largest = buffer.size == max(each.size for each in self._filled)
+            return is_largest and now - buffer.kept[0].time < settle
 
     def unmatched(self, kept: Kept) -> None:
         """It matched nobody when it came."""
@@ -247,79 +247,80 @@ class Shelves:
             self.found_late += kept.unmatched and not kept.found
             kept.found = True
 
-    def mark(self, shelves: Sequence[Shelf], since: float = math.inf) -> tuple[int, list[int], dict[Cause, int]]:
-        """The place of a newcomer that is in the match tables now: the last position; how many lay on each of the
-        shelves up to there; how many of them never came since then, by cause."""
+    def mark(self, buffers: Sequence[RecentBuffer], since: float = math.inf) -> tuple[int, list[int], dict[Cause, int]]:
+        """The place of a late joiner that is in the match tables now: the last position; how many lay on each of the
+        buffers up to there; how many of them never came since then, by cause."""
         lost: Counter[Cause] = Counter()
         with self._lock:
-            for shelf in shelves:
-                for cause, gone in shelf.lost.items():
+            for buffer in buffers:
+                for cause, gone in buffer.lost.items():
                     lost[cause] += gone.since(since)
-            return self.position, [shelf.total for shelf in shelves], lost
+            return self.position, [buffer.total for buffer in buffers], lost
 
     def stamp(self, mark: Callable[[int], None]) -> None:
         """Tell `mark` the position of the last object. Whoever has a later one finds done what it does."""
         with self._lock:
             mark(self.position)
 
-    def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], int, list[int]]:
-        """All that lies there, oldest first; how many have gone; and for each newcomer, (since when it stands, its mark
-        here), how many it has missed: gone, not before it stood, and not behind its mark, as those came to it live."""
+    def look(self, buffer: RecentBuffer, joiners: Sequence[tuple[float, int]]) -> tuple[list[Kept], int, list[int]]:
+        """All that lies there, oldest first; how many have gone; and for each late joiner, (since when it stands, its
+        mark here), how many it has missed: gone, not before it stood, and not behind its mark, as those came to it
+        live."""
         with self._lock:
-            gone = shelf.total - len(shelf.kept)
-            missed = [max(0, shelf.gone.since(since) - max(0, gone - mark)) for since, mark in newcomers]
-            return list(shelf.kept), gone, missed
+            gone = buffer.total - len(buffer.kept)
+            missed = [max(0, buffer.gone.since(since) - max(0, gone - mark)) for since, mark in joiners]
+            return list(buffer.kept), gone, missed
 
-    def owes(self, shelf: Shelf, since: float) -> bool:
+    def owes(self, buffer: RecentBuffer, since: float) -> bool:
         """Whether something that came since then lies there, or has gone."""
         with self._lock:
-            return bool(shelf.kept and shelf.kept[-1].time >= since) or shelf.gone.last >= since
+            return bool(buffer.kept and buffer.kept[-1].time >= since) or buffer.gone.last >= since
 
-    def first_since(self, shelves: Sequence[Shelf], since: float) -> int:
+    def first_since(self, buffers: Sequence[RecentBuffer], since: float) -> int:
         """The position of the first that came since then, or of one that came shortly before; of none the next that
         will be given."""
         with self._lock:
             first = self.position + 1
-            for shelf in shelves:
-                found = shelf.gone.first_since(since)
+            for buffer in buffers:
+                found = buffer.gone.first_since(since)
                 if found is None:
-                    found = next((kept.position for kept in shelf.kept if kept.time >= since), first)
+                    found = next((kept.position for kept in buffer.kept if kept.time >= since), first)
                 first = min(first, found)
             return first
 
     def find(self, object_id: str) -> Parcel | None:
-        """An object that still lies on a shelf."""
+        """An object that still lies in a buffer."""
         with self._lock:
-            parcels = [kept.parcel for shelf in self._filled for kept in shelf.kept if kept.position < WITHDRAWN]
+            parcels = [kept.parcel for buffer in self._filled for kept in buffer.kept if kept.position < WITHDRAWN]
         return next((parcel for parcel in parcels if parcel.head.object_id == object_id), None)
 
     def trim(self, now: float) -> None:
         """What has lain long enough goes. Now and then."""
         with self._lock:
-            for shelf in [s for s in self._filled if not math.isinf(s.young_until)]:
-                is_young = now < shelf.young_until
+            for buffer in [s for s in self._filled if not math.isinf(s.young_until)]:
+                is_young = now < buffer.young_until
                 seconds = self._seconds if is_young else min(OLD_SECONDS, self._seconds)
-                self._trim(shelf, now - seconds, self.limit if is_young else OLD_BYTES)
+                self._trim(buffer, now - seconds, self.limit if is_young else OLD_BYTES)
 
-    def drop(self, shelf: Shelf) -> None:
+    def drop(self, buffer: RecentBuffer) -> None:
         """Its topic is gone: so is what lies there."""
         with self._lock:
-            self._trim(shelf, math.inf, 0)
+            self._trim(buffer, math.inf, 0)
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(len(shelf.kept) for shelf in self._filled)
+            return sum(len(buffer.kept) for buffer in self._filled)
 
-    def _trim(self, shelf: Shelf, before: float, most: int) -> None:
+    def _trim(self, buffer: RecentBuffer, before: float, most: int) -> None:
         """What came before `before` goes, and as much more as is over `most` bytes."""
-        while shelf.kept and (shelf.kept[0].time < before or shelf.size > most):
-            self.size -= shelf._pop()
-        if not shelf.kept:
-            self._filled.discard(shelf)
+        while buffer.kept and (buffer.kept[0].time < before or buffer.size > most):
+            self.size -= buffer._pop()
+        if not buffer.kept:
+            self._filled.discard(buffer)
 
     def _give_up(self) -> None:
-        """The largest shelf gives way, by a sixteenth of all room at once: not by one for each that comes."""
+        """The largest buffer gives way, by a sixteenth of all room at once: not by one for each that comes."""
         while self.size > self.limit and self._filled:
-            shelf = max(self._filled, key=lambda shelf: shelf.size)
-            over = self.size - self.limit + min(self.limit // 16, shelf.size // 2)
-            self._trim(shelf, -math.inf, max(0, shelf.size - over))
+            buffer = max(self._filled, key=lambda buffer: buffer.size)
+            over = self.size - self.limit + min(self.limit // 16, buffer.size // 2)
+            self._trim(buffer, -math.inf, max(0, buffer.size - over))

@@ -14,7 +14,7 @@ from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import Shelf
+from jbi_pubsub.pad.matching.recent import RecentBuffer
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import Origin
@@ -27,24 +27,24 @@ COUNTED: Final = 1_000
 
 @dataclass(eq=False, slots=True)
 class Topic:
-    """All registrations with equal entries share one match table and one shelf. It outlives the last of them for as
+    """All registrations with equal entries share one match table and one buffer. It outlives the last of them for as
     long as somebody may come late for what they have published."""
 
     key: str
     entries: Entries
     type: TypeName
     table: MatchTable = field(default_factory=MatchTable)
-    shelf: Shelf = field(default_factory=Shelf)
+    buffer: RecentBuffer = field(default_factory=RecentBuffer)
     registrations: int = 0
     schema: SchemaBundle | None = None
     """Of the type, for whoever comes when nobody publishes it any more."""
     is_partly_kept: bool = False
-    """Not all objects that may lie on its shelf are archived."""
+    """Not all objects that may lie in its buffer are archived."""
     announced: float = -math.inf
     """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
     told: int = 0
     unannounced: set[str] = field(default_factory=set)
-    """Registrations that no lookup service has told of: as long as there is one the shelf stays young."""
+    """Registrations that no lookup service has told of: as long as there is one the buffer stays young."""
     came: set[tuple[str, Entries]] = field(default_factory=set)
     """Sessions with the templates that they have subscribed to it by, one for each that they watch for; COUNTED at
     most."""
@@ -58,7 +58,7 @@ class Topic:
     def is_awaited(self) -> bool:
         """Whether somebody who was told of its objects, or is to be told yet, has not come."""
         told = min(self.told, COUNTED)
-        return bool(self.shelf.kept) and (len(self.came) < told or math.isinf(self.shelf.young_until))
+        return bool(self.buffer.kept) and (len(self.came) < told or math.isinf(self.buffer.young_until))
 
 
 @dataclass(eq=False, slots=True)
@@ -139,6 +139,6 @@ class Registration:
             "bad_signature": self.bad_signature,
             "subscriptions": len(self.topic.table),
             "partitioned": self.topic.table.parts is not None,
-            "kept": len(self.topic.shelf.kept),
+            "kept": len(self.topic.buffer.kept),
             **self.topic.table.stats(),
         }

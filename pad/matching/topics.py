@@ -14,11 +14,11 @@ from uuid import uuid4
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.lookup.index import EntryIndex
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Entries, Registration, Topic
 
 GHOST_SECONDS: Final = 60.0
-"""How long a topic whose last registration has gone is remembered behind the last object of its shelf: who comes then
+"""How long a topic whose last registration has gone is remembered behind the last object of its buffer: who comes then
 is told how many he has missed."""
 GHOSTS_MOST: Final = 1_000
 """Such topics; beyond that the oldest is forgotten."""
@@ -27,8 +27,8 @@ GHOSTS_MOST: Final = 1_000
 class Topics:
     """See the module."""
 
-    def __init__(self, shelves: Shelves) -> None:
-        self._shelves = shelves
+    def __init__(self, buffers: RecentBuffers) -> None:
+        self._buffers = buffers
         self._topics: dict[str, Topic] = {}
         self._keys: dict[Entries, str] = {}
         self._published: EntryIndex[str] = EntryIndex()
@@ -59,30 +59,30 @@ class Topics:
         topic = registration.topic
         topic.registrations -= 1
         topic.unannounced.discard(registration.uid)
-        if not topic.unannounced and math.isinf(topic.shelf.young_until):  # it was never told of: so is nobody to come
-            self._shelves.announced(topic.shelf, now)
+        if not topic.unannounced and math.isinf(topic.buffer.young_until):  # it was never told of: so is nobody to come
+            self._buffers.announced(topic.buffer, now)
         if topic.registrations == 0:
             topic.table = MatchTable()
             self.ghosts[topic] = None
-            if not topic.shelf.total:  # nobody can have missed anything
+            if not topic.buffer.total:  # nobody can have missed anything
                 self._forget(topic)
 
     def forget_ghosts(self, now: float) -> None:
         """Topics whose last registration has gone, and that nobody can come late for any more. Of too many those go
-        first of which nothing lies on a shelf, then the oldest."""
+        first of which nothing lies in a buffer, then the oldest."""
         before = now - GHOST_SECONDS
         for topic in list(self.ghosts):
             if topic.registrations:  # it lives again
                 del self.ghosts[topic]
-            elif not topic.shelf.kept and topic.shelf.gone.last < before:
+            elif not topic.buffer.kept and topic.buffer.gone.last < before:
                 self._forget(topic)
         if len(self.ghosts) > GHOSTS_MOST:
-            by_worth = sorted(self.ghosts, key=lambda topic: bool(topic.shelf.kept))  # stable: the oldest first
+            by_worth = sorted(self.ghosts, key=lambda topic: bool(topic.buffer.kept))  # stable: the oldest first
             for topic in by_worth[: len(self.ghosts) - GHOSTS_MOST]:
                 self._forget(topic)
 
     def _forget(self, topic: Topic) -> None:
         self.ghosts.pop(topic, None)
-        self._shelves.drop(topic.shelf)
+        self._buffers.drop(topic.buffer)
         self._published.remove(topic.key)
         del self._topics[topic.key], self._keys[topic.entries]

@@ -18,7 +18,7 @@ from jbi_pubsub.core.xpath import PayloadFilter
 if TYPE_CHECKING:
     from jbi_pubsub.lookup.client.join import JoinManager
     from jbi_pubsub.pad.egress.queue import Waiting
-    from jbi_pubsub.pad.ingress.levels import LevelledQueue, Links
+    from jbi_pubsub.pad.ingress.levels import Links, PriorityQueue
 
 
 class Shaping(Protocol):
@@ -121,7 +121,7 @@ class Quality(Protocol):
         """How levels share what is short, now."""
         ...
 
-    def queue_of(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> LevelledQueue:
+    def queue_of(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> PriorityQueue:
         """What holds objects back for a contract; `lost`: what it has lost, or not let in."""
         ...
 

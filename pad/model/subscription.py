@@ -64,7 +64,7 @@ class Subscription:
     mail_suspended: dict[str, str] = field(default_factory=dict)
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     place: int = 0
-    """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    """Position at which it was in all match tables: what came up to then, it gets from the buffer, if at all."""
     rights: Rights | None = field(default=None, repr=False)
     """Of its caller, where access is restricted."""
     unmet: tuple[Unmet, ...] = field(default=(), repr=False)

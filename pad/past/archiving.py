@@ -3,9 +3,9 @@
 Rules:
 - Whether a registration is kept is decided when it opens: what its publisher says, else a `[[keep]]` rule, else that a
   durable subscription waits for it. Objects of others cost nothing.
-- Positions are the shelf's. Of what is kept they are given and appended under one lock, so that the archive has its
+- Positions are the buffer's. Of what is kept they are given and appended under one lock, so that the archive has its
   objects in their order.
-- What could not be appended is taken off the shelf again, and refused. What was appended is acknowledged, or with
+- What could not be appended is taken out of the buffer again, and refused. What was appended is acknowledged, or with
   quality of service done, when it is on disk; what is lost before that is refused, although it was delivered.
 - An object that the archive has from our time before, as its publisher was not told, is delivered and not kept twice.
 """
@@ -30,7 +30,7 @@ from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
-from jbi_pubsub.pad.matching.recent import Kept, Shelves
+from jbi_pubsub.pad.matching.recent import Kept, RecentBuffers
 from jbi_pubsub.pad.matching.registration import Entries, Registration
 from jbi_pubsub.pad.past.blobs import Beside
 from jbi_pubsub.pad.past.store_protocol import Keeping
@@ -55,7 +55,7 @@ class Archiving:
     def __init__(
         self,
         keeping: Keeping,
-        shelves: Shelves,
+        buffers: RecentBuffers,
         *,
         wall: Callable[[], float] = time.time,
         beside: Beside | None = None,
@@ -63,8 +63,8 @@ class Archiving:
         """Positions go on behind those of the archive. `beside`: where payloads are that are too large for memory;
         None: such objects are refused."""
         self.keeping: Final = keeping
-        self._shelves = shelves
-        shelves.position = max(shelves.position, keeping.end)
+        self._buffers = buffers
+        buffers.position = max(buffers.position, keeping.end)
         self._wall = wall
         self._lock = threading.Lock()
         """Of giving positions and appending."""
@@ -144,14 +144,14 @@ class Archiving:
         return self.keeping.room(size)
 
     def keep(self, registration: Registration, run: Sequence[Parcel], now: float) -> list[Kept]:
-        """Objects of a registration that is kept, on the shelf and in the archive. Raises StorageError: none of them is
-        in either."""
+        """Objects of a registration that is kept, in the buffer and in the archive. Raises StorageError: none of them
+        is in either."""
         if not run:
             return []
-        shelf, archived = registration.topic.shelf, registration.archived
+        buffer, archived = registration.topic.buffer, registration.archived
         whole = [parcel if parcel.size < COST_LEAST else self._recorded(parcel) for parcel in run]
         with self._lock:
-            kept = self._shelves.keep(shelf, run, registration.judgement, now, archived=archived)
+            kept = self._buffers.keep(buffer, run, registration.judgement, now, archived=archived)
             appended = [(at.position, each) for at, each in zip(kept, whole, strict=True) if at.parcel.position]
             if appended:
                 self._under_way[appended[-1][0]] = appended[0][0]
@@ -159,7 +159,7 @@ class Archiving:
                     self.keeping.append(appended, self._wall())
                 except StorageError:
                     del self._under_way[appended[-1][0]]
-                    self._shelves.withdraw(kept)
+                    self._buffers.withdraw(kept)
                     self.refused += len(kept)
                     raise
         return kept
@@ -201,7 +201,7 @@ class Archiving:
         if run:
             self.keeping.room(sum(parcel.size for parcel in run))
             with self._lock:
-                first = self._shelves.reserve(len(run))
+                first = self._buffers.reserve(len(run))
                 self.keeping.append(list(enumerate(run, first)), self._wall())
             self.keeping.sync(first + len(run) - 1)
         return TakenIn(len(run), len(parcels) - len(run) - len(deleted), len(deleted))
@@ -293,7 +293,7 @@ class Archiving:
     def here(self, arm: Callable[[int], None]) -> int:
         """The position up to which all that is kept was appended. `arm` is told before anything later is."""
         with self._lock:
-            position = self._shelves.position
+            position = self._buffers.position
             arm(position)
         return position
 

@@ -1,14 +1,14 @@
-"""Queries of an archive, served as what waits for a subscriber: each fills an outlet of its caller's session.
+"""Queries of an archive, served as what waits for a subscriber: each fills a queue of its caller's session.
 
 Rules:
-- A query is an outlet with a *feed*: results are taken from the archive as far as the outlet has room, which its
+- A query is a queue with a *feed*: results are taken from the archive as far as the queue has room, which its
   subscriber's credit gives (`bound`). Nothing piles up here, and turns, chunks, levels and links are those of others.
 - One thread a delegate, started when it is first needed, moves results: some from each query in turn, for some ms at
   most, with a pause as long behind: live objects do not wait for it.
 - What may be seen is decided when a query opens: of each type what the access rules let through. When they change, a
   query that would be another one now ends.
 - A subscription that begins in the past has a feed as well, until it has caught up with what comes live: rounds of
-  queries, each up to where positions stood when its outlet was armed. It never loses what is kept: what is too much to
+  queries, each up to where positions stood when its queue was armed. It never loses what is kept: what is too much to
   wait behind comes with another round.
 - A query ends with its session, at its timeout, when it is cancelled, or behind its last result: its subscriber is told
   once, with the last item of its number.
@@ -168,7 +168,7 @@ class QueryFeed:
     share: Share = NO_SHARE
 
     def wake(self) -> None:
-        """See outlet.Feed."""
+        """See Feed."""
         self.history.wake(self)
 
     @property
@@ -179,7 +179,7 @@ class QueryFeed:
 
 @dataclass(eq=False)
 class ReplayFeed:
-    """A subscription that catches up. It goes in rounds: from where it is to a target that the outlet is armed with,
+    """A subscription that catches up. It goes in rounds: from where it is to a target that the queue is armed with,
     until nothing was too much meanwhile. It is of the thread."""
 
     history: History
@@ -209,7 +209,7 @@ class ReplayFeed:
     is_ready: bool = False
 
     def wake(self) -> None:
-        """See outlet.Feed."""
+        """See Feed."""
         self.history.wake(self)
 
     @property
@@ -246,7 +246,7 @@ class History:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`numbers` gives the number of a new outlet; `lease`: see Durables; `seal` says what was cut, `shaper` shapes
+        """`numbers` gives the number of a new queue; `lease`: see Durables; `seal` says what was cut, `shaper` shapes
         it."""
         self._archive = archive
         self._access = access
@@ -399,7 +399,7 @@ class History:
         return tuple(Described(each.uid, entries_of(each.entries)) for each in found if each.type in may)
 
     def replay(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
-        """Open the outlet of a subscription, and let it catch up with what its `start` says: one that begins behind the
+        """Open the queue of a subscription, and let it catch up with what its `start` says: one that begins behind the
         greatest position, which nothing has, begins with the present, as in `attach`."""
         start, durable = subscription.request.start, subscription.durable
         is_elsewhere = self._is_elsewhere(start)
@@ -583,7 +583,7 @@ class History:
     # -- what is asked --------------------------------------------------------------------------------------------
 
     def _compiled(self, session: SubscriberSession, request: QueryRequest) -> Subscription:
-        """The query as an outlet knows it: its results are chosen already. Raises PredicateError and others."""
+        """The query as a queue knows it: its results are chosen already. Raises PredicateError and others."""
         terms = SubscriptionRequest(
             f"query-{uuid4().hex}",
             payload_filter=request.payload_filter,
@@ -820,7 +820,7 @@ class History:
                 return
 
     def _move(self, feed: AnyFeed, found: list[Found]) -> int:
-        """Results to the outlet, as its filter and shapes leave them; how many. What is behind an amendment is taken
+        """Results to the queue, as its filter and shapes leave them; how many. What is behind an amendment is taken
         out of `found`: it is looked for again."""
         subscription = feed.subscription
         parcels: list[Parcel] = []

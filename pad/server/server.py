@@ -402,7 +402,7 @@ class DisseminationServer:
             self.metrics.stop()
         if self._measurements is not None:
             self._measurements.stop()
-        self.delegate.wait_for_newcomers()
+        self.delegate.wait_for_late_joiners()
         self.community.close()
         self._stopping.set()
         if self._tasks is not None and self._reports is not None:

@@ -201,12 +201,12 @@ def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
     come = threading.Event()
     notify, subscribe, published = delegate._stood.notify_all, delegate.subscribe, threading.Event()
     monkeypatch.setattr(delegate, "subscribe", lambda *of, **more: published.wait(60.0) and subscribe(*of, **more))
-    monkeypatch.setattr(delegate._newcomers, "step", lambda: come.wait(0.1))  # it takes its time
+    monkeypatch.setattr(delegate._late_joiners, "step", lambda: come.wait(0.1))  # it takes its time
 
     def notified() -> None:
         notify()
         if delegate._subscriptions:
-            seen.append(delegate._newcomers.count)
+            seen.append(delegate._late_joiners.count)
             come.set()
 
     monkeypatch.setattr(delegate._stood, "notify_all", notified)

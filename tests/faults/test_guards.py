@@ -12,7 +12,7 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.matching.dissemination import Judgement
-from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.publisher.connection import DelegateConnection
 from jbi_pubsub.subscriber.session import DelegateSession
@@ -100,7 +100,7 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
     [
         (Delegate, "expire", "pad-alpha-rome reaper"),
         (Judgement, "check", "judging an object"),
-        (Shelves, "look", "catching up of subscriptions"),
+        (RecentBuffers, "look", "catching up of subscriptions"),
         (DelegateSession, "_reconcile", "subscriber session"),
         (DelegateSession, "_receive", "delivery connection"),
         (DelegateSession, "_take", "stream of a receiver"),
@@ -119,8 +119,8 @@ def test_a_fault_in_a_loop_is_counted_and_the_loop_goes_on(
     eventually: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Given a delegate, and a fault that waits in one loop; every newcomer catches up, though there be nothing
-    monkeypatch.setattr(Shelves, "owes", lambda *_: True)
+    # Given a delegate, and a fault that waits in one loop; every late joiner catches up, though there be nothing
+    monkeypatch.setattr(RecentBuffers, "owes", lambda *_: True)
     shows = failing(cls, method, where)
     pad = federation.pad()
     publisher, subscriber = federation.light(), federation.subscriber()

@@ -30,7 +30,7 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
     yield stand
     for made in worlds:
-        made.delegate._newcomers._thread = None
+        made.delegate._late_joiners._thread = None
         made.delegate.close()
         if made.delegate._quality is not None:
             made.delegate._quality.close()

@@ -49,7 +49,7 @@ class Amended(World):
 def world() -> Any:
     made = Amended()
     yield made
-    made.delegate._newcomers._thread = None
+    made.delegate._late_joiners._thread = None
     made.delegate.close()
 
 
@@ -85,7 +85,7 @@ def test_an_object_gets_the_filter_of_the_predicate_that_matched_it(world: Amend
 
 
 def test_who_catches_up_does_so_by_the_new_terms(world: Amended) -> None:
-    # Given objects on the shelf, and a subscription that is amended before it has caught up with them
+    # Given objects in the buffer, and a subscription that is amended before it has caught up with them
     registration = world.register()
     for number in (1, 2, 1):
         world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)

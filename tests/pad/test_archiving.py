@@ -20,7 +20,7 @@ from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.stages import Stages
-from jbi_pubsub.pad.matching.recent import Shelves
+from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.protocol.ownership import owned_uid
@@ -37,10 +37,10 @@ class Archived(World):
 
     def __init__(self, keeping: MemoryKeeping, monkeypatch: pytest.MonkeyPatch, *, qos: bool = False) -> None:
         def stages(*_: Any) -> Stages:
-            shelves = Shelves(10.0, 64 << 20)
-            self.archive = Archiving(keeping, shelves)
+            buffers = RecentBuffers(10.0, 64 << 20)
+            self.archive = Archiving(keeping, buffers)
             quality = Enforcement(of_quality(Config(), "on"), "alpha@rome", None) if qos else None
-            return Stages(shelves, archive=self.archive, quality=quality)
+            return Stages(buffers, archive=self.archive, quality=quality)
 
         with monkeypatch.context() as patched:
             patched.setattr("jbi_pubsub.pad.delegate.delegate.stages_of", stages)
@@ -169,7 +169,7 @@ def test_without_an_archive_nothing_can_be_marked() -> None:
         assert not place.delegate.registrations
         place.register()
     finally:
-        place.delegate._newcomers._thread = None
+        place.delegate._late_joiners._thread = None
         place.delegate.close()
 
 

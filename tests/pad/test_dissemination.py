@@ -15,7 +15,7 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.matching.dissemination import Judgement, disseminate
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import OVERHEAD, Shelf, Shelves
+from jbi_pubsub.pad.matching.recent import OVERHEAD, RecentBuffer, RecentBuffers
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.conformity import REMEMBERED_BYTES
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -307,9 +307,9 @@ def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figu
 
 
 def test_what_a_delegate_keeps_by_the_thousand_is_nothing_that_the_garbage_collector_goes_through() -> None:
-    # Given an object on a shelf, and as an application has it
+    # Given an object in a buffer, and as an application has it
     parcel = Parcel.received(b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, 1), b"x").parts))
-    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
-    (kept,) = shelves.keep(shelf, [parcel], Judgement(Gate(), (), MatchTable(), validate=False), 0.0)
+    buffers, buffer = RecentBuffers(10.0, 1 << 20), RecentBuffer()
+    (kept,) = buffers.keep(buffer, [parcel], Judgement(Gate(), (), MatchTable(), validate=False), 0.0)
     # Expect none of it to be the collector's: it took a third of a delegate's time
     assert not any(map(gc.is_tracked, (parcel, parcel.head, kept, parcel.unpacked(), parcel.unpacked().platform)))

@@ -87,7 +87,7 @@ def test_it_goes_on_after_a_restart_of_the_delegate(make: Callable[..., Lasting]
     before = make(keeping)
     before.fill(10)
     assert before.until(before.open(), 10) == list(range(1, 11))
-    before.delegate._newcomers._thread = None
+    before.delegate._late_joiners._thread = None
     before.delegate.close()
     assert [(each.name, each.position) for each in keeping.durables.values()] == [("fusion-1", 10)]
     assert MINE.encode() not in next(iter(keeping.durables.values())).request
@@ -221,7 +221,7 @@ def test_what_is_overtaken_while_a_slow_one_falls_back_is_not_lost(
     place.take()
     # When it falls back, as it takes no more, and that object is offered then; and it acknowledges what it has
     place.send(fast, *range(3, 15))
-    replay = place.session._outlets[granted.number].replay
+    replay = place.session._queues[granted.number].replay
     assert replay is not None
     assert not replay.is_live
     deliver()
@@ -385,8 +385,8 @@ def test_it_may_be_set_anywhere(place: Lasting, keeping: MemoryKeeping) -> None:
         place.found[granted.number].clear()
         assert place.history.reset("fusion-1", MINE, start, None)
         assert place.until(granted, len(positions)) == positions
-        outlet = place.session._outlets[granted.number]
-        place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: outlet.sent})))
+        queue = place.session._queues[granted.number]
+        place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: queue.sent})))
     place.again()
     assert place.history.reset("fusion-1", MINE, Start("after", after=9), None)
     assert place.until(place.open(), 1) == [10]
@@ -425,7 +425,7 @@ def test_what_makes_no_sense_is_refused(place: Lasting, keeping: MemoryKeeping) 
     with pytest.raises(StorageError):
         place.open()
     keeping.fails.clear()
-    assert not place.session._outlets
+    assert not place.session._queues
     assert place.history.durables.status() == []
     with pytest.raises(UnknownUidError):
         place.delegate.unsubscribe(place.session_id, "r1")
@@ -437,7 +437,7 @@ def test_without_an_archive_there_is_none() -> None:
         with pytest.raises(ConfigurationError, match="needs an archive"):
             bare.subscribe(age=0.0, durable="fusion-1", secret=MINE)
     finally:
-        bare.delegate._newcomers._thread = None
+        bare.delegate._late_joiners._thread = None
         bare.delegate.close()
 
 
@@ -479,9 +479,9 @@ def test_what_came_before_it_made_objects_be_archived_is_not_lost(make: Callable
     assert not place.send(registration, 1, metadata=b"<m><n>1</n></m>")
     # When a durable subscription that stood before its first object comes, and it goes on
     granted = place.open(NEW, age=1e3)
-    place.delegate._newcomers.step()
+    place.delegate._late_joiners.step()
     assert not place.send(registration, 2, metadata=b"<m><n>2</n></m>")
-    # Expect both: the first one comes from the shelf, and has no place in the archive
+    # Expect both: the first one comes from the buffer, and has no place in the archive
     eventually(lambda: place.take() or len(place.found[granted.number]) == 2)
     assert [obj.head.sequence for obj in place.objects] == [1, 2]
     assert place.found[granted.number] == [0, 2]

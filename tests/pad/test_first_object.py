@@ -28,7 +28,7 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE, Delegate
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.pipeline import GAP_MOST
-from jbi_pubsub.pad.matching.recent import OLD_SECONDS, Shelves
+from jbi_pubsub.pad.matching.recent import OLD_SECONDS, RecentBuffers
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.matching.topics import GHOST_SECONDS
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
@@ -82,9 +82,9 @@ class World:
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: self.now,
         )
-        newcomers = self.delegate._newcomers
-        newcomers._clock = lambda: self.now
-        newcomers._thread = object()  # type: ignore[assignment]  # a pass is made by hand
+        joiners = self.delegate._late_joiners
+        joiners._clock = lambda: self.now
+        joiners._thread = object()  # type: ignore[assignment]  # a pass is made by hand
         self.connection = self.delegate.connect("publisher", 1e6)[0].connection_id
         self.delegate.attached(self.connection)
         self.registrations: list[Registration] = []
@@ -134,10 +134,10 @@ class World:
 
     def serve(self) -> None:
         """One slice, as the thread makes it."""
-        self.delegate._newcomers.step()
+        self.delegate._late_joiners.step()
 
     def serve_all(self) -> None:
-        while self.delegate._newcomers.count:
+        while self.delegate._late_joiners.count:
             self.serve()
             self.now += 1.0
 
@@ -185,7 +185,7 @@ def make() -> Iterator[Callable[..., World]]:
 
     yield world
     for made in worlds:
-        made.delegate._newcomers._thread = None
+        made.delegate._late_joiners._thread = None
         made.delegate.close()
 
 
@@ -270,7 +270,7 @@ def test_what_is_not_kept_any_more_is_told_before_what_is(world: World) -> None:
         world.now += 1.0
         world.publish(registration)
         world.delegate.expire()
-    # When a subscription comes that stood since the third: the shelf is old by now, and holds the last second
+    # When a subscription comes that stood since the third: the buffer is old by now, and holds the last second
     late = world.subscribe(age=12.0)
     world.serve()
     # Expect exactly those that are missing to be told
@@ -410,7 +410,7 @@ def test_several_of_one_process_get_what_they_catch_up_with_over_the_link_once(w
 
 
 def test_a_pass_takes_no_more_memory_than_a_queue_may(make: Callable[..., World]) -> None:
-    # Given large payloads on the shelf, of which each subscription cuts something else
+    # Given large payloads in the buffer, of which each subscription cuts something else
     world = make(max_queued_bytes=8 << 20)
     registration = world.register()
     for _ in range(4):
@@ -431,15 +431,15 @@ def test_whose_pass_took_long_comes_behind_those_who_have_used_less(world: World
     registration = world.register()
     world.publish(registration)
     first = world.subscribe(age=50.0)
-    look = world.delegate._shelves.look
+    look = world.delegate._buffers.look
 
     def slow(*args: Any) -> Any:
         world.now += 2.0
         return look(*args)
 
-    world.delegate._shelves.look = slow  # type: ignore[method-assign]
+    world.delegate._buffers.look = slow  # type: ignore[method-assign]
     world.serve()
-    world.delegate._shelves.look = look  # type: ignore[method-assign]
+    world.delegate._buffers.look = look  # type: ignore[method-assign]
     # When it subscribes again, and then another one does
     again = world.subscribe(age=50.0, session=world.sessions[first])
     other = world.subscribe(age=50.0)
@@ -461,26 +461,26 @@ def test_peers_with_many_sessions_have_one_share(world: World) -> None:
         world.delegate.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
         return session
 
-    look = world.delegate._shelves.look
+    look = world.delegate._buffers.look
 
     def slow(*args: Any) -> Any:
         world.now += 0.5
         return look(*args)
 
-    world.delegate._shelves.look = slow  # type: ignore[method-assign]
+    world.delegate._buffers.look = slow  # type: ignore[method-assign]
     greedy = [subscribe("greedy") for _ in range(5)]
     world.serve()
     # When somebody else comes behind them
     honest = subscribe("honest")
     world.serve()
     # Expect that he is the next
-    held = world.delegate._newcomers
+    held = world.delegate._late_joiners
     assert world.delegate._sessions[honest] not in held._waiting
     assert sum(world.delegate._sessions[session] in held._waiting for session in greedy) == 4
     world.serve_all()
 
 
-def test_of_what_leaves_the_shelf_during_a_pass_it_is_told_how_much(
+def test_of_what_leaves_the_buffer_during_a_pass_it_is_told_how_much(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given ten objects, and a pass whose slices have time for one object each
@@ -490,17 +490,17 @@ def test_of_what_leaves_the_shelf_during_a_pass_it_is_told_how_much(
         world.publish(registration)
     monkeypatch.setattr("jbi_pubsub.pad.egress.late_join.SLICE_SECONDS", -1.0)
     late = world.subscribe(age=50.0)
-    owe = world.delegate._newcomers._owe
+    owe = world.delegate._late_joiners._owe
     taken: list[int] = []
 
     def one_each(kept: Any, group: Any) -> None:
         taken.append(kept.parcel.head.sequence)
         owe(kept, group)
 
-    world.delegate._newcomers._owe = one_each  # type: ignore[method-assign]
+    world.delegate._late_joiners._owe = one_each  # type: ignore[method-assign]
     world.serve()
     assert taken == []
-    # When the shelf is filled with others before it goes on
+    # When the buffer is filled with others before it goes on
     for _ in range(30):
         world.publish(registration)
     monkeypatch.undo()
@@ -513,14 +513,14 @@ def test_of_what_leaves_the_shelf_during_a_pass_it_is_told_how_much(
     assert got[-30:] == list(range(11, 41))
 
 
-def test_a_pass_that_fails_lets_the_newcomers_live_and_tells_them(
+def test_a_pass_that_fails_lets_the_late_joiners_live_and_tells_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registration = world.register()
     world.publish(registration)
     late = world.subscribe(age=50.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Shelves, "look", lambda *_: 1 / 0)
+        patch.setattr(RecentBuffers, "look", lambda *_: 1 / 0)
         world.serve()
     world.publish(registration)
     assert world.sequences(late) == [2]
@@ -540,7 +540,7 @@ def test_who_cancels_while_catching_up_gets_nothing_and_costs_nothing(world: Wor
     assert status["matched"] == sum(status["lost"].values()) == 1  # the second, which waited in its queue
 
 
-def test_a_publisher_that_fills_the_shelves_at_once_waits_once_for_newcomers(make: Callable[..., World]) -> None:
+def test_a_publisher_that_fills_the_buffers_at_once_waits_once_for_late_joiners(make: Callable[..., World]) -> None:
     # Given room for about ten objects, a flooding publisher, and one that is quiet
     world = make(keep_bytes=20_000, settle_seconds=2.0)
     waits: list[float] = []
@@ -599,10 +599,10 @@ class Interleaved(World):
         self._busy: set[str] = set()
         self.register()
         self.register()
-        self.hook(self.delegate._shelves, "keep")
-        self.hook(self.delegate._shelves, "look")
-        self.hook(self.delegate._shelves, "owes")
-        self.hook(self.delegate._newcomers, "_let_go")
+        self.hook(self.delegate._buffers, "keep")
+        self.hook(self.delegate._buffers, "look")
+        self.hook(self.delegate._buffers, "owes")
+        self.hook(self.delegate._late_joiners, "_let_go")
         self.hook(self.delegate.pipeline, "hand_out")
         for topic in self.delegate._topics:
             self.hook(topic.table, "add")
@@ -634,13 +634,13 @@ class Interleaved(World):
         elif lane in self._busy:
             return
         elif action == "subscribe":
-            self.occupied("lock", self.newcomer)
+            self.occupied("lock", self.joiner)
         elif action == "unsubscribe":
             self.occupied("lock", self.cancel)
         elif action == "serve":
             self.occupied("pass", self.serve)
         elif action == "trim":
-            self.delegate._shelves.trim(self.now)
+            self.delegate._buffers.trim(self.now)
         else:
             self.now += 1.0
 
@@ -652,7 +652,7 @@ class Interleaved(World):
         finally:
             self._busy.discard(lane)
 
-    def newcomer(self) -> None:
+    def joiner(self) -> None:
         age = float(len(self.since) % 4) * 3.0
         since = self.now - age
         self.since[self.subscribe(age)] = since
@@ -690,7 +690,7 @@ def test_in_every_interleaving_each_object_comes_once_in_order_or_is_told_as_mis
         assert status["published"] == len(world.published)
         assert status["queued"] == status["in_flight"] == status["queued_bytes"] == 0
     finally:
-        world.delegate._newcomers._thread = None
+        world.delegate._late_joiners._thread = None
         world.delegate.close()
 
 
@@ -698,14 +698,14 @@ def test_in_every_interleaving_each_object_comes_once_in_order_or_is_told_as_mis
 
 
 def test_who_still_catches_up_when_the_delegate_stops_is_told(world: World) -> None:
-    # Given a newcomer whose turn has not come, with an object of before and one that came live
+    # Given a late joiner whose turn has not come, with an object of before and one that came live
     registration = world.register()
     world.publish(registration)
     late = world.subscribe(age=50.0)
     world.publish(registration)
     # When the delegate stops
-    world.delegate._newcomers._thread = None
-    world.delegate._newcomers.stop()
+    world.delegate._late_joiners._thread = None
+    world.delegate._late_joiners.stop()
     world.delegate._sessions[world.sessions[late]].part()
     session = world.delegate._sessions[world.sessions[late]]
     notices = [
@@ -718,11 +718,11 @@ def test_who_still_catches_up_when_the_delegate_stops_is_told(world: World) -> N
     assert {(notice.cause, notice.count) for notice in notices} == {(Cause.MISSED, 0), (Cause.SHUTDOWN, 1)}
 
 
-def test_without_a_thread_newcomers_live_and_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_late_joiners_live_and_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a system that has no thread for us
     registration = world.register()
     world.publish(registration)
-    world.delegate._newcomers._thread = None
+    world.delegate._late_joiners._thread = None
 
     def refuse(_thread: Any) -> None:
         raise RuntimeError("can't start new thread")
@@ -734,7 +734,7 @@ def test_without_a_thread_newcomers_live_and_are_told(world: World, monkeypatch:
     world.publish(registration)
     assert world.sequences(late) == [2]
     assert world.lost[late] == {Cause.MISSED: 0}
-    assert world.delegate._newcomers._thread is None
+    assert world.delegate._late_joiners._thread is None
 
 
 def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,13 +754,13 @@ def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypat
     assert world.sequences(late) == [1]
 
 
-def test_a_registration_that_leaves_unannounced_keeps_no_shelf_young_for_ever(world: World) -> None:
+def test_a_registration_that_leaves_unannounced_keeps_no_buffer_young_for_ever(world: World) -> None:
     # Given a topic with objects, and a second registration of it that leaves before anybody has told of it
     registration = world.register()
     world.publish(registration)
     second = world.register(announced=False)
     world.delegate.unregister_publisher(world.connection, second.uid)
-    # Expect its shelf to become old as ever
+    # Expect its buffer to become old as ever
     world.now += 60.0
     world.delegate.expire()
     assert world.status()["kept"]["objects"] == 0

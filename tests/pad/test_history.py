@@ -369,7 +369,7 @@ def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:
     eventually(lambda: not place.history.status()["open"])
     assert len(place.history._alarms) <= 2 * SESSION_MOST
     assert not place.history._feeds
-    assert not place.session._outlets
+    assert not place.session._queues
 
 
 def test_numbers_of_others_are_not_known(place: Asking) -> None:
@@ -609,7 +609,7 @@ def test_a_delegate_is_asked_over_the_wire(
         assert history.explain_query(QueryRequest()).explanation.objects == 30
         asked = history.open_query(opened.uid, QueryRequest(bound=10, limit=25))
         assert history.progress(opened.uid, asked.number).matched == 25
-        # And its results to come through the session's outlet; a real subscriber reads them in tests/subscriber
+        # And its results to come through the session's queue; a real subscriber reads them in tests/subscriber
         server = pad.delegate.session(opened.uid)
         positions: list[int] = []
         finished: list[Finished] = []

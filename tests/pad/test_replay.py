@@ -18,7 +18,7 @@ from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
 from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
-from jbi_pubsub.pad.egress.queue import arrears_of
+from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import Heard
@@ -30,7 +30,7 @@ from tests.pad.test_history import EVERYBODY, Asking, Rules
 
 
 class Replaying(Asking):
-    """A subscriber that reads all outlets of one session by hand."""
+    """A subscriber that reads all queues of one session by hand."""
 
     def begin(self, start: Start, *, age: float = NOT_BEFORE, caller: Any = None, **options: Any) -> Granted:
         self.names = getattr(self, "names", 0) + 1
@@ -217,7 +217,7 @@ def test_what_is_not_kept_comes_live_meanwhile(place: Replaying, keeping: Memory
     assert sorted(place.until(granted, 21)) == [0, *range(1, 21)]
 
 
-def test_the_shelf_serves_what_no_archive_has(make: Callable[..., Replaying], keeping: MemoryKeeping) -> None:
+def test_the_buffer_serves_what_no_archive_has(make: Callable[..., Replaying], keeping: MemoryKeeping) -> None:
     # Given objects that are not kept, of a topic of its own, and a subscription that stood before them
     place = make(keeping)
     other = place.enter("other", persist=None)
@@ -225,7 +225,7 @@ def test_the_shelf_serves_what_no_archive_has(make: Callable[..., Replaying], ke
     granted = place.begin(ALL, age=50.0)
     place.serve_all()
     assert place.until(granted, 2) == [0, 0]
-    # Expect objects that are kept to come from the archive alone, though they lie on the shelf as well
+    # Expect objects that are kept to come from the archive alone, though they lie in the buffer as well
     kept = make(MemoryKeeping())
     kept.fill(5)
     granted = kept.begin(ALL, age=50.0)
@@ -292,7 +292,7 @@ def test_without_an_archive_it_begins_now() -> None:
         place.publish(registration)
         assert place.sequences(name) == [2]
     finally:
-        place.delegate._newcomers._thread = None
+        place.delegate._late_joiners._thread = None
         place.delegate.close()
 
 
@@ -309,7 +309,7 @@ def test_what_makes_no_sense_is_refused(place: Replaying, options: dict[str, Any
     with pytest.raises(error):
         place.begin(**options)
     assert place.is_live()
-    assert not place.session._outlets
+    assert not place.session._queues
 
 
 # -- in the middle of a step ---------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def at(position: int) -> Parcel:
 def test_what_is_offered_late_or_early_comes_once(
     make: Callable[..., Replaying], keeping: MemoryKeeping, qos: bool
 ) -> None:  # fmt: skip
-    # Given an outlet that is not armed yet
+    # Given a queue that is not armed yet
     place = make(keeping, qos=qos)
     subscription = compile_subscription(SubscriptionRequest("r", bound=6), owner=place.session_id, number=77)
     session, feed, found = place.session, Hand(), place.found.setdefault(77, [])
@@ -348,7 +348,7 @@ def test_what_is_offered_late_or_early_comes_once(
 
     session.add_replay(subscription, feed)
     assert session.room(subscription)[0] == 0, "held"
-    session.catch_up([(subscription, arrears_of(subscription, 1 << 20), 0)])
+    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
     # When objects are offered before it is armed with 5, and after
     offer(1, 4)
     session.rearm(subscription, 5)

@@ -30,7 +30,7 @@ from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.pad.egress.late_join import Newcomers
+from jbi_pubsub.pad.egress.late_join import LateJoiners
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.manager import AccessManager, access_of
 from jbi_pubsub.protocol.entries import InformationType
@@ -178,7 +178,7 @@ def test_an_object_has_to_pass_the_subscription_and_the_rule(
     assert "lat > 50" not in str(status)
 
 
-def test_what_lies_on_the_shelf_has_to_pass_the_rule_as_well(
+def test_what_lies_on_the_buffer_has_to_pass_the_rule_as_well(
     federation: Any, policy: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a subscription that stands, and a delegate that comes after objects were published elsewhere
@@ -212,8 +212,8 @@ def test_who_is_catching_up_when_the_rules_change_gets_what_they_let_through_the
     replayed: int,
 ) -> None:
     # Given a subscription that may have everything, and whose turn to catch up has not come
-    turn, step = threading.Event(), Newcomers.step
-    monkeypatch.setattr(Newcomers, "step", lambda self: turn.wait(20.0) and step(self))
+    turn, step = threading.Event(), LateJoiners.step
+    monkeypatch.setattr(LateJoiners, "step", lambda self: turn.wait(20.0) and step(self))
     pad = federation.pad()
     publisher = federation.light()
     publish(publisher, figures.register(publisher), figures, 40, 60)

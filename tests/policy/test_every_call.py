@@ -22,7 +22,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup import server as lookup_server
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
-from jbi_pubsub.pad.server.server import server as pad_server
+from jbi_pubsub.pad.server import server as pad_server
 from jbi_pubsub.policy.proxy import Joining
 from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest

@@ -231,7 +231,7 @@ def test_the_time_at_the_publisher_and_before_the_judge_counts_against_deadlines
     assert told["p95"] > 3.0
 
 
-def test_what_lies_on_the_shelf_has_its_age_from_its_publisher(
+def test_what_lies_on_the_buffer_has_its_age_from_its_publisher(
     federation: Any, by_type: Configured, figures: Any, register: Register
 ) -> None:
     # Given objects that say to be older than any deadline, which nobody wanted yet

@@ -1,4 +1,4 @@
-"""Delivery by importance: a session's outlets by level, paced by the link that its contracts name."""
+"""Delivery by importance: a session's queues by level, paced by the link that its contracts name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.egress.queue import Arrears, Budget, Waiting
+from jbi_pubsub.pad.egress.queue import Backlog, Budget, Waiting
 from jbi_pubsub.pad.ingress.levels import ALL, LevelledSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
@@ -300,9 +300,9 @@ def test_a_session_that_closes_while_it_is_swept_is_on_no_link_afterwards() -> N
     ours.contract.settings = Settings(importance=5, link="l")
     follow = scene.session._follow_links
 
-    def closes_first(outlets: Any) -> None:
+    def closes_first(queues: Any) -> None:
         scene.session.close(Cause.SUBSCRIBER_DEAD)
-        follow(outlets)
+        follow(queues)
 
     scene.session._follow_links = closes_first  # type: ignore[method-assign]
     # When its lease ends at that moment
@@ -359,32 +359,32 @@ def test_what_waits_follows_other_policies_within_a_sweep() -> None:
     assert not scene.session._sender.paced
 
 
-def test_what_came_before_a_newcomer_goes_first_and_no_later_than_its_deadline() -> None:
+def test_what_came_before_a_late_joiner_goes_first_and_no_later_than_its_deadline() -> None:
     scene = Scene()
     ours = scene.subscribe(4, held=True, deadline=5.0)
     scene.session.offer([(ours, _parcel(3))])
     assert scene.read() == 0
-    arrears = Arrears(ours.request, 1 << 20)
+    backlog = Backlog(ours.request, 1 << 20)
     for sequence, age in ((1, 6.0), (2, 3.0)):
-        arrears.owe(Waiting(_parcel(sequence), arrived=scene.now - age))
-    scene.session.catch_up([(ours, arrears, 0)])
+        backlog.owe(Waiting(_parcel(sequence), arrived=scene.now - age))
+    scene.session.catch_up([(ours, backlog, 0)])
     scene.read_all()
     assert scene.got == [(1, 2), (1, 3)]
     assert scene.lost == {(1, Cause.DEADLINE): 1}
 
 
 def test_what_its_publisher_gives_no_more_time_is_lost_wherever_it_waits() -> None:
-    # Given a newcomer without a deadline, and objects before it and behind it of which some have expired
+    # Given a late joiner without a deadline, and objects before it and behind it of which some have expired
     scene = Scene()
     ours = scene.subscribe(4, held=True)
-    arrears = Arrears(ours.request, 1 << 20)
+    backlog = Backlog(ours.request, 1 << 20)
     parcels = [_parcel(sequence) for sequence in range(1, 5)]
     for parcel, left in zip(parcels, (-1.0, 1.0, -1.0, 1.0), strict=True):
         parcel.expires = scene.now + left
     for parcel in parcels[:2]:
-        arrears.owe(Waiting(parcel, arrived=scene.now - 2.0))
+        backlog.owe(Waiting(parcel, arrived=scene.now - 2.0))
     scene.session.offer([(ours, parcel) for parcel in parcels[2:]])
-    scene.session.catch_up([(ours, arrears, 0)])
+    scene.session.catch_up([(ours, backlog, 0)])
     scene.read_all()
     # Expect those that have time left
     assert scene.got == [(1, 2), (1, 4)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from jbi_pubsub.core.config import PolicySection, QosSection
-from jbi_pubsub.pad.server.server import measurements
+from jbi_pubsub.pad.server import measurements
 from jbi_pubsub.qos import measurement
 
 MANAGED = QosSection(mode="on", publish_measurements=True)

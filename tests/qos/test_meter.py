@@ -21,7 +21,7 @@ from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.values import decoder_of
-from jbi_pubsub.pad.delegate.delegate import delegate as delegate_module
+from jbi_pubsub.pad.delegate import delegate as delegate_module
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -341,7 +341,7 @@ def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures:
     assert samples["qos_delay_seconds", (("type", TYPE), ("quantile", "0.5"))] == one["p50"]
 
 
-def test_what_a_newcomer_catches_up_with_is_counted_as_well(managed: Any, figures: Any, eventually: Any) -> None:
+def test_what_a_late_joiner_catches_up_with_is_counted_as_well(managed: Any, figures: Any, eventually: Any) -> None:
     # Given objects that were published before anybody had subscribed
     federation, server = managed
     publisher = federation.light()
@@ -349,12 +349,12 @@ def test_what_a_newcomer_catches_up_with_is_counted_as_well(managed: Any, figure
     for _ in range(4):
         publisher.publish(registration, figures.figure_1, b"x")
     publisher.flush()
-    welcome = server.delegate._newcomers.welcome
+    welcome = server.delegate._late_joiners.welcome
 
     def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
         welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-    server.delegate._newcomers.welcome = late
+    server.delegate._late_joiners.welcome = late
     # When somebody comes who may have three; Expect the oldest lost and the others received, all of it counted
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, bound=3)

@@ -24,8 +24,7 @@ from jbi_pubsub.examples.overload import document, predicate
 from jbi_pubsub.pad.ingress import admission as intake
 from jbi_pubsub.pad.ingress.admission import PUBLISHED_LEAST, Intake, Lane
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
-from jbi_pubsub.pad.matching.dissemination import UNITED_SECONDS
-from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS, MatchTable
+from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS, UNITED_SECONDS, MatchTable
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.replies import Registered
@@ -187,16 +186,16 @@ class Lanes:
         return name
 
     def balance(self) -> None:
-        self.table.balance(1.0, self.delegate._shelves.stamp)
+        self.table.balance(1.0, self.delegate._buffers.stamp)
 
     def finish(self) -> None:
         """All that was published goes through."""
         for turn in range(5_000):
-            if not self.turns.waiting and not self.delegate._newcomers.count:
+            if not self.turns.waiting and not self.delegate._late_joiners.count:
                 break
             self.turns.step(turn)
             self.world.read()
-            if self.delegate._newcomers.count:
+            if self.delegate._late_joiners.count:
                 self.world.serve()
         assert not self.turns.waiting
         self.world.read()
@@ -212,7 +211,7 @@ def lanes() -> Iterator[Callable[..., Lanes]]:
 
     yield make
     for each in made:
-        each.delegate._newcomers._thread = None
+        each.delegate._late_joiners._thread = None
         each.delegate.close()
 
 
@@ -267,16 +266,16 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
     lanes.pipeline._shaper = cast("Any", AnyShapes())
     cancelled: dict[str, Subscription] = {}
     kept: list[tuple[int, str, int, int]] = []
-    keep = lanes.delegate._shelves.keep
+    keep = lanes.delegate._buffers.keep
 
-    def keeps(shelf: Any, run: Any, reader: Any, now: float) -> Any:
-        found = keep(shelf, run, reader, now)
+    def keeps(buffer: Any, run: Any, reader: Any, now: float) -> Any:
+        found = keep(buffer, run, reader, now)
         kept.extend(
             (k.position, k.parcel.head.registration, k.parcel.head.sequence, number_of(k.parcel)) for k in found
         )
         return found
 
-    lanes.delegate._shelves.keep = keeps  # type: ignore[method-assign]
+    lanes.delegate._buffers.keep = keeps  # type: ignore[method-assign]
     try:
         for importance in (1, 2, 4, 5):
             lanes.subscribe(chance.choice(SAID), importance)
@@ -345,7 +344,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
         assert set(lanes.table.subscriptions()) == set(lanes.standing.values())
     finally:
         looked.undo()
-        lanes.delegate._newcomers._thread = None
+        lanes.delegate._late_joiners._thread = None
         lanes.delegate.close()
 
 

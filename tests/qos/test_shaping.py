@@ -431,7 +431,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     publisher.publish(registration, figures.figure_1, b"abcdef")
     publisher.publish(registration, figures.figure_1, bytes(500))
     publisher.flush()
-    welcome = server.delegate._newcomers.welcome
+    welcome = server.delegate._late_joiners.welcome
 
     def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
         stand_under(
@@ -439,7 +439,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
         )
         welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-    server.delegate._newcomers.welcome = late
+    server.delegate._late_joiners.welcome = late
     # When it comes; Expect the one that can be shaped, and the other to be lost for its size
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.receive(uid).payload == b"abc"

@@ -249,7 +249,7 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
             publications.append(Publication(f"o{n}", "t", "1.0", 10.0 + n, made.uid, metadata, len(payload), payload))
         live.read()
     finally:
-        live.delegate._newcomers._thread = None
+        live.delegate._late_joiners._thread = None
         live.delegate.close()
     found = told(fanout.STUDY, contracts, publications)
     # Expect each subscription to have got what the study says, and each process no more copies than it says

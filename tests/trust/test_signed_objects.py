@@ -377,12 +377,12 @@ def test_a_payload_that_was_cut_needs_the_word_of_who_has_cut_it(
     if kind != "late":
         assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1, 1]
     else:
-        hold = pad.delegate._newcomers.welcome
+        hold = pad.delegate._late_joiners.welcome
 
         def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
             hold(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-        pad.delegate._newcomers.welcome = late
+        pad.delegate._late_joiners.welcome = late
     adapter.publish(registration, figures.figure_1, TRACKS)
     adapter.publish(registration, figures.figure_1, b"no XML")
     adapter.flush()
@@ -565,8 +565,8 @@ def test_a_publisher_can_t_send_what_only_delegates_say(party: Party, figures: A
 def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figures: Any) -> None:
     # Given a publisher that has published, and left
     pad = party.pad()
-    hold = pad.delegate._newcomers.welcome
-    pad.delegate._newcomers.welcome = lambda s, session, topics, since, *more: hold(
+    hold = pad.delegate._late_joiners.welcome
+    pad.delegate._late_joiners.welcome = lambda s, session, topics, since, *more: hold(
         s, session, topics, since - 3600, *more
     )
     with party.light() as adapter:
