@@ -214,7 +214,6 @@ def _announced(config: Config, security: Security) -> Callable[[], list[str]]:
         interval=0.2,
         discovered=lambda ref, _: heard.update(dict.fromkeys(ref.endpoints)),
         discarded=lambda _: None,
-        name="jbi-doctor",
     )
     discovery.start()
     deadline = time.monotonic() + MDNS_SECONDS

@@ -23,9 +23,9 @@ log = logging.getLogger("jbi_pubsub.ticker")
 
 HELD_SECONDS: Final = 1.0
 """How long a job that is not slow may take."""
-WORKERS_MOST: Final = 4
+WORKERS_MOST: Final = 8
 """Threads of slow jobs: so many disks or peers may hang until others are late."""
-LATE_SECONDS: Final = 0.1
+LATE_SECONDS: Final = 0.02
 """How long a slow job waits for a worker before a further one is started."""
 IDLE_SECONDS: Final = 10.0
 """After which the one worker ends that waits for a job."""
@@ -40,7 +40,7 @@ class Job:
     """A step that is called every `seconds` seconds, counted from its return, once it is started. The ticker's lock
     covers all of it."""
 
-    __slots__ = ("_ticker", "due", "is_over", "is_slow", "is_woken", "name", "seconds", "step", "thread")
+    __slots__ = ("_ticker", "due", "is_over", "is_slow", "name", "seconds", "step", "thread", "woken")
 
     def __init__(
         self, name: str, seconds: float, step: Step, *, slow: bool = False, ticker: Ticker | None = None
@@ -52,8 +52,8 @@ class Job:
         """When it is called next (monotonic seconds); infinity: when it is woken, or it is under way."""
         self.is_over = False
         """It was stopped."""
-        self.is_woken = False
-        """It is called once more behind the step that is under way."""
+        self.woken = math.inf
+        """When it is called at the latest behind the step that is under way."""
         self.thread: threading.Thread | None = None
         """Where its step is under way."""
 
@@ -62,9 +62,9 @@ class Job:
         the system has no thread for us."""
         self._ticker.start(self, after)
 
-    def wake(self) -> None:
-        """Call it as soon as can be; if its step is under way, once more behind that."""
-        self._ticker.wake(self)
+    def wake(self, after: float = 0.0) -> None:
+        """Call it in so many seconds at the latest; if its step is under way, once more behind that."""
+        self._ticker.wake(self, after)
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         """Call it no more; waits for a step that is under way, unless that is what calls. Whether it has ended. Safe to
@@ -108,13 +108,14 @@ class Ticker:
             self._jobs[job] = None
             self._changed.notify_all()
 
-    def wake(self, job: Job) -> None:
+    def wake(self, job: Job, after: float) -> None:
         """See Job."""
         with self._lock:
+            when = self._clock() + after
             if job.thread is not None or job in self._late:
-                job.is_woken = True
-            else:
-                job.due = -math.inf
+                job.woken = min(job.woken, when)
+            elif when < job.due:
+                job.due = when
                 self._changed.notify_all()
 
     def stop(self, job: Job, timeout: float) -> bool:
@@ -205,8 +206,8 @@ class Ticker:
             log.warning("%s has held up all other jobs for %.1f s: it does not any more", job.name, now - began)
         with self._lock:
             job.is_slow |= now - began > HELD_SECONDS
-            job.due = -math.inf if job.is_woken else now + pause
-            job.is_woken, job.thread = False, None
+            job.due = min(now + pause, job.woken)
+            job.woken, job.thread = math.inf, None
             self._changed.notify_all()
 
 

@@ -143,7 +143,7 @@ class SubscriberAdapter:
         self._sessions: dict[str, DelegateSession] = {}
         self._told: dict[str, str] = {}
         """Of subscriptions without a match: why, as it was told last."""
-        self._waiting = Waiting(_weakly(self._look_again, otherwise=True), name=self._name)
+        self._waiting = Waiting(_weakly(self._look_again, otherwise=True))
         try:
             verifier = verifier_of(self._config)
             if verifier is not None:

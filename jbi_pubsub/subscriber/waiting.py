@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.ticker import Job
 
 AGAIN_FIRST: Final = 5.0
 """Seconds until they are looked at again; twice as long each time."""
@@ -16,48 +18,34 @@ AGAIN_MOST: Final = 300.0
 
 
 class Waiting:
-    """Calls `look(uid)` again and again until it says that it need not. The thread starts with the first of them."""
+    """Calls `look(uid)` again and again until it says that it need not."""
 
-    def __init__(self, look: Callable[[str], bool], *, name: str) -> None:
+    def __init__(self, look: Callable[[str], bool]) -> None:
         self._look = look
+        self._lock = threading.Lock()
         self._backoff = Backoff(AGAIN_FIRST, AGAIN_MOST)
-        self._changed = threading.Condition()
         self._waiting: dict[str, None] = {}
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._name = f"{name}-waiting"
+        self._job = Job("look at subscriptions without a match", AGAIN_MOST, self._look_at_all, slow=True)
 
     def add(self, uid: str) -> None:
         """Look at that one from now on."""
-        with self._changed:
-            if self._stopping:
-                return
+        with self._lock:
             self._waiting[uid] = None
             self._backoff.reset()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            pause = self._backoff.pause()
+        self._job.start(after=pause)
+        self._job.wake(after=pause)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Look at nothing any more."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout)  # not one that a signal has kept from being started
+        self._job.stop(timeout)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._waiting)
-                self._changed.wait_for(lambda: self._stopping, self._backoff.pause())
-                if self._stopping:
-                    return
-                waiting = list(self._waiting)
-            for uid in waiting:
-                with guarded("look at a subscription without a match"):
-                    if not self._stopping and self._look(uid):
-                        with self._changed:
-                            self._waiting.pop(uid, None)
+    def _look_at_all(self) -> float:
+        """Seconds until the next look."""
+        for uid in list(self._waiting):
+            with guarded("look at a subscription without a match"):
+                if not self._job.is_over and self._look(uid):
+                    with self._lock:
+                        self._waiting.pop(uid, None)
+        with self._lock:
+            return self._backoff.pause() if self._waiting else math.inf

@@ -46,6 +46,7 @@ from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, is_loopback, split_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
@@ -232,6 +233,11 @@ class Suggestions:
         return bool(failing)
 
 
+def _unchanged() -> float:
+    """No jitter: shorter pauses would lock out sooner."""
+    return 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """What a lookup service says that does not let us in, and when it is asked again (monotonic)."""
@@ -260,7 +266,6 @@ class LookupDiscovery:
         interval: float,
         discovered: Callable[[ServiceRef, RegistrarInfo], None],
         discarded: Callable[[str], None],
-        name: str,
         own: str = "",
         refused: Callable[[], None] = lambda: None,
     ) -> None:
@@ -276,30 +281,31 @@ class LookupDiscovery:
         self._discarded = discarded
         self._refused = refused
         self._own = own
-        self._changed = threading.Condition()  # covers all that follows but _zeroconf and _browser
+        self._lock = threading.RLock()  # covers all that follows but _zeroconf and _browser
         self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
         self._problems: dict[str, str] = {}  # endpoint -> why none of ours has answered there
         self._refusals: dict[str, _Refusal] = {}  # endpoint -> the same, of those that may not be asked by us
         self._stopping = False
-        self._kicked = False
+        self._has_more = False
+        """More are due than one round probes."""
+        self._round_at = 0.0
+        """When the next round may be."""
         self._multicast = multicast
         self._heard = time.monotonic() + (HEARD_SECONDS if multicast else 0.0)
         self._interfaces = list(interfaces)
         self._zeroconf: Zeroconf | None = None
         self._browser: ServiceBrowser | None = None
-        self._thread = threading.Thread(target=self._run, name=f"{name}-discovery", daemon=True)
+        self._job = Job("discovery", interval, self._round, slow=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._job.start()
 
     def stop(self) -> None:
-        """End the thread and leave mDNS."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join(PROBE_SECONDS + 2.0)
+        """End, and leave mDNS."""
+        self._stopping = True
+        self._job.stop(PROBE_SECONDS + 2.0)
         if self._browser is not None:
             self._browser.cancel()
         if self._zeroconf is not None:
@@ -307,85 +313,81 @@ class LookupDiscovery:
 
     def lost(self, endpoints: Sequence[str]) -> None:
         """Nobody answers there any more: whoever answers next counts as discovered."""
-        with self._changed:
+        with self._lock:
             for endpoint in endpoints:
                 self._known.pop(endpoint, None)
 
     def suggest(self, source: str, endpoints: Sequence[str]) -> None:
         """`source` names these endpoints, in place of those it named before: they are probed soon, known or not."""
         named = [endpoint for endpoint in map(_usable, endpoints) if endpoint]
-        with self._changed:
+        with self._lock:
             self._suggestions.suggest(source, named, time.monotonic())
             for endpoint in named:
                 self._known.pop(endpoint, None)
-            self._kick()
+            self._job.wake()
 
     def withdraw(self, source: str) -> None:
         """`source` names nothing any more. Whoever is known there stays, as long as it answers."""
-        with self._changed:
+        with self._lock:
             self._suggestions.withdraw(source)
 
     def configure(self, *, groups: Sequence[str] | None, locators: Sequence[str]) -> None:
         """Look for other groups and ask other locators from now on. Raises ConfigurationError."""
         checked = tuple(dict.fromkeys(map(check_endpoint, locators)))
-        with self._changed:
+        with self._lock:
             self._groups = None if groups is None else frozenset(groups)
             self._locators = checked
             named = {self._known[e] for e in self._known if e in checked or e in self._suggestions}
             gone = set(self._known.values()) - named
             self._known.clear()  # all are asked again, as the groups may have changed
             self._refusals.clear()
-            self._kick()
+            self._job.wake()
         for service_id in gone:
             self._discarded(service_id)
 
     def wants(self, endpoint: str) -> bool:
         """Whether a locator or anybody else names the endpoint."""
-        with self._changed:
+        with self._lock:
             return endpoint in self._locators or endpoint in self._suggestions
 
     def asked(self) -> dict[str, str]:
         """The endpoints that are asked, the locators and what others suggest, each with why no lookup service of ours
         has answered there: "" if one has, or it was not asked yet."""
-        with self._changed:
+        with self._lock:
             return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
 
     def refusals(self) -> dict[str, AccessDeniedError]:
         """What the endpoints say that are asked, if each of them does not let us in; {} if another one may."""
-        with self._changed:
+        with self._lock:
             if {*self._locators, *self._suggestions} - self._refusals.keys() or time.monotonic() < self._heard:
                 return {}
             return {at: each.error for at, each in self._refusals.items()}
 
-    def _kick(self) -> None:
-        self._kicked = True
-        self._changed.notify_all()
-
-    def _run(self) -> None:
-        with guarded("discovery"):
-            if self._multicast:
-                self._browse()
-        while True:
+    def _round(self) -> float:
+        """Probe what is due; seconds until the next round."""
+        if (left := self._round_at - time.monotonic()) > 0:
+            return left
+        if self._multicast:
+            self._multicast = False  # once
             with guarded("discovery"):
-                for endpoint in self._due():
-                    self._probe(endpoint)
-            with self._changed:
-                if not self._stopping and not self._kicked:
-                    self._changed.wait(self._interval)
-                self._changed.wait_for(lambda: self._stopping, ROUND_SECONDS)
-                if self._stopping:
-                    return
+                self._browse()
+        try:
+            for endpoint in self._due():
+                self._probe(endpoint)
+        finally:
+            self._round_at = time.monotonic() + ROUND_SECONDS
+        return ROUND_SECONDS if self._has_more else self._interval
 
     def _due(self) -> list[str]:
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             due = self._suggestions.due(now, self._known)
-            self._kicked = len(due) > PROBES_A_ROUND
+            self._has_more = len(due) > PROBES_A_ROUND
             refused = {at for at, each in self._refusals.items() if each.due > now}
             return list(dict.fromkeys(at for at in (*self._locators, *due[:PROBES_A_ROUND]) if at not in refused))
 
     def _probe(self, endpoint: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._stopping or endpoint in self._known:
                 return
         ref = ServiceRef("", EXPORTED, (endpoint,))
@@ -397,13 +399,13 @@ class LookupDiscovery:
                 problem, refusal = exc.message, exc if isinstance(exc, AccessDeniedError) else None
         if info is None:
             log.debug("no lookup service at %s: %s", endpoint, problem)
-            with self._changed:
+            with self._lock:
                 self._suggestions.failed(endpoint, time.monotonic())
                 self._note(endpoint, problem, refusal)
             if refusal is not None:
                 self._refused()
             return
-        with self._changed:
+        with self._lock:
             wanted = self._take(endpoint, info)
             self._note(endpoint, "" if wanted else f"it serves {shown_groups(info.groups)}")
         if info.service_id == self._own:
@@ -431,7 +433,7 @@ class LookupDiscovery:
         self._problems[endpoint] = problem
         before = self._refusals.pop(endpoint, None)
         if refusal is not None:
-            backoff = before.backoff if before is not None else Backoff(PAUSE_FIRST, REFUSED_MOST)
+            backoff = before.backoff if before is not None else Backoff(PAUSE_FIRST, REFUSED_MOST, _unchanged)
             self._refusals[endpoint] = _Refusal(refusal, time.monotonic() + backoff.pause(), backoff)
         for forgotten in self._problems.keys() - {endpoint, *self._locators, *self._suggestions}:
             del self._problems[forgotten]

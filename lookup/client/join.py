@@ -89,7 +89,6 @@ class JoinManager:
             interval=min(config.lookup.probe, 1.0),
             discovered=self._discovered,
             discarded=self._discarded,
-            name=name,
             own=own,
             refused=self._progress,
         )

@@ -336,7 +336,7 @@ def test_a_wrong_password_is_not_shown_each_second(lookup: Callable[..., Config]
         now = [time.monotonic()]
         found = discovery.LookupDiscovery(
             groups=None, locators=(at,), multicast=False, interfaces=(), security=lookup("alice", "b").security(),
-            interval=1.0, discovered=lambda *_: None, discarded=lambda _: None, name="test",
+            interval=1.0, discovered=lambda *_: None, discarded=lambda _: None,
         )  # fmt: skip
         patched.setattr(discovery, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
         # When a minute goes by

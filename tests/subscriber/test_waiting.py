@@ -27,14 +27,14 @@ def test_who_waits_is_looked_at_until_it_need_not_be(eventually: Callable[..., A
         looks.append(uid)
         return uid == "a" and looks.count("a") == 3
 
-    made = Waiting(look, name="test")
+    made = Waiting(look)
     made.add("a")
     made.add("b")
     # Expect it to be left alone from then on, and the other to be looked at
     eventually(lambda: looks.count("b") > 5)
     assert looks.count("a") == 3
     made.stop()
-    assert "test-waiting" not in [thread.name for thread in threading.enumerate()]
+    assert "ticker" not in [thread.name for thread in threading.enumerate()]
     made.add("c")
     assert "c" not in looks
 
@@ -48,7 +48,7 @@ def test_a_look_that_fails_ends_nothing(eventually: Callable[..., Any], monkeypa
         looks.append(uid)
         raise ZeroDivisionError
 
-    made = Waiting(look, name="test")
+    made = Waiting(look)
     made.add("a")
     # Expect it to be tried again
     eventually(lambda: len(looks) > 2)
@@ -61,7 +61,7 @@ def test_a_thread_that_a_signal_has_kept_from_starting_is_not_waited_for(monkeyp
         raise SystemExit(143)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    made = Waiting(lambda _: True, name="test")
+    made = Waiting(lambda _: True)
     with pytest.raises(SystemExit):
         made.add("a")
     # Expect the end to be in order
