@@ -8,6 +8,7 @@ strict, and all alike under the same limit, each counted in the second half of i
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
+from jbi_pubsub.core.child import end
 from jbi_pubsub.core.config import effective
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import Head, pack
@@ -182,12 +184,7 @@ def _process(*command: str) -> Iterator[str]:
             raise DemoError(f"{' '.join(command[2:])} did not start")
         yield json.loads(line)["address"]
     finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=20.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process, (signal.SIGTERM, 20.0))
 
 
 class Load:

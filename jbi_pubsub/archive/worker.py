@@ -33,7 +33,7 @@ import msgspec
 from jbi_pubsub.archive import desk, upkeep
 from jbi_pubsub.archive.desk import Desk, Setup
 from jbi_pubsub.core.backoff import Backoff
-from jbi_pubsub.core.child import end_with, environment
+from jbi_pubsub.core.child import end, end_with, environment
 from jbi_pubsub.core.errors import ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
@@ -241,7 +241,7 @@ class ProcessWorker:
         finally:
             self.pid = 0
             ours.close()
-            _end(child, END_SECONDS if self._is_closed.is_set() else 0.0)
+            end(child, (0, END_SECONDS if self._is_closed.is_set() else 0.0))
 
     def _talk(self, ours: socket.socket, out: bytes) -> None:
         ours.setblocking(False)
@@ -331,16 +331,6 @@ def work(place: Desk, receive: Callable[[float], Iterable[Asked] | None]) -> Non
 def _framed(message: object) -> bytes:
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data
-
-
-def _end(child: subprocess.Popen[bytes], patience: float) -> None:
-    """Nothing of it stays."""
-    try:
-        child.wait(patience)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 _told: Final[msgspec.msgpack.Decoder[Told]] = decoder_of(Told)  # type: ignore[arg-type]  # a union of types

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -18,6 +18,7 @@ import msgspec
 from rich.live import Live
 from rich.table import Table as Rich
 
+from jbi_pubsub.core.child import end
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, plots, report, session, watching
 from jbi_pubsub.spark.dataset import Contracts
@@ -211,18 +212,5 @@ def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
             interrupted = True
             raise
         finally:
-            _end(tap, told=interrupted)
-
-
-def _end(tap: subprocess.Popen[bytes], *, told: bool) -> None:
-    """Let it write what it has. A terminal's Ctrl-C has `told` it already, and a second one would end it at once."""
-    for signal_, patience in (
-        (0, TAP_ENDS / 4) if told else (signal.SIGINT, TAP_ENDS),
-        (signal.SIGINT, TAP_ENDS),
-        (signal.SIGKILL, TAP_ENDS),
-    ):
-        if tap.poll() is None:
-            if signal_:
-                tap.send_signal(signal_)
-            with suppress(subprocess.TimeoutExpired):
-                tap.wait(patience)
+            # a terminal's Ctrl-C has told it already, and a second one would end it at once
+            end(tap, (0, TAP_ENDS / 4) if interrupted else (signal.SIGINT, TAP_ENDS), (signal.SIGINT, TAP_ENDS))

@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -53,6 +53,9 @@ MAX_CALLERS: Final = 1_024
 
 PATIENCE: Final = 30.0
 """Seconds that a caller waits for a place."""
+
+KILL_SECONDS: Final = 60.0
+"""What is killed is gone within that time, unless the disk that it waits for is."""
 
 MAX_REPLY_BYTES: Final = 64 << 20
 """Of what a function gives back."""
@@ -205,7 +208,7 @@ def _ask(request: _Request, limits: Limits) -> _Reply:
     except subprocess.TimeoutExpired:
         return _ended(-signal.SIGALRM, b"", limits, limits.seconds)
     finally:
-        _end(child)
+        end(child)
     took = min(time.monotonic() - begun, limits.seconds)
     if child.returncode:
         return _ended(child.returncode, complaint, limits, took)
@@ -215,12 +218,18 @@ def _ask(request: _Request, limits: Limits) -> _Reply:
         return _ended(0, complaint, limits, took)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Whatever happened, nothing of it stays: no process, no pipe."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+def end(child: subprocess.Popen[Any], *steps: tuple[int, float]) -> None:
+    """Nothing of a child stays: no process, no pipe. `steps`: signals (0: none), and the seconds that it has to end by
+    each; then it is killed, with what it has started if it has a process group of its own."""
+    for number, patience in (*steps, (signal.SIGKILL, KILL_SECONDS)):
+        if child.poll() is None:
+            with suppress(ProcessLookupError):
+                if number == signal.SIGKILL and os.getpgid(child.pid) == child.pid:
+                    os.killpg(child.pid, number)
+                elif number:
+                    child.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(patience)
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
             with suppress(BrokenPipeError):
