@@ -68,14 +68,66 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 STRANGERS: Final[list[str]] = []
 """Who has asked the lookup service that anybody may run at the usual port."""
+OPENED: Final[list[tuple[threading.Thread, str]]] = []
+"""Sockets and processes that a thread of this process has begun since the test did."""
 
 
-def _note_strangers(event: str, arguments: tuple[Any, ...]) -> None:
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "socket.connect" and arguments[1] == ("127.0.0.1", LookupSection().port):
         STRANGERS.append(f"{threading.current_thread().name} in {os.environ.get('PYTEST_CURRENT_TEST')}")
+    elif event in ("socket.__new__", "subprocess.Popen", "os.fork", "os.posix_spawn"):
+        OPENED.append((threading.current_thread(), event))
 
 
-sys.addaudithook(_note_strangers)
+sys.addaudithook(_note)
+
+UNIT_ROOMS: Final = (
+    *("archive", "bridge", "capi", "codegen", "core", "lookup", "pad", "policy", "publisher", "qos", "subscriber"),
+    *("trust", "wire"),
+)
+"""Folders in which a test is `unit` unless it says otherwise; federations and programs are in the others."""
+OPENING: Final = {"federation", "start", "serve", "attack"}
+"""Fixtures that open sockets or start processes: who has one of them need not be marked."""
+
+
+def _is_unit_room(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).parts[0] in UNIT_ROOMS
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Reads no file of other folders for `-m unit`."""
+    skips = config.option.markexpr == "unit" and collection_path.name.startswith("test_")
+    return True if skips and not _is_unit_room(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise."""
+    for item in items:
+        otherwise = {mark.name for mark in item.iter_markers()} & {"processes", "long", "slow", "spark"}
+        fixtures: list[str] = getattr(item, "fixturenames", [])
+        if _is_unit_room(item.path) and not otherwise and OPENING.isdisjoint(fixtures):
+            item.add_marker("unit")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[THREADS] = set(threading.enumerate()) - {threading.current_thread()}
+    OPENED.clear()
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a `unit` test that has opened a socket or started a process, its fixtures too. What threads do that were
+    there before is not the test's."""
+    yield
+    if item.get_closest_marker("unit"):
+        opened = sorted({event for thread, event in OPENED if thread not in item.stash[THREADS]})
+        assert not opened, f"{', '.join(opened)}: mark the test `processes`"
+
+
+THREADS: Final = pytest.StashKey[set[threading.Thread]]()
 
 
 @pytest.fixture(autouse=True)

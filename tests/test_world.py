@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,3 +40,17 @@ def test_who_asks_at_the_usual_port_is_caught(fixtures: Any, request: pytest.Fix
     sys.audit("socket.connect", None, ("127.0.0.1", LookupSection().port))
     # Expect the test that it belongs to to be named
     assert request.node.name in fixtures.STRANGERS.pop()
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_who_says_that_it_opens_nothing_is_taken_at_its_word(fixtures: Any, is_unit: bool) -> None:
+    # Given a test that is marked `unit`, or not
+    item = Mock(stash={})
+    item.get_closest_marker.return_value = is_unit or None
+    next(fixtures.pytest_runtest_setup(item))
+    running = fixtures.pytest_runtest_call(item)
+    next(running)
+    # When it opens a socket, expect it to fail if it is
+    socket.socket().close()
+    with pytest.raises(AssertionError if is_unit else StopIteration, match="socket" if is_unit else None):
+        next(running)

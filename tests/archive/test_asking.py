@@ -22,6 +22,8 @@ from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.core.errors import BackPressureError, PredicateError, StorageError
 from jbi_pubsub.core.info_object import Parcel, TypeName
 
+pytestmark = pytest.mark.processes
+
 TRACK = TypeName("track", "1.0")
 BOTH = pytest.mark.parametrize("workers", [0, 1])
 

@@ -67,6 +67,7 @@ def _asked(chance: random.Random) -> list[str]:
     return [text for text in asked if is_taken(text, dict(SPACES))]
 
 
+@pytest.mark.long
 def test_no_answer_on_the_view_differs_from_lxml(
     opened: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch
 ) -> None:

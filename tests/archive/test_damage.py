@@ -39,6 +39,7 @@ def asked(archive: Archive, **conditions: Any) -> tuple[list[int], str]:
     return positions, progress.error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("part", [".pack", ".meta", ".data"])
 def test_a_query_over_a_damaged_pack_says_that_it_is_incomplete(

@@ -50,6 +50,7 @@ class Failing:
         return call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "number"),
     [

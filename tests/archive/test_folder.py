@@ -37,6 +37,7 @@ def test_a_folder_is_made_for_its_owner_alone_and_keeps_its_id(tmp_path: Path) -
     other.close()
 
 
+@pytest.mark.processes
 def test_a_second_process_is_refused_with_the_number_of_the_first_and_may_when_it_has_died(tmp_path: Path) -> None:
     # Given a process that has the folder
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:

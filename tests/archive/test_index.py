@@ -72,6 +72,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Beside
     return lambda: Beside(DuckIndex(tmp_path / str(next(numbers)), ID, 0, columns=12, enough=20))
 
 
+@pytest.mark.long
 def test_answers_are_those_of_lxml(make: Callable[[], Beside]) -> None:
     # Given columns for some paths as soon as they come, and not enough for all
     comparison = compare(7_000, make, documents=100, expressions=60)
@@ -81,6 +82,7 @@ def test_answers_are_those_of_lxml(make: Callable[[], Beside]) -> None:
     assert comparison.exact > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "limit"),
     [("leaves.MAX_PATHS", 14), ("leaves.MAX_PATHS_CHARS", 60), ("leaves.MAX_VALUES", 2), ("leaves.MAX_TEXT", 1),
@@ -146,6 +148,7 @@ def test_what_may_cost_too_much_for_some_documents_is_known_of_smaller_ones(tmp_
     index.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", ["MAX_KINDS", "MAX_KIND_PATHS"])
 def test_of_too_many_sets_of_repeated_paths_lxml_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
@@ -175,6 +178,7 @@ HOSTILE = {
 REFUSED = ("no XML", "nothing", "doctype")
 
 
+@pytest.mark.long
 def test_hostile_documents_are_found_as_lxml_finds_them(make: Callable[[], Beside]) -> None:
     # Given documents that mean no good, in one archive with usual ones
     index = make()
@@ -199,6 +203,7 @@ def test_hostile_documents_are_found_as_lxml_finds_them(make: Callable[[], Besid
         assert expected or text in ("contains(/m/a, 'x')",), text
 
 
+@pytest.mark.long
 def test_a_predicate_that_asks_for_very_much_is_not_all_put_to_the_database(tmp_path: Path) -> None:
     # Given a type of many paths, rare ones and frequent ones, and predicates that compare all of them again and again
     index = DuckIndex(tmp_path, ID, 0, enough=20)
@@ -426,6 +431,7 @@ def test_what_fails_in_the_middle_was_not_begun(
     index.close()
 
 
+@pytest.mark.processes
 def test_another_process_keeps_the_index_to_itself(tmp_path: Path) -> None:
     holds = "import sys, duckdb; held = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     filled(tmp_path).close()
@@ -455,6 +461,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_after_a_kill_there_is_what_the_position_says(tmp_path: Path) -> None:
     chance = random.Random(1)
     before = 0
@@ -478,6 +485,7 @@ def test_after_a_kill_there_is_what_the_position_says(tmp_path: Path) -> None:
         index.close()
 
 
+@pytest.mark.long
 def test_all_columns_of_eight_types_fit_into_a_quarter_of_the_memory(tmp_path: Path) -> None:
     # Given eight types with as many paths as have columns, each with numbers and texts
     index = DuckIndex(tmp_path, ID, 0, memory=64 << 20)

@@ -27,6 +27,8 @@ from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.history import Consumer, Source
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
 
+pytestmark = pytest.mark.processes
+
 SMALL = 16_384
 
 

@@ -107,6 +107,7 @@ def test_metadata_that_are_like_each_other_take_a_third(tmp_path: Path) -> None:
     assert Pack(path).sizes[0] < on_disk
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("metadata", "payloads"), [STORES[0], STORES[-1]], ids=lambda store: store.name)
 def test_a_bit_turned_anywhere_is_told_and_never_another_answer(
     tmp_path: Path, metadata: ItemStore, payloads: ItemStore
@@ -141,6 +142,7 @@ def test_a_pack_of_another_archive_or_without_its_parts_is_refused(tmp_path: Pat
         Pack(path, ID)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("metadata", "payloads"), STORES, ids=lambda store: store.name)
 def test_a_pack_that_is_made_anew_while_it_is_read_goes_on_without_what_went(
     tmp_path: Path, records: list[Record], metadata: ItemStore, payloads: ItemStore

@@ -33,6 +33,7 @@ PREDICATES = ("", "/m/a > 5", "not(/m/a > 5)", "//k = 'x'", "/m/a = 3 or /m/b", 
 KEYS = ("/m/k", "//k", "string(/m/k)", "/m/none", "/m/a")
 
 
+@pytest.mark.long
 def test_answers_are_those_of_lxml() -> None:
     comparison = compare(20_000, PlainIndex)
     assert comparison.mismatches == ()
@@ -119,6 +120,7 @@ def asked_at_random(chance: random.Random, records: list[Record]) -> Query:
     return msgspec.structs.replace(Query(scopes=scopes), **fields)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["none", "plain", "on disk"])
 def test_all_bounds_hold_together(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given windows and steps that are small

@@ -149,6 +149,7 @@ def test_a_summary_with_a_bit_turned_is_made_anew(opened: Callable[..., Archive]
             assert file.read_bytes() == whole
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_while_it_seals_loses_nothing(opened: Callable[..., Archive]) -> None:
     # Given volumes, deletions, and a worker that is killed at any time
     rng = random.Random(8)
@@ -401,6 +402,7 @@ def test_what_can_not_be_read_gives_way_as_well(opened: Callable[..., Archive]) 
     until(lambda: counted(dropping) == len(found(dropping, asking())))
 
 
+@pytest.mark.long
 def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[..., Archive]) -> None:
     # Given an archive of small volumes, and threads that do all of it at once
     archive = opened(workers=0, volume=SMALL)

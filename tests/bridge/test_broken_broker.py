@@ -19,6 +19,8 @@ from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, Topic
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 
+pytestmark = pytest.mark.processes
+
 CONNACK = b"\x20\x03\x00\x00\x00"
 KEPT = b"\x20\x03\x01\x00\x00"
 """The same, of a broker that has our session."""

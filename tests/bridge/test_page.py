@@ -30,6 +30,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.processes
 def test_the_bridge_to_a_broker_of_the_page_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given the file that the page shows
     (text,) = [text for text in blocks("toml") if 'kind = "mqtt"' in text]
@@ -169,6 +170,7 @@ def test_another_kind_of_platform_is_a_plug_in(tmp_path: Path, monkeypatch: pyte
     assert made[2:] == ["closed"] * 4
 
 
+@pytest.mark.processes
 def test_a_type_that_a_direction_names_twice_is_subscribed_to_once(tmp_path: Path) -> None:
     # Given such a file, and sides that are nowhere
     file = tmp_path / "bridge.toml"

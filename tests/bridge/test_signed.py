@@ -49,6 +49,7 @@ def signed(tmp_path: Path) -> Iterator[Signed]:
         yield Signed(tmp_path, stack)
 
 
+@pytest.mark.processes
 def test_a_signature_holds_over_a_bridge(signed: Signed, figures: Any, eventually: Any) -> None:
     # Given a bridge, and a subscriber on the other side that takes signed objects alone
     sides = [
@@ -75,6 +76,7 @@ def test_a_signature_holds_over_a_bridge(signed: Signed, figures: Any, eventuall
     eventually(lambda: any("does not sign" in why for why in way.status()["waiting"].values()), what=way.status)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("side", "delegate", "error", "why"),
     [

@@ -222,6 +222,7 @@ def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
         assert time.monotonic() - began < 30.0, name
 
 
+@pytest.mark.processes
 def test_the_api_brings_no_server_with_it() -> None:
     code = (
         "import sys, jbi_pubsub.capi\n"

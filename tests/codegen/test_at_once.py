@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from jbi_pubsub.codegen import compiled
 
 SCRIPT = """
@@ -34,6 +36,7 @@ print(failed)
 """
 
 
+@pytest.mark.processes
 def test_valid_schemas_that_come_first_and_at_once_are_taken() -> None:
     # Given sixty processes that have compiled nothing yet; When six threads of each begin with it; Expect no failure
     schema = compiled.__file__.rpartition("/jbi_pubsub/")[0] + "/examples/data/intel_imagery/Intel_Imagery.xsd"

@@ -91,6 +91,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_texts_said_to_be_certain_are_valid(name: str) -> None:
     # Given a leaf of some type, of which something is certain

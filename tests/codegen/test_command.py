@@ -11,6 +11,8 @@ import pytest
 
 from jbi_pubsub.cli.app import run
 
+pytestmark = pytest.mark.processes
+
 CAP = "urn:oasis:names:tc:emergency:cap:1.2"
 
 

@@ -273,6 +273,7 @@ def mixed_bag(make):
     return make.type(make.root(*leaves, attributes='<xs:attribute name="k" type="xs:token"/>'), variant=["/r/v"])
 
 
+@pytest.mark.long
 @settings(max_examples=1000, derandomize=True, deadline=None)
 @given(predicate=_predicates, parts=_documents())
 def test_whatever_the_predicate_a_document_that_satisfies_it_matches_the_templates(mixed_bag, predicate, parts):

@@ -163,6 +163,7 @@ def test_several_possible_document_elements_are_named_and_one_has_to_be_chosen(m
     assert "a, b, c" in refused.value.hint
 
 
+@pytest.mark.processes
 def test_a_draft_from_the_schema_names_the_children_and_is_itself_a_marks_file(make):
     bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
     draft = draft_marks(bundle)
@@ -171,6 +172,7 @@ def test_a_draft_from_the_schema_names_the_children_and_is_itself_a_marks_file(m
     assert "/metadata/ImageDescriptor/LocationCoord/lat" in leaves(open_type(again))
 
 
+@pytest.mark.processes
 def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make, figure):
     bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
     moved = figure(1)
@@ -186,6 +188,7 @@ def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make
     ]
 
 
+@pytest.mark.processes
 def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     alerts = make.cap_alerts()
     bundle = read_bundle(make.fixtures / "cap/schema/cap12.xsd")
@@ -194,6 +197,7 @@ def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     assert kind.entries(alerts["canada.xml"]) == kind.entries(alerts["canada_signed.xml"])
 
 
+@pytest.mark.processes
 def test_samples_of_another_type_are_refused(make, figure):
     with pytest.raises(SchemaError, match="a sample begins with metadata"):
         draft_marks(read_bundle(make.fixtures / "cap/schema/cap12.xsd"), [figure(1)])

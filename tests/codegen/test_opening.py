@@ -20,6 +20,8 @@ from jbi_pubsub.core.child import Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 
+pytestmark = pytest.mark.processes
+
 TIGHT = Limits(seconds=2.0, memory=256 << 20, clock=120.0)  # however busy the machine is
 GOOD = '<xs:element name="r" type="xs:int"/>'
 

@@ -121,6 +121,7 @@ def test_an_element_of_a_type_that_others_extend_is_below_the_class_of_its_type(
     assert [matches(module.XEntry(a="1").rep(), entry) for entry in entries] == [True, False]
 
 
+@pytest.mark.processes
 def test_the_output_does_not_depend_on_the_hash_seed(make):
     script = (
         "import sys; from pathlib import Path\n"
@@ -143,6 +144,7 @@ def test_the_output_does_not_depend_on_the_hash_seed(make):
     assert b"class Sub2Entry(TEntry)" in outputs.pop()
 
 
+@pytest.mark.processes
 def test_the_stylesheet_can_be_replaced_without_touching_code(imagery, figure, stylesheet, load_module):
     own = ENTRY_STYLESHEET.read_text().replace("from jbi_pubsub.lookup.entry import Entry", "from own_base import Own")
     own = own.replace(">Entry<", ">Own<").replace(
@@ -329,6 +331,7 @@ def test_a_generated_subclass_takes_values_of_the_fields_of_its_superclass(make,
     assert matches(module.BEntry(n=1).rep(), published)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "body",
     [
@@ -347,6 +350,7 @@ def test_a_stylesheet_that_fails_is_refused(imagery, stylesheet, body):
     assert refused.value.hint
 
 
+@pytest.mark.processes
 def test_a_stylesheet_reads_and_writes_no_files(imagery, stylesheet, tmp_path):
     secret, written = tmp_path / "secret.xml", tmp_path / "written.txt"
     secret.write_text("<secret>do not tell</secret>")

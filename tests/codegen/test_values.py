@@ -229,6 +229,7 @@ EVERY = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("builtin", EVERY)
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(text=st.text(max_size=20) | st.from_regex(r"[-+0-9TZ:.PYMDHS=eEA-Fa-f\u00e9\u0660]{0,30}", fullmatch=True))

@@ -118,6 +118,7 @@ def test_other_methods_may_be_what_they_like(protocol: Any) -> None:
     Argument("call", "listener", protocol).check(_made(coroutine, *names))
 
 
+@pytest.mark.processes
 def test_what_a_lambda_hides_is_found_when_it_is_called() -> None:
     for function in (coroutine, generator, async_generator):
         with pytest.raises(ArgumentError, match="returned a"):

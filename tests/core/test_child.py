@@ -18,6 +18,8 @@ import pytest
 from jbi_pubsub.core.child import Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 
+pytestmark = pytest.mark.processes
+
 FOLDER = Path(__file__).parent
 SOON = Limits(seconds=0.3, memory=256 << 20)
 

@@ -17,6 +17,8 @@ from jbi_pubsub.core.config import MetricsSection
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.metrics import CONNECTIONS_MOST, REQUEST_BYTES, MetricsServer, Sample
 
+pytestmark = pytest.mark.processes
+
 GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

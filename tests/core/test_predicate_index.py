@@ -669,6 +669,7 @@ class TestBounds:
 
 
 class TestThreads:
+    @pytest.mark.long
     def test_readers_are_exact_while_a_writer_adds_and_removes(self) -> None:
         # Given predicates that stay, of every kind, and documents with their known answers
         stay = (

@@ -225,6 +225,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), parents.stop())
 """
 
 
+@pytest.mark.processes
 def test_a_forked_child_has_jobs_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "0 True\n", done.stderr

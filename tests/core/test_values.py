@@ -92,6 +92,7 @@ print("done")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["decode", "convert"])
 def test_threads_that_decode_a_type_for_the_first_time_do_not_end_the_process(how: str) -> None:
     # Given types that no thread has decoded; When four decode each at once, expect the process to live

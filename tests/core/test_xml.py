@@ -60,6 +60,7 @@ LONG = 10_100_000
 """More than libxml2 takes of one text when nothing else is said."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part",
     [b"<a>%s</a>", b"<a t='%s'/>", b"<![CDATA[%s]]>", b"<!--%s-->", b"<?p %s?>", b"<a xmlns='%s'/>"],
@@ -196,6 +197,7 @@ def test_text_with_an_encoding_declaration_is_taken() -> None:
     assert parse_metadata(to_bytes('<?xml version="1.0" encoding="ISO-8859-1"?>\n<a>\u20ac</a>')).text == "\u20ac"
 
 
+@pytest.mark.long
 @settings(derandomize=True, max_examples=300)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_any_bytes_are_parsed_or_refused_with_our_error(data: bytes) -> None:

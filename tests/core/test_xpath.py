@@ -293,6 +293,7 @@ class TestRefusal:
         with pytest.raises(PredicateError, match="prefix ''"):
             compile_predicate("a", namespaces={"": "urn:x"})
 
+    @pytest.mark.long
     @settings(derandomize=True, max_examples=1500, deadline=None)
     @given(st.lists(st.sampled_from([*"()[]/|@*.,=<>-+$:'\" ", "//", "::", "..", "a", "b1", "and", "or", "div", "not",
            "count", "text()", "1", "1.5", "'x'", "self", "p:a", "!="]), max_size=12))  # fmt: skip

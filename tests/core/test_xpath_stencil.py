@@ -566,6 +566,7 @@ def test_traced_documents_match_what_parsed_ones_do(seed: int, texts: list[str])
         assert canonical(traced.root) == canonical(parsed)
 
 
+@pytest.mark.long
 @MANY
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=2, max_size=6), text=st.sampled_from(TEXTS))
 def test_documents_with_a_part_more_or_less_match_what_parsed_ones_do(seeds: list[int], text: str) -> None:

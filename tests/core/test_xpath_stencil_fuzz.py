@@ -435,6 +435,7 @@ def compare_one(
             tally.comparisons += len(values) - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wanted",
     [

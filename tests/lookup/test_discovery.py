@@ -332,6 +332,7 @@ def _pointer(instance: bytes, of: str = SERVICE_TYPE) -> bytes:
     )
 
 
+@pytest.mark.processes
 def test_names_that_can_not_be_asked_for_spoil_no_query(caplog: pytest.LogCaptureFixture) -> None:
     # Given names that zeroconf reads and can't write, that a terminal would obey, and one as it should be
     told: list[str] = []

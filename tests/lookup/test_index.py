@@ -176,6 +176,7 @@ def test_an_item_with_many_entries_leaves_no_work_behind():
     assert list(index.find((entry(PRINTER, floor="7"),))) == ["one"]
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=250)
 @given(
     steps=st.lists(

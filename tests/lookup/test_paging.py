@@ -98,6 +98,7 @@ def small(page_bytes: int, page_steps: int = 20_000, count_each: int = 1000, cro
         yield
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=250)
 @given(
     before=LONGER,
@@ -202,6 +203,7 @@ class Client:
             self.session._dispatch(event)
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=250)
 @given(
     before=STEPS,

@@ -30,6 +30,8 @@ from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.lookup.server import LookupServer
 
+pytestmark = pytest.mark.processes
+
 COLOUR = define("test.Colour", {"name": str})
 OTHER_COLOUR = define("test.Colour", {"name": str, "shade": str})
 MOST = 4

@@ -6,6 +6,7 @@ from itertools import count
 from unittest import mock
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -324,3 +325,4 @@ class Model(RuleBasedStateMachine):
 
 Model.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=40)
 TestRegistrarAgainstTheModel = Model.TestCase
+TestRegistrarAgainstTheModel.pytestmark = [pytest.mark.long]  # type: ignore[attr-defined]  # pytest's own name

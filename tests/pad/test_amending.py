@@ -16,6 +16,8 @@ from jbi_pubsub.protocol.deliveries import ITEM
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from tests.pad.test_first_object import UNIT, World
 
+pytestmark = pytest.mark.processes
+
 PAYLOAD = b"<p><a>1</a><b>2</b></p>"
 
 

@@ -29,6 +29,8 @@ from jbi_pubsub.qos.enforcement import Enforcement
 from tests.conftest import Federation, Figures
 from tests.pad.test_first_object import World, secret
 
+pytestmark = pytest.mark.processes
+
 Refusals = list[tuple[int, JbiError]]
 
 

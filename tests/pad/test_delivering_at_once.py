@@ -23,6 +23,8 @@ from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, LOSS, OBJECT, Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:

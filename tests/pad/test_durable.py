@@ -23,6 +23,8 @@ from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.pad.test_replay import ALL, Replaying
 
+pytestmark = pytest.mark.processes
+
 MINE = "m" * 32
 OTHERS = "o" * 32
 

@@ -35,6 +35,8 @@ from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
+pytestmark = pytest.mark.processes
+
 UNIT = define("test.Unit", {"name": str})
 
 

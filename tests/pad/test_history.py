@@ -43,6 +43,8 @@ from jbi_pubsub.protocol.services import HistoryProxy, SubscriptionsProxy
 from tests.conftest import Federation, Figures, eventually
 from tests.pad.test_archiving import Archived
 
+pytestmark = pytest.mark.processes
+
 UNIT = define("test.Unit", {"name": str})
 EVERYBODY = Caller("192.0.2.1:1", identity="alice")
 

@@ -26,6 +26,8 @@ from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
+pytestmark = pytest.mark.processes
+
 SECRET = "0123456789abcdef" * 2
 UID = owned_uid("registration", SECRET)
 REQUEST = PublisherRequest(SchemaBundle("main.xsd", ()), (), secret=SECRET)

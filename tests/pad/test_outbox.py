@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -488,6 +489,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=250, derandomize=True, deadline=None)
 @given(ACTIONS)
 def test_offered_is_mailed_lost_or_waiting_whatever_happens_and_over_every_restart(actions: list[Any]) -> None:

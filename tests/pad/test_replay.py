@@ -28,6 +28,8 @@ from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.pad.test_history import EVERYBODY, Asking, Rules
 
+pytestmark = pytest.mark.processes
+
 
 class Replaying(Asking):
     """A subscriber that reads all queues of one session by hand."""

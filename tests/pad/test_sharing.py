@@ -291,6 +291,7 @@ def test_a_batch_of_acknowledged_objects_is_accounted_for_in_one_step(
     assert (subscription.delivered, len(session._flying)) == (400, 0)
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
     bounds=st.lists(st.integers(1, 6), min_size=1, max_size=5),

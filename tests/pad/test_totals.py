@@ -23,6 +23,8 @@ from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
+pytestmark = pytest.mark.processes
+
 
 def secret(name: object) -> str:
     """Of who owns what is called so."""

@@ -501,6 +501,7 @@ def test_a_publisher_that_announces_a_huge_batch_costs_no_such_memory(
     assert traced() < AFFORDABLE
 
 
+@pytest.mark.processes
 def test_a_frame_that_does_come_is_read_whole() -> None:
     # Given a line, and a frame of several of the steps in which memory is taken
     left, right = socket.socketpair()
@@ -514,6 +515,7 @@ def test_a_frame_that_does_come_is_read_whole() -> None:
     assert (kind, bytes(received) == body) == (ITEMS, True)
 
 
+@pytest.mark.processes
 def test_a_frame_larger_than_is_expected_is_refused_unread() -> None:
     left, right = socket.socketpair()
     with closing(left), closing(right):
@@ -704,6 +706,7 @@ def test_a_session_without_a_delivery_connection_costs_no_thread(federation: Any
     assert len(peer.status()["sessions"]) == 41
 
 
+@pytest.mark.processes
 def test_a_port_goes_on_accepting_after_the_system_had_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a port, and a system without a thread for its next connection
     control = ControlServer({}).serve

@@ -234,6 +234,7 @@ def steps() -> Iterator[list[int]]:
         sys.settrace(before)
 
 
+@pytest.mark.long
 def test_ten_thousand_rules_are_asked_in_few_steps() -> None:
     # Given 10,000 rules that are all different
     kinds = ("user = 'u{n}'", "user = 'u{n}-*'", "address = '10.{a}.{b}.0/24'", "group = 'g'")

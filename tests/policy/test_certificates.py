@@ -69,6 +69,7 @@ def pad(fixtures: Any, tmp_path: Path, issue: Callable[[str], TlsIdentity]) -> I
         yield made
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("user", "allowed"), [("alice", True), ("carol", True), ("bob", False)])
 def test_the_certificate_decides_who_subscribes(
     pad: DisseminationServer, issue: Callable[[str], TlsIdentity], user: str, allowed: bool
@@ -86,6 +87,7 @@ def test_the_certificate_decides_who_subscribes(
         proxy.close()
 
 
+@pytest.mark.processes
 def test_an_administrator_asks_a_running_server_and_nobody_else(
     pad: DisseminationServer, issue: Callable[[str], TlsIdentity]
 ) -> None:

@@ -208,6 +208,7 @@ def test_negations_of_quantities_are_their_opposites() -> None:
         assert decided(text, Object(size=value)) is not decided(f"not {text}", Object(size=value))
 
 
+@pytest.mark.processes
 def test_python_says_nothing_of_its_own_about_a_condition() -> None:
     # Given an interpreter of its own, as the tests' has other filters
     said = "from jbi_pubsub.policy.condition import parse_condition; parse_condition('queue > 5and cpu > \"5 %\"')"

@@ -309,6 +309,7 @@ def test_nothing_is_asked_for_an_object(federation: Any, policy: Any, figures: A
     assert Counting.asked == before
 
 
+@pytest.mark.processes
 def test_without_a_policy_nothing_of_it_runs(tmp_path: Path) -> None:
     script = """
 import sys, threading

@@ -175,6 +175,7 @@ def servers(fixtures: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         }
 
 
+@pytest.mark.processes
 def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
     exported = {
         (name, method)
@@ -185,6 +186,7 @@ def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
     assert exported == {*ASKING, *BY_RIGHT}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "method"), ASKING, ids=str)
 def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method: str) -> None:
     call = getattr(servers[name], method)
@@ -192,6 +194,7 @@ def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method
         call(Caller("192.0.2.7:1"), *ASKING[name, method])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "method"), BY_RIGHT, ids=str)
 def test_what_an_id_opens_needs_that_id(servers: dict[str, Any], name: str, method: str) -> None:
     call = getattr(servers[name], method)

@@ -31,6 +31,7 @@ def checked(text: str) -> None:
     review(document, policies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -88,6 +89,7 @@ def test_a_name_with_many_dots_takes_no_memory_by_the_square_of_it(text: str) ->
     assert peak < 10 << 20
 
 
+@pytest.mark.long
 def test_what_is_many_and_right_is_read_in_little_time() -> None:
     groups, policies = 2_000, 2_000
     text = "[group]\n" + "".join(f"g{n} = ['a']\n" for n in range(groups))

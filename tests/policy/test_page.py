@@ -55,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.processes
 def test_the_session_of_the_page_runs_as_it_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ((_, session),) = blocks("console")
     for said in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:

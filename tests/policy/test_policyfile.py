@@ -181,6 +181,7 @@ def test_what_is_hardly_meant_is_said() -> None:
     assert "3:8: warning: policy 'p' never applies" in noted(P + 'when = "False"\nimportance = 2\n')[0]
 
 
+@pytest.mark.long
 def test_ten_thousand_policies_are_the_most() -> None:
     text = "".join(f'[[policy]]\nname = "p{number}"\nimportance = 2\n' for number in range(10_001))
     assert any("more than 10000 of policy" in line for line in noted(text))
@@ -310,6 +311,7 @@ SAID = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataObject) -> None:

@@ -154,6 +154,7 @@ CONTRACTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), contexts=st.lists(CONTEXTS, max_size=8), seed=st.integers(0, 2**32))
 def test_what_wins_is_what_the_simplest_resolver_says_in_any_order(

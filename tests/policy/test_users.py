@@ -103,6 +103,7 @@ over.set()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_checking_leaves_no_memory_with_the_threads_that_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process with a dozen threads, each of which has checked a password at its full price and stays

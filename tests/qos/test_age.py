@@ -95,6 +95,7 @@ class Publications:
         return True
 
 
+@pytest.mark.processes
 def test_what_is_sent_again_after_a_connection_broke_is_older_by_that() -> None:
     # Given publications that went into a connection that was cut before they were acknowledged
     first = (PUBLICATION.pack(1, 1, 20), b"one", b"payload")

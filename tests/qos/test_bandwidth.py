@@ -391,6 +391,7 @@ def test_what_its_publisher_gives_no_more_time_is_lost_wherever_it_waits() -> No
     assert scene.lost == {(1, Cause.EXPIRED): 2}
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(
     subscriptions=st.lists(
@@ -539,6 +540,7 @@ def wire() -> Iterator[Callable[..., Wire]]:
         each.close()
 
 
+@pytest.mark.processes
 def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
 ) -> None:
@@ -556,6 +558,7 @@ def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     assert field.manager.status()[0]["destinations"] == 1
 
 
+@pytest.mark.processes
 def test_twenty_streams_share_a_link_and_together_keep_its_limit(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
 ) -> None:
@@ -575,6 +578,7 @@ def test_twenty_streams_share_a_link_and_together_keep_its_limit(
     assert 0 < min(came) <= max(came) <= min(came) + 2 * one
 
 
+@pytest.mark.processes
 def test_the_hub_sleeps_as_long_as_its_turns_allow_and_no_longer(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
@@ -609,6 +613,7 @@ class Kernel:
         return bytes(self._info[:size])
 
 
+@pytest.mark.processes
 def test_a_link_tells_what_the_system_knows_of_all_its_connections(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,6 +628,7 @@ def test_a_link_tells_what_the_system_knows_of_all_its_connections(
     assert (told["tcp_rtt_ms"], told["retransmits"], told["unsent"]) == (620.0, 8, 120)
 
 
+@pytest.mark.processes
 def test_importance_decides_between_streams_of_a_link(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
 ) -> None:
@@ -639,6 +645,7 @@ def test_importance_decides_between_streams_of_a_link(
     eventually(lambda: bulk.received == 1_000)
 
 
+@pytest.mark.processes
 def test_a_stream_that_breaks_sends_again_over_the_same_link_and_a_dead_one_holds_up_nobody(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
 ) -> None:
@@ -661,6 +668,7 @@ def test_a_stream_that_breaks_sends_again_over_the_same_link_and_a_dead_one_hold
     assert field.manager.status()[0]["destinations"] == 1
 
 
+@pytest.mark.processes
 def test_off_imports_nothing_of_it() -> None:
     """A process with a delegate and a subscriber's session there."""
     program = (

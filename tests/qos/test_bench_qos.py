@@ -203,6 +203,7 @@ def experiment(name: str, *, kept: bool) -> Any:
     return run
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kept", [True, False])
 def test_all_experiments_make_one_outcome_and_plots(
     kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -19,6 +19,8 @@ from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.pad.server import measurements
 from jbi_pubsub.qos import measurement
 
+pytestmark = pytest.mark.processes
+
 MANAGED = QosSection(mode="on", publish_measurements=True)
 
 

@@ -295,6 +295,7 @@ def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield federation, server
 
 
+@pytest.mark.processes
 def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures: Any, eventually: Any) -> None:
     # Given a subscription whose queue is short and whose application takes nothing yet
     federation, server = managed
@@ -341,6 +342,7 @@ def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures:
     assert samples["qos_delay_seconds", (("type", TYPE), ("quantile", "0.5"))] == one["p50"]
 
 
+@pytest.mark.processes
 def test_what_a_late_joiner_catches_up_with_is_counted_as_well(managed: Any, figures: Any, eventually: Any) -> None:
     # Given objects that were published before anybody had subscribed
     federation, server = managed
@@ -368,6 +370,7 @@ def test_what_a_late_joiner_catches_up_with_is_counted_as_well(managed: Any, fig
     eventually(lambda: told() == (3, 1))
 
 
+@pytest.mark.processes
 def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     # Given managers that tell of themselves
     _, server = managed
@@ -414,6 +417,7 @@ def test_the_monitor_ends_with_its_delegate_and_without_qos_there_is_none(federa
     assert not [t for t in threading.enumerate() if t.name.startswith("quality-")]
 
 
+@pytest.mark.processes
 def test_contracts_by_hand_have_no_meter_and_are_told_all_the_same(managed: Any, figures: Any) -> None:
     federation, server = managed
     subscriber, publisher = federation.subscriber(), federation.light()
@@ -460,6 +464,7 @@ def test_one_object_a_second_is_looked_at_until_its_application_takes_it() -> No
     assert (waited, jitter) == (pytest.approx(110_000, abs=2), pytest.approx(40_000, abs=2))
 
 
+@pytest.mark.processes
 def test_a_slow_application_shows_in_the_delays_of_its_contract_and_type(
     managed: Any, figures: Any, eventually: Any
 ) -> None:

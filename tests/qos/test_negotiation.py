@@ -293,6 +293,7 @@ def test_wishes_of_the_command_line(
     publisher.unregister_publisher(registration)
 
 
+@pytest.mark.processes
 def test_what_is_off_is_not_imported_and_has_no_thread() -> None:
     code = """
 import sys, threading

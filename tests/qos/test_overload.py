@@ -78,6 +78,7 @@ def test_the_command_exits_by_what_was_met(mode: str, monkeypatch: pytest.Monkey
     assert asked == [{"rounds": 2}]
 
 
+@pytest.mark.processes
 def test_the_link_is_measured() -> None:
     assert 1e6 < overload.link_rate() < 1e12
 

@@ -34,6 +34,8 @@ from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.qos.test_credit import received, subscribed
 
+pytestmark = pytest.mark.processes
+
 SHAPES = (Shape("scale", (0.5,)),)
 
 

@@ -126,6 +126,7 @@ def sized(data: bytes) -> tuple[int, int]:
     return Image.open(io.BytesIO(data)).size
 
 
+@pytest.mark.processes
 def test_each_preference_scales_pictures_or_leaves_them_in_the_queue_and_in_the_mail(
     mailbox: tuple[Mailbox, int], tmp_path: Path, fixtures: Any, figures: Any, eventually: Any
 ) -> None:

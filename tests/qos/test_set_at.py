@@ -228,6 +228,7 @@ def test_who_has_no_policy_file_says_who_to_ask(federation: Any, said: Told) -> 
     assert "is no policy manager, and no delegate" in err
 
 
+@pytest.mark.processes
 def test_where_nobody_can_be_found_it_is_said_what_else_there_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,8 @@ from jbi_pubsub.core.quality import SHAPES, Shape, Wish
 from jbi_pubsub.qos import shaping
 from jbi_pubsub.qos.shaping import Shaper, shape
 
+pytestmark = pytest.mark.processes
+
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 HALF = (Shape("scale", (0.5,)),)
 

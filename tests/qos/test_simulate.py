@@ -217,6 +217,7 @@ TRACE = """{"subscriber": "Ops-1", "type": "important"}
 """
 
 
+@pytest.mark.processes
 def test_a_trace_is_played(tmp_path: Path) -> None:
     # Given
     trace, policies = tmp_path / "trace.jsonl", tmp_path / "policy.toml"

@@ -296,6 +296,7 @@ def test_the_history_is_bounded() -> None:
     assert (len(space.versions), space.versions[0].version) == (HISTORY_MOST, 4)
 
 
+@pytest.mark.long
 def test_what_is_pushed_holds_no_access_rules_and_is_bounded() -> None:
     space = InformationSpaceManager("m")
     version = space.proposed('[[access]]\nallow = "status"\nuser = "boss"\n' + FILE, "me", "", 0.0)

@@ -189,6 +189,7 @@ def said(*words: str) -> Any:
     return CliRunner().invoke(jbi, list(words))
 
 
+@pytest.mark.processes
 def test_commands_show_a_delegate_that_manages_quality(managed: Any, figures: Any, eventually: Any) -> None:
     # Given a delegate with a subscription under a contract
     server, publisher, subscriber = managed.pad(), managed.light(name="raven"), managed.subscriber()
@@ -234,6 +235,7 @@ def test_commands_show_a_delegate_that_manages_quality(managed: Any, figures: An
         assert isinstance(said("status", server.address, *words).exception, ConfigurationError)
 
 
+@pytest.mark.processes
 def test_a_fault_of_the_policies_is_told_by_the_status(managed: Any, tmp_path: Any, eventually: Any) -> None:
     # Given a delegate whose policy file is broken while it runs
     path = tmp_path / "policy.toml"

@@ -103,6 +103,7 @@ def loss(number: int, count: int) -> bytes:
 # -- from a batch to the queues -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(steps=st.integers(1, 40), chance=st.randoms(use_true_random=False))
 def test_a_batch_comes_to_each_subscription_in_its_order(steps: int, chance: random.Random) -> None:

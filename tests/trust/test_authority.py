@@ -78,6 +78,7 @@ def test_a_server_may_connect_as_well_and_a_client_may_not_serve(
             identity.check_dates()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_openssl_agrees(folder: Path) -> None:
     # Given two parties of which one is revoked; Expect openssl to say so, strictly by RFC 5280
@@ -380,6 +381,7 @@ def usable(folder: Path, name: str) -> bool:
     return True
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # the child has files to do with alone
 @pytest.mark.parametrize("what", ["init", "issue", "issue again", "renew", "revoke"])
 def test_killed_at_any_step_it_is_done_or_not_done(

@@ -24,6 +24,8 @@ from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
 from jbi_pubsub.trust.signature import CertificateSigner
 
+pytestmark = pytest.mark.processes
+
 TRACKS = b"<tracks><track><lat>33.34</lat></track><track><lat>40.0</lat></track></tracks>"
 WEST = "//track[lat<35]"
 

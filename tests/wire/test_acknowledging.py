@@ -14,6 +14,8 @@ from jbi_pubsub.core.errors import WireError, WireTimeoutError
 from jbi_pubsub.core.wire import stream
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES, Line, Receiver
 
+pytestmark = pytest.mark.processes
+
 
 class Peer:
     """The sending end of a line whose receiver runs in a thread."""

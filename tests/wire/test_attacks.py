@@ -326,6 +326,7 @@ def test_half_a_frame_holds_up_nobody_else(plane: bytes, pad: Any, attack: Calla
         attacker.close()
 
 
+@pytest.mark.processes
 def test_a_token_opens_one_data_connection(pad: Any) -> None:
     # Given a publisher with a token for its data connection, which it has used
     ref = ServiceRef("", "delegate", (pad.address,))

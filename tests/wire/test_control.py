@@ -44,6 +44,8 @@ from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.replies import Opened, Subscribed
 
+pytestmark = pytest.mark.processes
+
 pack = msgspec.msgpack.encode
 
 

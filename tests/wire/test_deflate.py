@@ -43,6 +43,8 @@ from jbi_pubsub.core.wire.stream import (
 )
 from jbi_pubsub.pad.server.server import DisseminationServer
 
+pytestmark = pytest.mark.processes
+
 LINE = b"<metadata><name>T%05d</name><lat>34.817</lat><long>67.817</long></metadata>"
 
 

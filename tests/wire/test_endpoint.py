@@ -57,6 +57,7 @@ def test_a_client_of_another_protocol_is_told_our_number(
     assert f"it speaks protocol {PROTOCOL - 1}, and we {PROTOCOL}" in caplog.text
 
 
+@pytest.mark.processes
 def test_a_client_says_which_protocol_the_other_side_speaks() -> None:
     # Given a server of a later version
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -138,6 +139,7 @@ def test_stop_waits_for_threads_that_are_about_to_end(
     assert [t.name for t in threading.enumerate() if t.name.startswith("echo-")] == []
 
 
+@pytest.mark.processes
 def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server(
     eventually: Callable[..., Any],
 ) -> None:

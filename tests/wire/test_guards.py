@@ -21,6 +21,8 @@ from jbi_pubsub.core.wire.endpoint import Endpoint, Security
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Line, Part, Receiver, Sender
 
+pytestmark = pytest.mark.processes
+
 Counting = Callable[[str], Any]
 
 

@@ -32,6 +32,8 @@ from jbi_pubsub.core.wire.stream import (
     Receiver,
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from jbi_pubsub.core.wire.places import Place, peer_of
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
+pytestmark = pytest.mark.processes
+
 
 class Service:
     """What is exported at the port of a test."""

@@ -14,6 +14,8 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.stream import ACK, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Line, Receiver, Sender, Window
 
+pytestmark = pytest.mark.processes
+
 LARGE = 4 << 20
 
 

@@ -107,6 +107,7 @@ def by_hub(source: Items, sock: CountingSocket) -> Callable[[], None]:
     return hub.stop
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("begin", [by_sender, by_hub])
 @pytest.mark.parametrize(
     ("size", "each"),

@@ -21,6 +21,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
+@pytest.mark.processes
 def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_it() -> None:
     # Given a peer that takes a few kilobytes, then rests for a fifth of the sender's timeout
     ours, theirs = pair()
@@ -45,6 +46,7 @@ def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_i
     assert len(got) == 60_000 + 5
 
 
+@pytest.mark.processes
 def test_a_peer_that_takes_nothing_is_given_up() -> None:
     ours, theirs = pair()
     with pytest.raises(WireTimeoutError):

@@ -28,6 +28,8 @@ from jbi_pubsub.core.wire.stream import (
 )
 from tests.conftest import eventually
 
+pytestmark = pytest.mark.processes
+
 
 class Numbers:
     """A source of so many numbered items, at most `at_once` in a batch."""

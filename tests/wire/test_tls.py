@@ -168,6 +168,7 @@ def test_another_certificate_than_the_pinned_one_is_refused(
     dial(served.ref, plane, security, 5.0).close()
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("error")
 def test_a_connection_that_is_reset_before_the_handshake_is_closed_and_told(
     ours: Authority, monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,7 @@ def test_a_transport_of_a_plugin_is_used(federation: Any, figures: Any, monkeypa
     assert set(calls) == {pad.server_id}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "endpoint", ["unix://relative", "unix:///nobody/here.sock", "carrier-pigeon://x", "unix://a\0b", "://"]
 )
@@ -149,6 +150,7 @@ def test_with_certificates_only_tcp_is_used(folder: Path, federation: Any) -> No
         federation.pad(config=config)
 
 
+@pytest.mark.processes
 def test_a_socket_that_another_user_listens_on_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a socket of ours, and that we are somebody else
     listener = UnixListener(folder, "a" * 32, adopt=lambda sock, _: sock.close())
