@@ -95,7 +95,8 @@ def test_objects_are_judged_by_the_old_terms_or_the_new_ones_while_they_change(
     for thread in threads:
         thread.join()
     periods[-1] = periods[-1]._replace(until=time.monotonic())
-    publishing.publish(registrations[0], figures.metadata(lat="60", long="-1"), ALL_OF % (-1, -1))
+    last = next(lat for lat in (60, -60) if periods[-1].terms.matches(lat))
+    publishing.publish(registrations[0], figures.metadata(lat=str(last), long="-1"), ALL_OF % (-1, -1))
     # Expect each object as one of the terms gives it that were in force while it was published, or not at all if one
     # does not match it; nothing twice, each source in order; the other subscription to have missed nothing
     came: dict[int, bytes] = {}

@@ -41,17 +41,22 @@ def schema_of(operation: str, name: str) -> dict[str, Any]:
     return told["items"] if told["type"] == "array" else told
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_names_versions_and_prefixes_of_the_document_are_taken(data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_names_versions_and_prefixes_of_the_document_are_taken(examples: int) -> None:
     # Given what the document says of a type and a version; Expect who publishes it, or asks the Common API, to take it
-    name, version = (data.draw(texts(schema_of("publishObjects", each))) for each in ("type", "version"))
-    assert checked_name(name, version).name == name
     said = SCHEMAS["SequenceAsked"]["properties"]
-    name, version = (data.draw(texts(said[each])) for each in ("type", "version"))
-    assert type_of(name, version).version == version
-    prefix = data.draw(texts(schema_of("queryObjects", "ns")))
-    assert _namespaces([prefix])
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.data())
+    def taken(data: st.DataObject) -> None:
+        name, version = (data.draw(texts(schema_of("publishObjects", each))) for each in ("type", "version"))
+        assert checked_name(name, version).name == name
+        name, version = (data.draw(texts(said[each])) for each in ("type", "version"))
+        assert type_of(name, version).version == version
+        prefix = data.draw(texts(schema_of("queryObjects", "ns")))
+        assert _namespaces([prefix])
+
+    taken()
 
 
 @pytest.mark.parametrize("text", ["2h", "1d12h", "0.5s", "2026-11-01T00:00Z", "2026-11-01T00:00:01.25+01:00"])
