@@ -23,7 +23,7 @@ class SequenceCallback(Protocol):
         """An object has come. Calls are serial for each sequence."""
 
 
-@may_have("queryFinished")
+@may_have("queryFinished", "queryIncomplete")
 class QueryCallback(Protocol):
     """Of a query. Besides it may have `queryFinished(state)`: nothing comes any more, as it is "finished", "cancelled",
     "failed" or "timed_out"; and before that `queryIncomplete(missing)`, where archives have not answered to the end:

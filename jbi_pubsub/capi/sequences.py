@@ -676,12 +676,12 @@ class _Teller:
 
     def finished(self, query: Query, state: str) -> None:
         """Nothing comes any more."""
-        incomplete = getattr(self._callback, "queryIncomplete", None)
-        if query.partial and incomplete is not None:
-            incomplete(list(query.partial))
-        told = getattr(self._callback, "queryFinished", None)
-        if told is not None:
-            called(told, state)
+        try:
+            if query.partial and (incomplete := getattr(self._callback, "queryIncomplete", None)) is not None:
+                called(incomplete, list(query.partial))
+        finally:
+            if (told := getattr(self._callback, "queryFinished", None)) is not None:
+                called(told, state)
 
 
 class QuerySequence(InfoObjectSequence):

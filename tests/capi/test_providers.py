@@ -162,7 +162,7 @@ def test_what_is_no_provider_is_refused(connection: Any, provider: Any) -> None:
 
 @pytest.mark.parametrize("has_callback", [False, True])
 def test_a_query_that_is_not_complete_says_so(
-    connection: Any, node: Any, publisher: Any, eventually: Any, has_callback: bool
+    connection: Any, node: Any, publisher: Any, eventually: Any, caplog: Any, has_callback: bool
 ) -> None:
     # Given an archive with an object, and at its address another one than is listed
     kept = connection.createPublisherSequence("t", "1.0")
@@ -177,8 +177,11 @@ def test_a_query_that_is_not_complete_says_so(
         def infoObjectAvailable(self, io: Any) -> None:
             told.append(io.getMetadata())
 
-        def queryIncomplete(self, missing: list[str]) -> None:
+        def queryIncomplete(self, missing: list[str]) -> Any:
             told.append(len(missing))
+            return self.of_no_use()
+
+        async def of_no_use(self) -> None: ...
 
         def queryFinished(self, state: str) -> None:
             told.append(state)
@@ -189,6 +192,8 @@ def test_a_query_that_is_not_complete_says_so(
     if has_callback:
         query.executeQuery(Told())
         eventually(lambda: told == ["<a/>", 1, "finished"])
+        # Expect a method that does nothing to be told of, and the end to come all the same
+        eventually(lambda: "returned a coroutine" in caplog.text)
         return
     query.executeQuery()
     assert len(query.getNext(10, 20_000)) == 1

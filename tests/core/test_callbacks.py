@@ -83,6 +83,9 @@ PLACES: dict[str, Callable[[Any], object]] = {
     "query sequence": lambda f: _argument(QuerySequence.executeQuery, "callback").check(
         _made(f, "infoObjectAvailable", "queryFinished")
     ),
+    "gaps of a query sequence": lambda f: _argument(QuerySequence.executeQuery, "callback").check(
+        _made(f, "infoObjectAvailable", "queryIncomplete")
+    ),
     "connection": lambda f: _argument(Connection.setConnectionCallback, "callback").check(
         _made(f, "connectionLost", "connectionRestored")
     ),
