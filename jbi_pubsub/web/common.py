@@ -271,8 +271,8 @@ class Common:
         """Around what keeps a document, which counts from then on. Raises BackPressureError."""
         size = len(document.encode())
         with self.lock:
-            before = held.kept.get(key, 0)
-            if sum(sum(each.kept.values()) for each in self._held.values()) - before + size > KEPT_MOST:
+            before = {key: held.kept[key]} if key in held.kept else {}
+            if sum(sum(each.kept.values()) for each in self._held.values()) - before.get(key, 0) + size > KEPT_MOST:
                 raise BackPressureError(
                     f"the sequences of these connections keep {KEPT_MOST:,} bytes of documents", hint="Destroy some"
                 )
@@ -281,7 +281,8 @@ class Common:
             yield
         except BaseException:
             with self.lock:
-                held.kept[key] = before
+                held.kept.pop(key, None)
+                held.kept |= before
             raise
 
     def _publishInfoObject(  # noqa: N802

@@ -354,7 +354,13 @@ def test_what_sequences_keep_is_bounded_together(reached: Callable[..., Any], mo
     assert set_predicate(one, "/a") == set_predicate(one, "/b") == 204
     assert set_predicate(two, "/a") == 429
     assert set_predicate(two, "/a[", 100_000) == 422
+    for n in range(3):
+        assert said("PUT", f"/sequences/{two}/attributes/none{n}/1.0", document="<none/>").status >= 400
+    [held] = it.gateway.guests.own.common._held.values()
+    assert list(held.kept) == [(one, "")]
     assert set_predicate(two, "/a", 100_000) == 204
+    assert set_predicate(two, "/a[", 10) == 422
+    assert held.kept[two, ""] > 100_000
     assert said("DELETE", f"/connections/{made}/sequences/{one}").status == 204
     assert set_predicate(two, "/a") == 204
 
