@@ -55,6 +55,8 @@ class Presence:
             self._sides: list[_Side] = []
             servers = [_front(configs[0], facts)]
             undo.callback(servers[0].stop)
+            self.access = servers[0].access
+            """Rules of the first side, for what is no side's own."""
             if _served_as(configs[0]) != _served_as(configs[1]):
                 servers.append(_front(configs[1], facts))
                 undo.callback(servers[1].stop)

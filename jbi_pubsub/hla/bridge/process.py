@@ -66,7 +66,7 @@ class FederationBridge:
             undo.callback(self._presence.close)
             self.metrics: MetricsServer | None = None
             if metrics.port >= 0:
-                self.metrics = MetricsServer(metrics, self.samples)
+                self.metrics = MetricsServer(metrics, self.samples, self._presence.access)
                 undo.callback(self.metrics.stop)
             self._undo = undo.pop_all()
         self._thread = threading.Thread(target=self._run, name="hla-bridge", daemon=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.bridge.file import Running, described
+from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import Options
@@ -92,6 +95,22 @@ def test_what_one_federation_simulates_the_other_sees(joint: Joint, eventually: 
     a.rti.delete_object_instance(aircraft, b"over")
     assert b.until("remove_object_instance")[1:3] == (there, b"over")
     assert [way["relayed"] for way in bridge.status()["directions"]] == [1, 1]
+
+
+@pytest.mark.parametrize(("actions", "wanted"), [("'connect', 'status'", 200), ("'connect'", 403)])
+def test_who_may_not_see_a_status_gets_no_metrics_of_a_bridge(joint: Joint, actions: str, wanted: int) -> None:
+    rules = joint.folder / "policy.toml"
+    rules.write_text(f"[[access]]\naction = [{actions}]\n")
+    config = msgspec.structs.replace(
+        joint.federation.config, policy=PolicySection(file=str(rules)), metrics=MetricsSection(port=0)
+    )
+    path = joint.folder / "bridge.toml"
+    path.write_text(FILE)
+    bridge: Any = described(path).opened(config)
+    joint.federation.stack.callback(bridge.close)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", bridge.metrics.port, timeout=20)) as connection:
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().status == wanted
 
 
 def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Callable[..., Any]) -> None:
