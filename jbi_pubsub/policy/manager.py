@@ -246,29 +246,30 @@ class AccessManager:
 
     def _first(self) -> tuple[AccessRules, file.Document]:
         """What is in force at the start: the file, or if that can't be used, what it was before. Raises PolicyError."""
-        kept = self._kept
-        had_any = kept is not None and stamp(kept) != (errno.ENOENT,)  # one that we can't see counts
+        had_any = self._kept is not None and stamp(self._kept) != (errno.ENOENT,)  # one that we can't see counts
         try:
             rules, document = self._read(self.path, first=True, had_rules=had_any)
         except PolicyError as exc:
-            hint = f"Mend it: `jbi policy check {self.path}`"
-            if kept is None:
-                hint += ". With [policy] state a start goes on with the rules of before"
-            elif not had_any:
-                hint += f". {kept} would have the rules of before, and is not there"
-            else:
-                try:
-                    rules, document = self._read(kept, first=True, had_rules=True)
-                except PolicyError as other:
-                    hint += f". The rules of before can't be used either: {other.message}"
-                else:
-                    self.fault = exc.message
-                    log.error("%s; the rules of before, kept in %s, are in force until it is mended", exc, kept)
-                    return rules, document
-            hint = ". ".join(filter(None, (exc.hint, hint)))
-            raise PolicyError(exc.message, hint=hint, **exc.facts) from exc
+            return self._of_before(exc, had_any=had_any)
         self._keep_copy(document)
         return rules, document
+
+    def _of_before(self, fault: PolicyError, *, had_any: bool) -> tuple[AccessRules, file.Document]:
+        """What was in force before, as the file has a fault. Raises PolicyError."""
+        if self._kept is None:
+            why = "With [policy] state a start goes on with the rules of before"
+        elif not had_any:
+            why = f"{self._kept} would have the rules of before, and is not there"
+        else:
+            try:
+                found = self._read(self._kept, first=True, had_rules=True)
+                self.fault = fault.message
+                log.error("%s; the rules of before, kept in %s, are in force until it is mended", fault, self._kept)
+                return found
+            except PolicyError as exc:
+                why = f"The rules of before can't be used either: {exc.message}"
+        hint = ". ".join(filter(None, (fault.hint, f"Mend it: `jbi policy check {self.path}`", why)))
+        raise PolicyError(fault.message, hint=hint, **fault.facts) from fault
 
     def _keep_copy(self, document: file.Document) -> None:
         """For the next start. Not of an empty file, which may be one that was cut short."""
