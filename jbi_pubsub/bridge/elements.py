@@ -14,14 +14,14 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final, Literal, NamedTuple
 
 from immutables import Map
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 
 Value = int | float | str | bytes
 Kind = Literal["number", "text", "enumeration", "octets"]
@@ -103,8 +103,7 @@ def unit_of(name: str) -> Unit:
     """Raises ConfigurationError for one that is not known."""
     found = UNITS.get(ALSO.get(name, name))
     if found is None:
-        known = [*UNITS, *ALSO]
-        raise ConfigurationError(f"no unit {name[:60]!r}", hint=_meant(name, known) or f"There are {', '.join(UNITS)}")
+        raise ConfigurationError(f"no unit {name[:60]!r}", hint=near_hint(name, [*UNITS, *ALSO], len(UNITS)))
     return found
 
 
@@ -240,8 +239,7 @@ def codec_of(name: str, known: Mapping[str, Codec] = CODECS) -> Codec:
     found = known.get(name)
     if found is None:
         raise ConfigurationError(
-            f"no data type {name[:100]!r} that can be decoded",
-            hint=_meant(name, known) or f"There are {', '.join(sorted(known))}",
+            f"no data type {name[:100]!r} that can be decoded", hint=near_hint(name, sorted(known))
         )
     return found
 
@@ -390,8 +388,3 @@ def _check_table(table: Mapping[str, str], target: Codec) -> None:
             target.encode(_told(table, key, target))
         except (ValueError, OverflowError, struct.error):
             raise ConfigurationError(f"table: {key!r} is {value!r}, which {target.name} does not have") from None
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = near_name(name, known)
-    return f"Did you mean {near}?" if near else ""

@@ -19,7 +19,7 @@ from jbi_pubsub.core import plugins, toml
 from jbi_pubsub.core.config import Config, load
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.toml import TomlDocument, TomlError
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
@@ -342,10 +342,9 @@ def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:
 
 def _unknown_kind(path: Path, name: str, kind: str) -> ConfigurationError:
     known = ("jbi", "mqtt", *plugins.names("bridge"), *plugins.names("platform"))
-    near = near_name(kind, known)
     return ConfigurationError(
         f"bridge file {path}: side.{name} is of kind {kind[:64]!r}, which there is not",
-        hint=f"Did you mean {near}?" if near else f"There are {', '.join(known)}",
+        hint=near_hint(kind, known),
     )
 
 

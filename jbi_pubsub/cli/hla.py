@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 
 from .near import NearNames
 from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option, repeated
@@ -240,11 +240,7 @@ def _one(given: _Explore, counts: tuple[int, ...]) -> Explored:
     elif name in SCENARIOS:
         found = SCENARIOS[name]
     else:
-        near = near_name(name, SCENARIOS)
-        raise ConfigurationError(
-            f"no scenario {name[:60]!r}",
-            hint=f"Did you mean {near}?" if near else f"There are {', '.join(SCENARIOS)}",
-        )
+        raise ConfigurationError(f"no scenario {name[:60]!r}", hint=near_hint(name, SCENARIOS))
     setup, system = prepared(found, policy, counts, edges)
     cell = next((each for each in CELLS if each.policy == policy and each.problem == found.problem), None)
     cell = cell or Cell(found.problem, "", policy, (found.name,), "")

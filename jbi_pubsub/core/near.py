@@ -9,6 +9,8 @@ from typing import Final
 
 NAME_MOST: Final = 200
 KNOWN_MOST: Final = 1_000
+SHOWN_MOST: Final = 25
+"""Names that a hint lists."""
 
 
 def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -19,3 +21,12 @@ def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
         return ""
     short = (each for each in islice(known, KNOWN_MOST) if len(each) <= NAME_MOST)
     return next(iter(get_close_matches(name, list(short), n=1, cutoff=cutoff)), "")
+
+
+def near_hint(name: str, known: Iterable[str], shown: int = SHOWN_MOST) -> str:
+    """For a name that is none of the known ones: the one that was meant, else which there are, the first `shown`."""
+    names = list(known)
+    if near := near_name(name, names, 0.5):
+        return f"Did you mean {near}?"
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:shown]) or 'none'}{more}"

@@ -21,7 +21,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .errors import ConfigurationError
-from .near import near_name
+from .near import near_hint, near_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -73,9 +73,7 @@ def _installed() -> dict[str, EntryPoint]:
     found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
     for point in entry_points(group=GROUP):
         if (kind := point.name.partition(".")[0]) not in KINDS:
-            near = near_name(kind, KINDS)
-            meant = f"did you mean {near}?" if near else f"there are {', '.join(KINDS)}"
-            log.error("plug-in %s is of no kind that is asked for: %s", point.name, meant)
+            log.error("plug-in %s is of no kind that is asked for. %s", point.name, near_hint(kind, KINDS))
         if point.name in found and point.value != found[point.name].value:
             log.error("plug-in %s is installed twice: %s counts, %s does not", point.name, found[point.name], point)
         found.setdefault(point.name, point)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import inspect
 
-from .near import near_name
+from .near import near_hint
 from .values import converted
 
 T = TypeVar("T")
@@ -141,10 +141,8 @@ def typed(tables: Mapping[str, Any], kind: type[T]) -> T:
         place_of = tables.key if isinstance(tables, TomlDocument) else lambda _where: WHOLE
         for where, known in _unknown(tables, inspect.type_info(kind), ()):
             key = str(where[-1])
-            near = near_name(key, known)
-            hint = f"Did you mean {near}?" if near else f"Known are {', '.join(known)}"
             place = place_of(where if f"unknown field `{key}`" in str(exc) else _way(str(exc)))
-            raise TomlError(str(exc), place, hint, key) from exc
+            raise TomlError(str(exc), place, near_hint(key, known), key) from exc
         raise TomlError(str(exc), place_of(_way(str(exc)))) from exc
 
 

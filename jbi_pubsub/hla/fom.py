@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, NoReturn
 
 from immutables import Map
 
 from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.xml import Element, parse_metadata
 
 from .exceptions import (
@@ -108,7 +107,7 @@ class Fom(NamedTuple):
         found = self.names.get(kind + name) or self.names.get(f"{kind}{root}.{name}")
         if found is None:
             known = sorted(each[2:] for each in self.names if each.startswith(kind))
-            raise NameNotFound(f"no {what} {name[:200]!r} in the object model", hint=_meant(name, known))
+            raise NameNotFound(f"no {what} {name[:200]!r} in the object model", hint=near_hint(name, known))
         return found
 
 
@@ -117,12 +116,7 @@ def _member(cls: Class, members: tuple[Member, ...], name: str, what: str) -> in
         if members[handle - 1].name == name:
             return handle
     known = sorted(members[handle - 1].name for handle in cls.members)
-    raise NameNotFound(f"{cls.name} has no {what} {name[:200]!r}", hint=_meant(name, known))
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    near = near_name(name, known, 0.5)
-    return f"Did you mean {near}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
+    raise NameNotFound(f"{cls.name} has no {what} {name[:200]!r}", hint=near_hint(name, known))
 
 
 def object_class(fom: Fom, cls: int) -> Class:

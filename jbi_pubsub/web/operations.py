@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from jbi_pubsub.core.errors import ArgumentError, OversizeError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 
 from .problem import PROBLEM, Problem, codes
 
@@ -202,9 +202,9 @@ def read(operation: Operation, path: Mapping[str, str], query: str, headers: Map
     for name, text in given:
         parameter = known.get(name)
         if parameter is None:
-            near = near_name(name, known, 0.5)
-            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known) or 'none'}"
-            raise ArgumentError(f"{operation.name} has no parameter {name[:60]!r}", hint=hint, argument=name[:60])
+            raise ArgumentError(
+                f"{operation.name} has no parameter {name[:60]!r}", hint=near_hint(name, known), argument=name[:60]
+            )
         if len(text) > TEXT_MOST:
             raise OversizeError(f"{name} has {len(text)} characters, the limit is {TEXT_MOST}", argument=name)
         if parameter.many:

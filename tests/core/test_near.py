@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jbi_pubsub
-from jbi_pubsub.core.near import KNOWN_MOST, NAME_MOST, near_name
+from jbi_pubsub.core.near import KNOWN_MOST, NAME_MOST, SHOWN_MOST, near_hint, near_name
 
 
 def test_the_nearest_name_is_found() -> None:
@@ -21,6 +21,16 @@ def test_long_names_and_many_are_not_compared() -> None:
     assert near_name("subscribe", ["subscribe" * 100_000, "subscribed"]) == "subscribed"
     assert near_name("a" * NAME_MOST, ["a" * NAME_MOST]) == "a" * NAME_MOST
     assert near_name("mine", (*map(str, range(KNOWN_MOST)), "mine")) == ""
+
+
+def test_a_hint_says_what_was_meant_or_what_there_is() -> None:
+    assert near_hint("subcribe", ["publish", "subscribe"]) == "Did you mean subscribe?"
+    assert near_hint("zzz", ["publish", "subscribe"]) == "There are publish, subscribe"
+    assert near_hint("zzz", ["publish"]) == "There is publish"
+    assert near_hint("zzz", []) == "There is none"
+    many = [str(n) for n in range(SHOWN_MOST + 3)]
+    assert near_hint("zzz", many) == f"There are {', '.join(many[:SHOWN_MOST])} and 3 more"
+    assert near_hint("zzz", many, 2) == f"There are 0, 1 and {SHOWN_MOST + 1} more"
 
 
 def test_names_are_compared_in_one_place() -> None:

@@ -192,14 +192,14 @@ def test_one_that_can_not_be_loaded_is_not_taken_for_a_mistyped_name(installed: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("typs", "did you mean types?"), ("q", f"there are {', '.join(plugins.KINDS)}")]
+    ("kind", "told"), [("typs", "Did you mean types?"), ("q", f"There are {', '.join(plugins.KINDS)}")]
 )
 def test_one_of_an_unknown_kind_is_told(
     kind: str, told: str, installed: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     installed(f"{kind}.shelf = acme_shelf:catalogue", acme_shelf=KEPT)
     assert plugins.names("types") == ()
-    assert f"plug-in {kind}.shelf is of no kind that is asked for: {told}" in caplog.text
+    assert f"plug-in {kind}.shelf is of no kind that is asked for. {told}" in caplog.text
 
 
 def test_all_kinds_that_are_asked_for_are_known_and_described() -> None:

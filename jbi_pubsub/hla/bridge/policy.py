@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 
 
 class Policy(NamedTuple):
@@ -87,13 +87,13 @@ def read(said: Mapping[str, Any]) -> Policy:
         raise ConfigurationError("override is true or false")
     for problem, solution in cells.items():
         if problem not in CELLS:
-            raise ConfigurationError(f"no problem {problem[:60]!r}", hint=_meant(problem, CELLS))
+            raise ConfigurationError(f"no problem {problem[:60]!r}", hint=near_hint(problem, CELLS))
         if (problem, solution) == ("barrier", "restrict"):
             raise ConfigurationError(
                 "no restriction of federates prevents the race at the barrier", hint='barrier = "smart" buffers'
             )
         if not isinstance(solution, str) or solution not in CELLS[problem]:
-            raise ConfigurationError(f"{problem} = {solution!r}", hint=_meant(str(solution), CELLS[problem]))
+            raise ConfigurationError(f"{problem} = {solution!r}", hint=near_hint(str(solution), CELLS[problem]))
         if (problem, solution) in DISASTROUS and not override:
             raise ConfigurationError(
                 f"{problem} = {solution!r}: {CELLS[problem][solution]}", hint="override = true, to have it all the same"
@@ -113,8 +113,3 @@ def explained(policy: Policy) -> Iterator[tuple[str, str, str]]:
     """Problem, solution, and what that means."""
     for problem, solution in policy._asdict().items():
         yield problem, solution, CELLS[problem][solution]
-
-
-def _meant(name: str, known: Mapping[str, Any]) -> str:
-    near = near_name(name, known)
-    return f"Did you mean {near}?" if near else f"There are {', '.join(known)}"

@@ -25,7 +25,7 @@ from immutables import Map
 from jbi_pubsub.bridge import elements
 from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
 from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, Fom, Member
 
@@ -222,7 +222,7 @@ class _Compiling:
             if name in (cls.name, cls.name.removeprefix(f"{self._root}.")):
                 return cls.handle
         known = [cls.name.removeprefix(f"{self._root}.") for cls in classes if cls.name != self._root]
-        raise ConfigurationError(f"side {model.name} has no {self._kind} {name[:200]!r}", hint=_meant(name, known))
+        raise ConfigurationError(f"side {model.name} has no {self._kind} {name[:200]!r}", hint=near_hint(name, known))
 
     def _course(self, cls: Class) -> Course | None:
         """None: it goes nowhere."""
@@ -299,7 +299,7 @@ class _Compiling:
             own = {self._members[each - 1].name: each for each in cls.members}
             for name, element in rule.elements.items():
                 if name not in own:
-                    raise self._wrong(rule.name, f"has no {self._member} {name[:200]!r}", _meant(name, sorted(own)))
+                    raise self._wrong(rule.name, f"has no {self._member} {name[:200]!r}", near_hint(name, sorted(own)))
                 found[handle, own[name]] = element
         return found
 
@@ -318,7 +318,7 @@ class _Compiling:
             if (cls.handle, handle) not in self._by_member:  # not said of this very class
                 return None
             why = f"{member.name}: {there.name} of side {self._there.name} has no {self._member} {name[:200]!r}"
-            raise self._wrong(cls.name, why, _meant(name, sorted(known)))
+            raise self._wrong(cls.name, why, near_hint(name, sorted(known)))
         try:
             change, says = self._change(rule or ElementRule(), member, self._members_there[target - 1])
         except JbiError as exc:
@@ -364,8 +364,3 @@ def _says(rule: elements.ElementRule, change: Change) -> str:
 
 def _codec(found: DataType | None) -> Codec | None:
     return found.codec if found is not None else None
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    near = near_name(name, known, 0.5)
-    return f"Did you mean {near}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
