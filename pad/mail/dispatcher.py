@@ -31,6 +31,7 @@ from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, reminder, single
 from jbi_pubsub.pad.mail.outbox import FINAL, Attempt, Changes, Ledger, Loss, MailQueue, Outbox
 from jbi_pubsub.pad.mail.reminder import Reminder, Reminders
@@ -123,7 +124,9 @@ class MailDispatcher:
         self._poked = False
         self._tasks: dict[Outbox | Reminder, asyncio.Task[_Answer]] = {}  # of the loop's thread alone
         self._thread = threading.Thread(target=self._run, name=f"mail-{name}", daemon=True)
-        self._writer = threading.Thread(target=self._write, name=f"mail-store-{name}", daemon=True)
+        self._writer = Job("mail store writer", FAULT_SECONDS, self._write, slow=True)
+        self._write_at = math.inf
+        """When what has changed is written at the latest (monotonic seconds)."""
 
     def start(self) -> list[Ledger]:
         """Begin to send. The ledgers of subscriptions that were not opened: their mail is lost (cancelled)."""
@@ -192,7 +195,7 @@ class MailDispatcher:
             if not self._queue.stands(subscription):
                 return False
             losses = self._queue.refuse(subscription, cause)
-            self._changed.notify_all()
+            self._notify()
         self._tell(losses)
         return True
 
@@ -206,7 +209,7 @@ class MailDispatcher:
             if under_way is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._abort, under_way)
             self._withdraw(subscription)
-            self._changed.notify_all()
+            self._notify()
         return lost
 
     def resume(self, subscription: Subscription) -> None:
@@ -218,7 +221,7 @@ class MailDispatcher:
         """They get no mail of it any more, but for what is under way."""
         with self._changed:
             losses = self._queue.unsubscribe(subscription, recipients, time.monotonic())
-            self._changed.notify_all()
+            self._notify()
         self._tell(losses)
 
     def remind(self, subscription: Subscription, ends: float) -> None:
@@ -271,13 +274,12 @@ class MailDispatcher:
         with self._changed:
             self._stopping = True
             self._poke()
-            self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         with self._changed:
             losses = self._queue.close()
             self._closing = True
-            self._changed.notify_all()
+            self._notify()
         self._tell(losses)
         if self._store is not None:
             self._end_store(self._store, timeout)
@@ -328,10 +330,16 @@ class MailDispatcher:
             self._lost(*loss)
 
     def _poke(self) -> None:
-        """Under the lock: the loop looks at the queue, the writer too."""
+        """Under the lock: the loop looks at the queue."""
         if self._loop is not None and not self._poked:
             self._poked = True
             self._loop.call_soon_threadsafe(self._woken.set)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Under the lock: who waits looks again, and what has changed is written."""
+        if self._queue.urgent or (self._queue.changed and self._write_at == math.inf):
+            self._writer.wake()
         self._changed.notify_all()
 
     def _is_drained(self) -> bool:
@@ -340,34 +348,40 @@ class MailDispatcher:
         return not (queue.pending or queue.under_way or ready or queue.volatile > queue.gathering)
 
     def _end_store(self, store: MailStore, timeout: float) -> None:
-        if self._writer.ident is not None:
-            self._writer.join(timeout)
+        if self._thread.ident is not None:
+            with self._changed:
+                self._writer.wake()
+                self._changed.wait_for(lambda: self._written, timeout)
+        self._writer.stop(timeout)
         try:
             store.close()
         except StorageError as exc:
             log.error("what was committed is on disk, the file was not closed: %s", exc)
 
-    # -- the writer's thread ------------------------------------------------------------------------------------
+    # -- the writer's job ---------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        """Commit what has changed; the last time when the loop has ended."""
-        ended = False
-        while not ended:
-            with guarded("mail store writer"):
-                ended = self._write_once()
-                continue
-            with self._changed:
-                ended = self._written = self._closing
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing, FAULT_SECONDS)
-
-    def _write_once(self) -> bool:
-        """Commit what has changed, when there is something; whether that was the last time."""
+    def _write(self) -> float:
+        """Commit what has changed, at once or a while after the first of it; the last time when the loop has ended.
+        Seconds until it is looked at again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue.changed or self._closing)
-            pause = FAULT_SECONDS if self._fault else FLUSH_SECONDS
-            self._changed.wait_for(lambda: self._queue.urgent or self._closing, pause)
-            ended = self._closing
+            ended, now = self._closing, time.monotonic()
+            if not (self._queue.changed or ended):
+                return math.inf
+            if self._write_at == math.inf:
+                self._write_at = now + (FAULT_SECONDS if self._fault else FLUSH_SECONDS)
+            if now < self._write_at and not (self._queue.urgent or ended):
+                return self._write_at - now
+            self._write_at = math.inf
+        try:
+            self._write_all()
+        finally:
+            with self._changed:
+                self._written |= ended
+                self._notify()
+        return math.inf
+
+    def _write_all(self) -> None:
+        with self._changed:
             changes, upto = self._queue.changes(), self._offered
         why = self._commit(changes)
         with self._changed:
@@ -376,14 +390,13 @@ class MailDispatcher:
             if not why:
                 self._queue.kept(changes, now)
             before, self._fault = self._fault, why
-            self._durable, self._written = upto, ended
+            self._durable = upto
             self._poke()
         if why and not before:
             log.error("mail is lost, the disk does not take it: %s", why)
         elif before and not why:
             log.warning("the disk takes mail again")
         self._tell(losses)
-        return ended
 
     def _commit(self, changes: Changes) -> str:
         """Write them; why they are not on disk, "" if they are."""
@@ -433,7 +446,7 @@ class MailDispatcher:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._connections.close()
         with self._changed:
-            self._changed.notify_all()
+            self._notify()
 
     def _begin_due(self, now: float) -> float:
         """Under the lock: begin what is due, as far as there are connections; when something will be. Reminders come
@@ -503,7 +516,7 @@ class MailDispatcher:
         with self._changed:
             self._reminders.settle(sent, again, len(given_up), now)
             said = self._note(answer, now) if answer is not None else ""
-            self._changed.notify_all()
+            self._notify()
         if said:
             log.warning("%s", said)
         for address in given_up:
@@ -520,7 +533,7 @@ class MailDispatcher:
             else:
                 losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
             said = self._note(answer, now) if answer is not None else ""
-            self._changed.notify_all()
+            self._notify()
         if said:
             log.warning("%s", said)
         self._tell(losses)
