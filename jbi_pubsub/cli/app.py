@@ -16,7 +16,7 @@ import click
 
 from jbi_pubsub import __version__
 
-from .near import NearNames
+from .near import NearNames, pair
 from .show import as_json, printable
 from .signals import ending_signals
 
@@ -136,9 +136,8 @@ def jbi(
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
     for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
+        problem = ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
+        key, value = pair(assignment, problem)
         flags[key] = value
     from .settings import Settings  # here: `jbi --help` starts faster without
 

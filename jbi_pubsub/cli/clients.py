@@ -55,6 +55,8 @@ from .wishes import WISH, granted_shown, wish_of
 FLUSH_SECONDS: Final = 10.0
 FLUSH_RATE: Final = 1e6
 """How long the delegate may take for what was published, and bytes a second of payloads beside that."""
+SUBSCRIBERS_SECONDS: Final = 10.0
+"""For subscriptions to match what is published."""
 GRANTED_SECONDS: Final = 3.0
 """For the first delegate to answer to a wish."""
 MATCHED_SECONDS: Final = 1.0
@@ -142,7 +144,9 @@ class _Publish(_PublishFiles, JsonArguments):
     )
     count: int = option("Publish everything so often.", type=click.IntRange(1), shown=1)
     interval: float = option("Seconds between two rounds.", type=click.FloatRange(0), default=0.0)
-    subscribers: int = option("Wait up to 10 s until so many subscriptions match.", type=click.IntRange(0), default=0)
+    subscribers: int = option(
+        f"Wait up to {SUBSCRIBERS_SECONDS:g} s until so many subscriptions match.", type=click.IntRange(0), default=0
+    )
     wishes: tuple[str, ...] = WISH
 
 
@@ -172,7 +176,8 @@ def publish(given: _Publish) -> int:
 
     with PublisherAdapter(config) if given.peer else PublisherAdapterLight(config, refused=refused) as adapter:
         registration = _registered(adapter, given, wish, config)
-        matched = adapter.wait_for_subscribers(registration, given.subscribers) if given.subscribers else 0
+        wanted = given.subscribers
+        matched = adapter.wait_for_subscribers(registration, wanted, SUBSCRIBERS_SECONDS) if wanted else 0
         hidden = not sys.stdout.isatty() or given.count == 1
         with Progress(console=console(), transient=True, disable=hidden) as progress:
             for _ in progress.track(range(given.count), description="publishing"):

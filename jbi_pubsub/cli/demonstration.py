@@ -13,11 +13,11 @@ from rich.text import Text
 from jbi_pubsub.examples.demo import GROUP, Demo, Row, play, publish, pump
 
 from .examples import list_examples, play_example
-from .options import FILE, Arguments, argument, command, flag, option
-from .show import Column, Table, console, counted, drawn, show_json, terminal_width
+from .options import FILE, JsonArguments, argument, command, flag, option
+from .show import Column, Table, console, counted, drawn, terminal_width
 
 
-class _Demo(Arguments):
+class _Demo(JsonArguments):
     name: str | None = argument(required=False)
     listed: bool = flag("List the examples.", "--list")
     quick: bool = flag("An example with less of everything.")
@@ -42,25 +42,25 @@ def demo(given: _Demo) -> int:
     jbi demo imagery --output kabul.svg
     """
     if given.listed:
-        return list_examples(as_json=given.as_json)
+        return list_examples(given)
     if given.name is not None:
         if given.keep:
             raise click.UsageError("--keep is of the demo without a name: an example ends by itself")
-        return play_example(given.name, quick=given.quick, output=given.output, as_json=given.as_json)
+        return play_example(given.name, given, quick=given.quick, output=given.output)
     if given.quick or given.output is not None:
         raise click.UsageError("--quick and --output are of an example; `jbi demo --list` has their names")
-    return _demonstrate(keep=given.keep, as_json=given.as_json)
+    return _demonstrate(given)
 
 
-def _demonstrate(*, keep: bool, as_json: bool) -> int:
+def _demonstrate(given: _Demo) -> int:
     screen = console()
-    live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not as_json else None
+    live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not given.as_json else None
     stages: list[str] = []
 
     def show(state: Demo) -> None:
         if live is not None:
             live.update(Text(_table(state, terminal_width()), no_wrap=True), refresh=True)
-        elif not as_json and state.stage not in stages:
+        elif not given.as_json and state.stage not in stages:
             stages.append(state.stage)
             click.echo(f"{state.seconds:5.1f} s  {state.stage}")
 
@@ -70,9 +70,9 @@ def _demonstrate(*, keep: bool, as_json: bool) -> int:
         with play(show) as state:
             if live is not None:
                 live.stop()
-            _summarise(state, as_json=as_json)
+            given.show(state.summary(), lambda: _summarise(state))
             right = state.right
-            if keep:
+            if given.keep:
                 _keep(state)
     finally:
         if live is not None:
@@ -80,10 +80,7 @@ def _demonstrate(*, keep: bool, as_json: bool) -> int:
     return 0 if right else 1
 
 
-def _summarise(state: Demo, *, as_json: bool) -> None:
-    if as_json:
-        show_json(state.summary())
-        return
+def _summarise(state: Demo) -> None:
     if not sys.stdout.isatty():
         for row in state.rows.values():
             click.echo("\t".join(_cells(row)))

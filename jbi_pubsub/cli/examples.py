@@ -12,19 +12,18 @@ import msgspec
 from jbi_pubsub.examples.example import EXAMPLES, WRITES, Options, Outcome, find
 
 from .near import told
-from .show import Column, show_json, show_table, terminal_width, wrapped
+from .options import JsonArguments
+from .show import Column, show_table, terminal_width, wrapped
 
 
-def list_examples(*, as_json: bool) -> int:
+def list_examples(given: JsonArguments) -> int:
     """The names, and what each shows."""
-    if as_json:
-        show_json(EXAMPLES)
-    else:
-        show_table([Column("name"), Column("shows", long=True)], list(EXAMPLES.items()))
+    columns = [Column("name"), Column("shows", long=True)]
+    given.show(EXAMPLES, lambda: show_table(columns, list(EXAMPLES.items())))
     return 0
 
 
-def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) -> int:
+def play_example(name: str, given: JsonArguments, *, quick: bool, output: Path | None) -> int:
     """Play one to its end; the exit code. Raises UsageError for a name that is none."""
     if name not in EXAMPLES:
         raise click.UsageError(told("example", name, EXAMPLES))
@@ -33,15 +32,13 @@ def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) 
     began = time.monotonic()
 
     def tell(line: str) -> None:
-        if not as_json:
+        if not given.as_json:
             click.echo(f"{time.monotonic() - began:5.1f} s  {line}")
 
     outcome = find(name)(Options(tell, quick=quick, output=output))
     seconds = time.monotonic() - began
-    if as_json:
-        show_json({"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)})
-    else:
-        show_outcome(outcome, seconds)
+    plain = {"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)}
+    given.show(plain, lambda: show_outcome(outcome, seconds))
     return 0 if outcome.right else 1
 
 

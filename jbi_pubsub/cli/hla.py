@@ -11,7 +11,7 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_hint
 
-from .near import NearNames
+from .near import NearNames, pair
 from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option, repeated
 from .show import Column, show_table
 
@@ -219,9 +219,8 @@ def _policy(file: Path | None, cells: tuple[str, ...]) -> Policy:
 
     said: dict[str, Any] = dict(parsed(file).get("policy", {})) if file is not None else {}
     for each in cells:
-        problem, equals, solution = each.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--set {each[:60]!r}", hint="For example --set consensus=naive")
+        otherwise = ConfigurationError(f"--set {each[:60]!r}", hint="For example --set consensus=naive")
+        problem, solution = pair(each, otherwise)
         said[problem] = solution
     return read({**said, "override": True})  # nobody is harmed by what is only explored
 

@@ -45,6 +45,14 @@ def told(kind: str, given: str, known: Iterable[str]) -> str:
     return f"no {kind} {given}; there are: {', '.join(names[:SHOWN]) or 'none'}{more}"
 
 
+def pair(text: str, otherwise: Exception) -> tuple[str, str]:
+    """The two of NAME=VALUE. Raises `otherwise`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise otherwise
+    return name, value
+
+
 def begins_so(known: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """For completions in a shell: the names that begin with what is typed."""
     return lambda _context, _parameter, typed: [name for name in known() if name.startswith(typed)]

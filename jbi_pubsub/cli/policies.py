@@ -25,6 +25,7 @@ from jbi_pubsub.policy.policyfile import POLICY_KEYS
 from jbi_pubsub.policy.units import Unit, amount, with_unit
 from jbi_pubsub.policy.writing import dumped, value_of, written
 
+from .near import pair
 from .show import Column, counted, printable, show_table
 
 UNITS: Final[Mapping[str, Unit]] = {"deadline": "seconds", "max_size": "bytes"}
@@ -170,9 +171,8 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
     """From options: "20 KB", a file, "bandwidth=300 kbps". Raises ConfigurationError."""
     given: dict[str, float] = {}
     for text in resources:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--resource {text!r} is not NAME=VALUE", hint='For example "cpu=90 %"')
+        problem = ConfigurationError(f"--resource {text!r} is not NAME=VALUE", hint='For example "cpu=90 %"')
+        name, value = pair(text, problem)
         if name not in RESOURCES:
             raise ConfigurationError(f"unknown resource {name!r}", hint=nearest(name, RESOURCES))
         unit = QUANTITIES[name][0]
@@ -224,9 +224,8 @@ def policy_from(words: Sequence[str]) -> dict[str, Any]:
     """A policy's table from KEY=VALUE. Raises ConfigurationError."""
     table: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint='For example importance=4, "deadline=5 s"')
+        problem = ConfigurationError(f"{word!r} is not KEY=VALUE", hint='For example importance=4, "deadline=5 s"')
+        key, value = pair(word, problem)
         if key not in POLICY_KEYS:
             raise ConfigurationError(f"unknown key {key!r}", hint=nearest(key, POLICY_KEYS))
         table[key] = value_of(key, value)

@@ -24,7 +24,7 @@ from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies, simulation, steering
 from .community import at_address, calling
-from .near import NearNames
+from .near import NearNames, pair
 from .options import Arguments, JsonArguments, argument, command, option, repeated
 from .settings import Settings
 from .show import Column, counted, printable, show_json, show_table
@@ -171,9 +171,12 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
         if self.action in OPERATIONS and not matters.is_empty:
             resources = [*self.resources, *([f"bandwidth={self.bandwidth}"] if self.bandwidth is not None else [])]
             suppose = policies.supposed(self.size, self.payload_type, self.metadata, resources)
+            attributes = dict(
+                pair(text, ConfigurationError(f"--attribute {text!r} is not NAME=VALUE")) for text in self.attributes
+            )
             facts = facts_of(
                 caller, self.action, self.type_name, self.version, delivery=self.delivery, component=self.component,
-                attributes=dict(_pair(text) for text in self.attributes),
+                attributes=attributes,
             )  # fmt: skip
             found["quality"] = policies.explained(matters, facts, suppose)
         return found
@@ -280,13 +283,6 @@ def _read(path: Path) -> tuple[AccessRules, PolicySet]:
     keep_rules(document)
     document.check()
     return rules, matters
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--attribute {text!r} is not NAME=VALUE")
-    return name, value
 
 
 def _failure(exc: PolicyError) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE, InformationType, SigningKeyEntry
 
 from .community import community
-from .near import told
+from .near import pair, told
 from .options import TableArguments, command, flag, repeated
 from .settings import looking
 from .show import Column, Table, View, counted, cut, printable, show_tables, terminal_width
@@ -51,7 +51,8 @@ def services(given: _Services) -> None:
     jbi services --columns publishes,entries --wide
     """
     view = given.view([_SERVICES])
-    wanted = [*(_Wanted("", dict([_pair(field)])) for field in given.fields), *map(_entry_wanted, given.entries)]
+    fields = (pair(each, ConfigurationError(f"--field {each}: no FIELD=VALUE")) for each in given.fields)
+    wanted = [*(_Wanted("", dict([field])) for field in fields), *map(_entry_wanted, given.entries)]
     template = ServiceTemplate(types=given.types)
     config = given.settings.load()
     with community(config) as joined:
@@ -139,13 +140,6 @@ def _watch_services(
         joined.wait_watching(cache, config.lookup.timeout)
     while True:
         time.sleep(3600.0)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--field {text}: no FIELD=VALUE")
-    return name, value
 
 
 class _Wanted(NamedTuple):

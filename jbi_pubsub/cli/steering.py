@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from jbi_pubsub.protocol.services import AdminProxy
 from . import policies
 from .community import at_address, calling, lacks, listed
 from .options import FILE, HOST, PORT, Arguments, JsonArguments, argument, command, flag, option
-from .show import Column, printable, show_table
+from .show import Column, moment, printable, show_table
 
 
 class _Manager(Arguments):
@@ -215,7 +214,7 @@ def _show_history(versions: Sequence[VersionTold], status: dict[str, Any]) -> No
     columns = (Column("version", right=True), Column("since"), Column("who", name=True), Column("why", long=True))
     show_table(
         columns,
-        [(each.version, _moment(each.at), printable(each.who), printable(each.why)) for each in reversed(versions)],
+        [(each.version, moment(each.at), printable(each.who), printable(each.why)) for each in reversed(versions)],
         title=f"manager {status['manager'][:8]} at {status['address']}, epoch {status['epoch']}",
     )
     rows = [(printable(e["component"]), e["version"], _heard(e), printable(e["fault"])) for e in status["local"]]
@@ -261,10 +260,6 @@ def _found(config: Config) -> ServiceRef:
         )
     living = [item for item in found if not is_gone(item.proxy, config.security())]
     return max(living or found, key=epoch_of).proxy
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _heard(row: dict[str, float | None]) -> str:

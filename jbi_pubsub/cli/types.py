@@ -8,7 +8,6 @@ import posixpath
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -49,7 +48,7 @@ from .options import (
 )
 from .query import tell_missing
 from .settings import looking
-from .show import Column, counted, printable, show_facts, show_table, sized
+from .show import Column, counted, moment, printable, show_facts, show_table, sized
 
 DOCUMENT_BYTES: Final = 64 << 20
 """A document that is tried may have so many: metadata that are published have less."""
@@ -236,7 +235,7 @@ def _show_list(kind: Kind, found: Sequence[Descriptor], faults: Sequence[str]) -
         Column("description", long=True),
     )  # fmt: skip
     rows = [
-        (e.type.name, e.type.version, e.state, e.parent or "", _moment(e.created), e.by, e.description) for e in found
+        (e.type.name, e.type.version, e.state, e.parent or "", moment(e.created), e.by, e.description) for e in found
     ]
     show_table(columns, [tuple(map(printable, row)) for row in rows], title=counted(len(found), kind))
     for fault in faults:
@@ -265,7 +264,7 @@ def _show_type(found: Descriptor, properties: Sequence[Property], bundle: Schema
         ("name", found.type.name), ("version", found.type.version), ("state", found.state),
         ("description", found.description), ("parent", str(found.parent or "")),
         ("schema", f"{found.digest}, {counted(len(bundle.documents), 'document')}, {sized(size)}"),
-        ("added", f"{_moment(found.created)} by {found.by}"),
+        ("added", f"{moment(found.created)} by {found.by}"),
     ]  # fmt: skip
     show_facts([(name, printable(text)) for name, text in facts if text], title=printable(str(found.type)))
     if properties:
@@ -428,7 +427,7 @@ def history(given: _NamedJson) -> None:
         else:
             found = repository.history(key)
     columns = (Column("when"), Column("who", name=True, long=True), Column("what", long=True))
-    rows = [(_moment(each.when), printable(each.who), printable(each.what)) for each in found]
+    rows = [(moment(each.when), printable(each.who), printable(each.what)) for each in found]
     given.show(msgspec.to_builtins(found), lambda: show_table(columns, rows, title=printable(str(key[1]))))
 
 
@@ -592,10 +591,3 @@ def _to_stdout(data: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{len(data):,} bytes that are no text", hint="Give -o FILE") from exc
     click.echo("\n".join(map(printable, text.splitlines())))
-
-
-def _moment(at: float) -> str:
-    try:
-        return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OSError, OverflowError, ValueError):  # a line of history that a disk has damaged
-        return "?"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,23 +392,21 @@ def test_damage_in_a_folder_is_found_and_changes_nothing(jbi: Jbi, pad: Dissemin
 
 
 def test_tail_shows_the_last_and_goes_on(
-    pad: DisseminationServer, federation: Any, figures: Any, flags: list[str], tmp_path: Path
+    pad: DisseminationServer, federation: Any, figures: Any, flags: list[str], start: Callable[..., Any]
 ) -> None:
     # Given `jbi archive tail`, as a process
-    command = [sys.executable, "-m", "jbi_pubsub", *flags, "archive", "tail", "-n", "2", "--count", "4", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as tail:
-        assert tail.stdout is not None
-        before = [json.loads(tail.stdout.readline()) for _ in range(2)]
-        # When more is published, some of it kept
-        publisher = federation.light()
-        kept, passed = marked(publisher, figures), marked(publisher, figures, persist=False)
-        for _ in range(2):
-            publisher.publish(passed, figures.figure_1, b"")
-            publisher.publish(kept, figures.figure_1, b"")
-        publisher.flush()
-        # Expect what is archived
-        after = [json.loads(line) for line in tail.stdout]
-        assert tail.wait(60.0) == 0
+    tail = start(*flags, "archive", "tail", "-n", "2", "--count", "4", "--json")
+    before = [tail.fact() for _ in range(2)]
+    # When more is published, some of it kept
+    publisher = federation.light()
+    kept, passed = marked(publisher, figures), marked(publisher, figures, persist=False)
+    for _ in range(2):
+        publisher.publish(passed, figures.figure_1, b"")
+        publisher.publish(kept, figures.figure_1, b"")
+    publisher.flush()
+    # Expect what is archived
+    after = [tail.fact() for _ in range(2)]
+    assert tail.wait(60.0) == 0
     assert [each["sequence"] for each in (*before, *after)] == [4, 5, 1, 2]
     assert {each["registration"] for each in after} == {str(kept)}
 

@@ -141,9 +141,10 @@ def test_services_and_status(
 
 
 def test_less_than_was_asked_for_is_told_and_is_the_exit_code(
-    flags: list[str], federation: Any, said: Callable[..., Any], world: str
+    flags: list[str], federation: Any, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation.pad("alpha", "rome")
+    monkeypatch.setattr("jbi_pubsub.cli.clients.SUBSCRIBERS_SECONDS", 0.5)
     # When nothing comes, or nobody is there to get it
     got = said(*flags, "subscribe", "--type", "nothing.Such", "--count", "1", "--timeout", "0.2")
     assert (got.code, got.err.splitlines()[-1]) == (1, "jbi: 0 of 1 object came in time")
@@ -217,22 +218,23 @@ def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
     assert start(*arguments).fact()["id"] == ready["id"]
 
 
-def test_the_demo_is_right_whatever_the_user_has_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_demo_is_right_whatever_the_user_has_configured(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any], tmp_path: Path
+) -> None:
     # Given settings for another federation, in a file and in the environment
     (tmp_path / "jbi.toml").write_text('[lookup]\ngroups = ["lab"]\nlocators = ["127.0.0.1:1"]\n')
     monkeypatch.setenv("JBI_CONFIG", str(tmp_path / "jbi.toml"))
     monkeypatch.setenv("JBI_PAD_MAX_REGISTRATIONS", "1")
     # Expect the whole federation to deliver what it must
-    done = subprocess.run(
-        [sys.executable, "-m", "jbi_pubsub", "demo", "--json"], capture_output=True, text=True, timeout=150, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    demo = start("demo", "--json")
+    shown, errors = demo.communicate(150.0)
+    assert demo.returncode == 0, errors
+    summary = json.loads(shown)
     assert summary["right"] is True
     assert len(summary["subscribers"]) == 9
     assert {s["name"]: s["got"] for s in summary["subscribers"]}["latecomer"] == 8
     assert all(s["got"] == s["must"] for s in summary["subscribers"])
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in errors
 
 
 def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(
@@ -252,7 +254,7 @@ def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(
     assert len(state.rows) == 8
     # and not that everything has arrived, when all that is left has
     monkeypatch.setattr(Demo, "right", True)
-    demonstration._summarise(state, as_json=False)
+    demonstration._summarise(state)
     *_, verdict, left_out = capsys.readouterr().out.splitlines()
     assert verdict.endswith("what 8 subscribers were to get arrived, nothing twice")
     assert left_out == f"left out: {state.without}"

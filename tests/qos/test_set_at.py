@@ -156,11 +156,11 @@ def test_a_file_that_can_not_be_written_is_told_and_leaves_nothing_behind(
 def test_a_disk_that_is_full_is_told_and_leaves_nothing_behind(
     pad: DisseminationServer, path: Path, said: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_self: Path, *_: Any, **__: Any) -> int:
+    def full(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(Path, "write_text", full)
+        context.setattr("jbi_pubsub.core.files.os.fsync", full)
         assert "No space left" in said("set", "space.shaping", "false", "--at", pad.address, code=2)[1]
     assert qos(pad)["shaping"] is True
     assert path.read_text() == RULES
