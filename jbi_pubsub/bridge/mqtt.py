@@ -41,7 +41,6 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from jbi_pubsub.codegen.opening import checked_name
-from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
@@ -67,10 +66,9 @@ from jbi_pubsub.core.info_object import (
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.core.xml import NO_XML, parse_metadata
 from jbi_pubsub.protocol.entries import HOPS_MOST, PLATFORM_NAME
-from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
-from jbi_pubsub.protocol.requests import QueryRequest
 
-from .platform import HANDED_SECONDS, Answered, Arrived, Handed, Published
+from .plain import PlainPlatform
+from .platform import HANDED_SECONDS, Arrived, Handed, Published
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, MQTTMessage
@@ -195,7 +193,7 @@ def check_side(side: MqttSide, folder: Path) -> None:
     _context(side, folder)
 
 
-class MqttPlatform:
+class MqttPlatform(PlainPlatform):
     """A broker (see Platform). Nobody need be there yet: it is connected to again and again."""
 
     def __init__(
@@ -203,14 +201,9 @@ class MqttPlatform:
     ) -> None:
         """Raises ConfigurationError. `folder` is that of the file names in `side`."""
         check_side(side, folder)
-        self._name = name
+        super().__init__("mqtt", name, wall)
         self._side = side
-        self._wall = wall
-        self._changed: Callable[[], None] = lambda: None
         self._arrived: Arrived | None = None
-        self._lock = threading.Lock()
-        self._published: dict[TypeName, Published] = {}
-        self._numbers: dict[str, int] = {}
         for topic in side.topic:
             if topic.type:
                 self._registration(TypeName(topic.type, topic.version))
@@ -260,7 +253,7 @@ class MqttPlatform:
         self._packets = PACKET_MOST + side.max_payload
         client: Client = _lasting(mqtt, self._broken, self._unreadable, self._packets)(
             mqtt.CallbackAPIVersion.VERSION2,
-            client_id=side.client_id or f"jbi-{bridge}-{self._name}",  # the same in each process
+            client_id=side.client_id or f"jbi-{bridge}-{self.name}",  # the same in each process
             protocol=mqtt.MQTTv5,
             manual_ack=True,
         )
@@ -286,25 +279,7 @@ class MqttPlatform:
         self._connect()
         return client
 
-    @property
-    def name(self) -> str:
-        """What it is called in `via`."""
-        return self._name
-
     # -- what is there --------------------------------------------------------------------------------------------
-
-    def published(self) -> Sequence[Published]:
-        """A registration for each type that messages are of."""
-        with self._lock:
-            return list(self._published.values())
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called when that has changed."""
-        self._changed = changed
-
-    def schema(self, published: Published) -> SchemaBundle:
-        """None: messages have none."""
-        return bundle_without(published.type)
 
     def _registration(self, type_: TypeName) -> Published | None:
         """The one of a type; None: there are too many."""
@@ -312,10 +287,7 @@ class MqttPlatform:
             known = self._published.get(type_)
             if known is not None or len(self._published) >= TYPES_MOST:
                 return known
-            text = f"jbi-pubsub mqtt 1:{self._name}\0{type_.name}\0{type_.version}"
-            uid = f"registration-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-            made = self._published[type_] = Published(uid, type_)
-            self._numbers[uid] = 0
+            made = self._published[type_] = self._registration_of(type_, f"{type_.name}\0{type_.version}")
         self._changed()
         return made
 
@@ -461,11 +433,6 @@ class MqttPlatform:
             raise OversizeError(f"there are {TYPES_MOST} types already")
         return self._numbered(registration.uid, type_, metadata, payload, _via(said.get("jbi-via", "")))
 
-    def _next(self, uid: str) -> int:
-        with self._lock:
-            number = self._numbers[uid] = max(self._numbers[uid] + 1, int(self._wall() * 1e6))
-        return number
-
     def _numbered(self, uid: str, type_: TypeName, metadata: bytes, payload: bytes, via: tuple[str, ...]) -> InfoObject:
         number = self._next(uid)
         platform = Platform(self._wall(), uid, number, len(metadata), len(payload), len(via), via)
@@ -531,22 +498,10 @@ class MqttPlatform:
         with self._lock:
             return sum(each == uid for each, _ in self._unacknowledged.values())
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
-        """There is nobody to be told."""
-
-    # -- the past -------------------------------------------------------------------------------------------------
-
-    def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
-        """A broker has none."""
-        return Answered(None)
-
-    def provide(self, foreign: RemoteArchive) -> None:
-        """Nobody asks."""
-
     # -- paho's thread --------------------------------------------------------------------------------------------
 
     def _on_connect(self, client: Any, _data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        with guarded(f"bridge-mqtt-{self._name}"):
+        with guarded(f"bridge-mqtt-{self.name}"):
             self._is_refused = reason.is_failure
             if self._is_refused:
                 self._tell(f"the broker refuses us: {reason} {_said(properties)}".strip())
@@ -571,7 +526,7 @@ class MqttPlatform:
             self._held = 0
             self._lost_sessions += not (is_first or is_kept)
         if seconds < self._side.session:
-            log.warning("%s (%s): it keeps our session for %d s alone", self._name, self._side.broker, seconds)
+            log.warning("%s (%s): it keeps our session for %d s alone", self.name, self._side.broker, seconds)
         if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
             self._arrived.lost("session_lost", 0)
             self._tell("the broker has lost our session: what it kept for us, an unknown number of messages, is lost")
@@ -657,7 +612,7 @@ class MqttPlatform:
         """Once, and when it is over."""
         if trouble != self._told:
             self._told = trouble
-            log.warning("%s (%s): %s", self._name, self._side.broker, trouble or "the broker answers")
+            log.warning("%s (%s): %s", self.name, self._side.broker, trouble or "the broker answers")
         self._trouble = trouble
 
     # -- the rest -------------------------------------------------------------------------------------------------
@@ -684,7 +639,7 @@ class MqttPlatform:
         while self._unacknowledged and self._client.is_connected() and time.monotonic() < deadline:
             time.sleep(ROOM_PAUSE)
         if left := len(self._unacknowledged):
-            log.warning("%s (%s): %d messages are not acknowledged", self._name, self._side.broker, left)
+            log.warning("%s (%s): %d messages are not acknowledged", self.name, self._side.broker, left)
         self._client.disconnect()
         self._client.loop_stop()
         self._waiting.put(None)

@@ -11,7 +11,6 @@ ready. When the RTI is away it comes again when that is there; objects for the f
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import logging
 import re
 import threading
@@ -24,8 +23,8 @@ import msgspec
 from immutables import Map
 
 from jbi_pubsub.bridge.file import Place, settings_of, side_of, told
-from jbi_pubsub.bridge.platform import Answered, Arrived, Published
-from jbi_pubsub.codegen.types.untyped import bundle_without
+from jbi_pubsub.bridge.plain import PlainPlatform
+from jbi_pubsub.bridge.platform import Arrived, Published
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     BackPressureError,
@@ -39,8 +38,6 @@ from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, obje
 from jbi_pubsub.core.info_object import Platform as Stamp
 from jbi_pubsub.core.xpath import compile_filter
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
-from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
-from jbi_pubsub.protocol.requests import QueryRequest
 
 from . import datatypes
 from .bridge.state import Call
@@ -183,20 +180,15 @@ class GatewayAmbassador(FederateAmbassador):
         self._call("synchronization_point_achieved", label)
 
 
-class FederationPlatform:
+class FederationPlatform(PlainPlatform):
     """See the module."""
 
     def __init__(self, name: str, side: Federation, config: Config, bridge: str) -> None:
-        self.name = name
+        super().__init__("hla", name)
         self._side = side
         self._surrogate = Surrogate(config, side.federation)
         self._ambassador = GatewayAmbassador(self._tell, self._call)
-        self._changed: Callable[[], None] = lambda: None
         self._arrived: Arrived | None = None
-        self._lock = threading.Lock()  # covers what follows
-        self._published: dict[str, Published] = {}
-        self._number = 0
-        """Of the last object."""
         self._counts = dict.fromkeys(("taken", "told", "filtered", "refused"), 0)
         self._trouble = ""
         self._calling = threading.Lock()
@@ -205,21 +197,6 @@ class FederationPlatform:
         own = f"{bridge}:{name}"
         self._thread = threading.Thread(target=self._run, args=(own,), name=f"bridge-hla-{name}", daemon=True)
         self._thread.start()
-
-    # -- what is there --------------------------------------------------------------------------------------------
-
-    def published(self) -> Sequence[Published]:
-        """A registration for each class."""
-        with self._lock:
-            return list(self._published.values())
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called when that has changed."""
-        self._changed = changed
-
-    def schema(self, published: Published) -> SchemaBundle:
-        """None: what a value looks like is its federate's."""
-        return bundle_without(published.type)
 
     # -- objects from there ---------------------------------------------------------------------------------------
 
@@ -275,15 +252,10 @@ class FederationPlatform:
         with self._lock:
             self._ambassador.begin(known)
             self._trouble = ""
-            types = [each.type for each in (*known.objects.values(), *known.interactions.values())]
-            self._published = {each: Published(self._uid(each), TypeName(each)) for each in types}
+            types = [TypeName(each.type) for each in (*known.objects.values(), *known.interactions.values())]
+            self._published = {each: self._registration_of(each, each.name) for each in types}
         log.info("%s: joined %s as %s", self.name, self._side.federation, own)
         self._changed()
-
-    def _uid(self, type_: str) -> str:
-        """Of bridges side by side one relays a class."""
-        text = f"jbi-pubsub hla 1:{self.name}\0{type_}"
-        return f"registration-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _understood(self, fom: Fom, types: datatypes.Types) -> _Known:
         """What goes, by the file and the model. Raises ConfigurationError, ErrorReadingFom, NameNotFound."""
@@ -311,14 +283,14 @@ class FederationPlatform:
     def _tell(self, cls: Shown, event: Event) -> None:
         """As an information object, to the other side."""
         document, data = metadata(cls, event), payload(cls, event)
-        with self._lock:
-            uid = self._published[cls.type].uid
-            number = self._number = max(self._number + 1, time.time_ns() // 1000)
-            self._counts["told"] += 1
+        type_ = TypeName(cls.type)
+        uid = self._published[type_].uid
+        number = self._next(uid)
+        self._count("told")
         stamp = Stamp(time.time(), uid, number, len(document), len(data), 0, ())
         arrived = self._arrived
         if arrived is not None:
-            arrived.arrived(InfoObject(object_id_of(uid, number), TypeName(cls.type), document, data, stamp))
+            arrived.arrived(InfoObject(object_id_of(uid, number), type_, document, data, stamp))
 
     def _call(self, service: str, *arguments: Any) -> None:
         """What is refused since it is too late is of no interest."""
@@ -390,17 +362,7 @@ class FederationPlatform:
         with self._lock:
             self._counts[what] += 1
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
-        """There is nobody to be told."""
-
     # -- the rest -------------------------------------------------------------------------------------------------
-
-    def query(self, request: QueryRequest) -> RemoteAnswers:
-        """A federation has no past that could be asked for."""
-        return Answered(None)
-
-    def provide(self, foreign: RemoteArchive) -> None:
-        """Nobody asks."""
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
