@@ -105,19 +105,7 @@ class Commands(NearNames):
 @click.option("--log-json", is_flag=True, help="Log as JSON lines.")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
 @click.pass_context
-def jbi(
-    context: click.Context,
-    config_file: str | None,
-    assignments: tuple[str, ...],
-    locators: tuple[str, ...],
-    groups: tuple[str, ...],
-    node: str,
-    no_multicast: bool,
-    tls_folder: str | None,
-    insecure: bool,
-    log_json: bool,
-    verbose: int,
-) -> None:
+def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **given: Any) -> None:
     """Publish and subscribe for information objects: a type, XML metadata, a payload.
 
     \b
@@ -135,21 +123,21 @@ def jbi(
     )
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
-    for assignment in assignments:
+    for assignment in given["assignments"]:
         problem = ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         key, value = pair(assignment, problem)
         flags[key] = value
     from .settings import Settings  # here: `jbi --help` starts faster without
 
     own = {
-        "lookup.locators": list(locators) or None,
-        "lookup.groups": list(groups) or None,
-        "lookup.multicast": False if no_multicast else None,
-        "tls.folder": tls_folder,
-        "tls.insecure": True if insecure else None,
+        "lookup.locators": list(given["locators"]) or None,
+        "lookup.groups": list(given["groups"]) or None,
+        "lookup.multicast": False if given["no_multicast"] else None,
+        "tls.folder": given["tls_folder"],
+        "tls.insecure": True if given["insecure"] else None,
     }
     flags |= {key: value for key, value in own.items() if value is not None}
-    context.obj = settings = Settings(config_file, flags, node)
+    context.obj = settings = Settings(given["config_file"], flags, node)
     command = context.command.get_command(context, context.invoked_subcommand or "") if node else None  # type: ignore[attr-defined]  # a group
     if command is not None and command.name in AT_NODES:
         context.default_map = {command.name: _at_node(command, settings)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from importlib.util import find_spec
 
 import click
@@ -12,7 +11,7 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 
 from .options import JsonArguments, command, flag, option
-from .servers import serve_until, stop_on_signal, tell_ready
+from .servers import ServerEnd, serve_until, tell_ready
 
 
 class _Gateway(JsonArguments):
@@ -47,18 +46,12 @@ def gateway(given: _Gateway) -> int:
         return 0
     config = given.settings.load(gateway__host=given.host, gateway__port=given.port, gateway__token=given.token)
     logging.getLogger("uvicorn").setLevel(max(logging.ERROR, logging.getLogger().level))
-    stop = stop_on_signal()
-    failed = threading.Event()
-
-    def ended() -> None:
-        failed.set()
-        stop.set()
-
-    server = Gateway(config, ended=ended)
+    ending = ServerEnd()
+    server = Gateway(config, ended=ending.fail)
 
     def ready() -> None:
         facts, at = {"ready": "gateway", "url": server.address}, server.address
         tell_ready(given.as_json, facts, f"gateway at {at}, /v1/openapi.json says what it does")
 
-    serve_until(stop, server, ready)
-    return 1 if failed.is_set() else 0
+    serve_until(ending.stop, server, ready)
+    return ending.code

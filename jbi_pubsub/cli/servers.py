@@ -350,6 +350,19 @@ def stop_on_signal() -> threading.Event:
     return stop
 
 
+class ServerEnd:
+    """The end of a server: by a signal, or because it has failed, which is another exit code."""
+
+    def __init__(self) -> None:
+        self.stop = stop_on_signal()
+        self.code = 0
+
+    def fail(self) -> None:
+        """It has ended by itself."""
+        self.code = 1
+        self.stop.set()
+
+
 def wait_for(stop: threading.Event) -> None:
     """Python runs a signal's handler only when the main thread runs on, and one that comes just before it begins to
     wait does not end that wait: so no wait is long. What a server is made of stays until then: the garbage collector

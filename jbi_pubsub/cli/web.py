@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import webbrowser
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 
 from .options import JsonArguments, command, flag, option
-from .servers import stop_on_signal, tell_ready, wait_for
+from .servers import ServerEnd, tell_ready, wait_for
 
 if TYPE_CHECKING:
     from jbi_pubsub.web.console import Connect
@@ -51,20 +50,14 @@ def web(given: _Web) -> int:
     config = given.settings.load(web__host=given.host, web__port=given.port, web__admin=True if given.admin else None)
     for name in ("uvicorn", "nicegui", "socketio", "engineio", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))
-    stop = stop_on_signal()
-
-    failed = threading.Event()
-
-    def ended() -> None:
-        failed.set()
-        stop.set()
+    ending = ServerEnd()
 
     def announce(ready: bool = False) -> None:
         facts = {"ready": "web"} if ready else {"next": "web"}
         text = f"console at {server.url}" if ready else f"another browser: {server.url}"
         tell_ready(given.as_json, facts | {"url": server.url, "admin": config.web.admin}, text)
 
-    server = WebServer(config, entered=announce, ended=ended)
+    server = WebServer(config, entered=announce, ended=ending.fail)
     observer = Observer(config)
     server.add(router(MailLinks(observed(observer), config.security())), session=False)
     console = open_console(config, observer, server, _nodes() if config.web.admin else None)
@@ -74,13 +67,13 @@ def web(given: _Web) -> int:
         announce(ready=True)
         if given.opens:
             webbrowser.open(server.url)
-        wait_for(stop)
+        wait_for(ending.stop)
     finally:
         logging.getLogger("nicegui").setLevel(logging.CRITICAL)  # of tasks that take long to end, which end with us
         server.stop()
         console.close()
         observer.stop()
-    return 1 if failed.is_set() else 0
+    return ending.code
 
 
 def _nodes() -> Connect:
