@@ -29,6 +29,7 @@ import msgspec
 from jbi_pubsub import Config, InfoObject, LossNotice, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import DemoError
+from jbi_pubsub.core.files import written
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
@@ -384,9 +385,8 @@ def _came(said: Sequence[Any], begin: float) -> Came:
 
 def _write(file: Path, text: str) -> None:
     """At once, as an editor does."""
-    beside = file.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(file)
+    with written(file, mode=None) as out:
+        out.write(text.encode())
 
 
 def _asked(here: Federation, names: Sequence[str], what: str) -> dict[str, dict[str, Any]]:
