@@ -11,16 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import random
-import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
-
-import msgspec
 
 from jbi_pubsub.core.backoff import Backoff, jitter
 from jbi_pubsub.core.config import Config
@@ -36,41 +31,24 @@ from jbi_pubsub.core.errors import (
     rebuild,
     report,
 )
-from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import Progress
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
-from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.renewal import RENEW_AT, LeaseRenewalManager
 from jbi_pubsub.core.spool import Spool
-from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.protocol.deliveries import (
-    ASK_AGAIN,
-    CHUNK,
-    END,
-    FINISHED,
-    ITEM,
-    LAST_CHUNK,
-    LOSS,
-    OBJECT,
-    PLACED,
-    POSITION,
-    QUALITY,
-    SHARED,
-    SHARED_MOST,
-    Heard,
-)
 from jbi_pubsub.protocol.entries import ArchiveEntry
 from jbi_pubsub.protocol.replies import Finished, Granted, Opened, QueryOpened, Subscribed
 from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.protocol.services import SUBSCRIBE_AT_ONCE, Claims, HistoryProxy, SubscriptionsProxy
 
+from .deliveries import DeliveryReader
+from .flows import DeliveryFlow, FlowTable, PlacedFlow, TimedFlow
 from .query import QueryPart
 from .signed import SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription, PlacedSubscription
@@ -92,193 +70,10 @@ LOOK_SECONDS: Final = 0.1
 ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
 
-CREDIT_PART: Final = 4
-"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or of
-what it may have under quality of service, which is less."""
-
-TIMED_SECONDS: Final = 1.0
-"""Between two objects of which it is looked how long the application lets them wait."""
-DELAYS_MOST: Final = 1_000
-"""Subscriptions of which that is told in one acknowledgement."""
 LEAVE_SECONDS: Final = 1.0
 """For the delegate to read the last of it when we leave."""
-MICROS_MOST: Final = 2**40
-
 ACK_AFTER: Final = WINDOW_BATCHES // 2
 """Batches that are acknowledged together while they come one upon the other: as many again may be under way."""
-
-
-class _Standing:
-    """A subscription, or a query, as it stands at the delegate."""
-
-    def __init__(
-        self,
-        subscription: LocalSubscription,
-        number: int,
-        lease: Lease | None,
-        news: deque[_Standing],
-        due: Callable[[], None],
-        prefetch: int = 0,
-    ) -> None:
-        """It puts itself among the `news` when something was consumed, and calls `due` when that is enough for a report
-        of its own."""
-        self.subscription = subscription
-        self.number = number
-        self.lease = lease
-        self.reported = 0
-        self.revision = subscription.revision
-        """Of the terms that it has there."""
-        self.quality = GrantedQos()
-        """What it has got there of what it wishes."""
-        self._news = news
-        self._is_news = False
-        self._due = due
-        bound = subscription.request.bound
-        self._report_after = max(1, min(bound, prefetch or bound) // CREDIT_PART)
-        self._lock = threading.Lock()  # covers consumed: several threads of an application may take
-        self.consumed = 0
-        self.coming: Gathering | None = None
-        """A large object of which there is more."""
-        self.is_placed = False
-        """Whether its objects come with their positions in an archive."""
-        self.archive = ""
-        """The incarnation of that."""
-
-    def take_quality(self, granted: GrantedQos) -> None:
-        """What it has got there from now on. What is required and not offered is said once."""
-        for each in granted.unmet:
-            if each not in self.quality.unmet:
-                log.warning(
-                    "subscription %s requires %s %g, and registration %s offers %g: its objects come all the same",
-                    self.subscription.uid, each.field, each.required, each.registration[:64], each.offered,
-                )  # fmt: skip
-        self.quality = granted
-
-    def came(self, count: int) -> None:
-        """So many objects more have come."""
-
-    def delay(self) -> tuple[int, int] | None:
-        """How long the application lets objects wait: nobody asks."""
-        return None
-
-    def consume(self, count: int) -> None:
-        """The application has taken so many objects more."""
-        with self._lock:
-            self.consumed += count
-        if not self._is_news:
-            self._is_news = True
-            self._news.append(self)
-        if self.consumed - self.reported >= self._report_after:
-            self._due()
-
-    def may_lack(self, matched: Collection[str]) -> bool:
-        """Whether something may be lost there that is not told; `matched`: registrations."""
-        return self.subscription.may_lack(self.consume, matched, is_placed=self.is_placed)
-
-    def hand_on(self, objects: Sequence[InfoObject]) -> None:
-        """Objects have come for it."""
-        self.subscription.add(objects, self.consume)
-
-    def drop(self, objects: Sequence[InfoObject]) -> None:
-        """These have come, and it does not get them."""
-        self.consume(len(objects))
-
-    def acknowledged(self) -> tuple[int, ...]:
-        """Positions that the application has acknowledged since they were told last."""
-        return ()
-
-    def report(self) -> bool:
-        """Whether something was consumed since the last report; from now on it is reported."""
-        self._is_news = False  # before the number is read: what is consumed from here on makes it news again
-        total = self.consumed
-        is_more, self.reported = total > self.reported, total
-        return is_more
-
-    def report_again(self) -> None:
-        """The last report may not have come."""
-        self.reported = 0
-        self._is_news = True
-        self._news.append(self)
-
-
-class _Placed(_Standing):
-    """One that begins in the past, or is durable: what the delegate is told of it is what it goes on from.
-
-    Objects that have come before, from another delegate, are dropped at once. But what was consumed is told as a
-    number, in the order in which the objects came: so a dropped one counts when all before it were taken.
-    """
-
-    def __init__(self, server: str, *given: Any) -> None:
-        super().__init__(*given)
-        self.server = server
-        self.is_placed = True
-        self._runs: deque[list[int]] = deque()
-        """What came: how many the application is to take, how many were dropped behind these."""
-        self._news_of: deque[int] = deque()
-        """Positions that were acknowledged and not told yet."""
-        self._told: deque[int] = deque(maxlen=self.subscription.request.bound)
-        """Those that were, the last ones: so many at most may be unacknowledged there."""
-
-    def hand_on(self, objects: Sequence[InfoObject]) -> None:
-        """Objects have come for it."""
-        assert isinstance(self.subscription, PlacedSubscription)
-        self.subscription.add_placed(objects, self)
-
-    def drop(self, objects: Sequence[InfoObject]) -> None:
-        """These have come, and it does not get them: nor would it the next time."""
-        self.taken_over(0, len(objects))
-        if self.subscription.request.ack == "explicit":
-            for obj in objects:
-                self.acknowledge(obj.platform.position)
-
-    def taken_over(self, kept: int, dropped: int) -> None:
-        """So many objects came for the application, then so many that it has."""
-        with self._lock:
-            if not kept and self._runs:
-                self._runs[-1][1] += dropped
-                return
-            if kept:
-                self._runs.append([kept, dropped])
-                return
-        super().consume(dropped)
-
-    def consume(self, count: int) -> None:
-        """The application has taken so many objects more."""
-        total = count
-        with self._lock:
-            while count and self._runs:
-                taken = min(count, self._runs[0][0])
-                self._runs[0][0] -= taken
-                count -= taken
-                if not self._runs[0][0]:
-                    total += self._runs.popleft()[1]
-        super().consume(total)
-
-    def acknowledge(self, position: int) -> None:
-        """The application has acknowledged that object."""
-        self._news_of.append(position)
-        super().consume(0)
-        self._due()
-
-    def acknowledged(self) -> tuple[int, ...]:
-        """Positions that the application has acknowledged since they were told last."""
-        positions = []
-        with suppress(IndexError):
-            while True:
-                positions.append(self._news_of.popleft())
-        self._told.extend(positions)
-        return tuple(positions)
-
-    def report(self) -> bool:
-        """Whether something was consumed or acknowledged since the last report."""
-        return super().report() or bool(self._news_of)
-
-    def report_again(self) -> None:
-        """The last report may not have come."""
-        again = list(self._told)
-        self._told.clear()
-        self._news_of.extendleft(reversed(again))
-        super().report_again()
 
 
 class _ReplacedError(JbiError):
@@ -311,7 +106,6 @@ class DelegateSession:
         where large payloads are kept, with those of other sessions."""
         self.ref = ref
         self._config = config
-        self._spool = spool or config.link.spooling()
         self._claims = Claims(config.client.user, config.client.role)
         self._renewals = renewals
         self._name = name
@@ -321,10 +115,9 @@ class DelegateSession:
         self._item = item
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._history = HistoryProxy(ref, config.security(), timeout=config.lookup.timeout)
-        self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
         self._changed = threading.Condition()
         self._wanted: dict[str, LocalSubscription] = {}
-        self._standing: dict[str, _Standing] = {}
+        self._standing: dict[str, DeliveryFlow] = {}
         self._refused: dict[str, str] = {}
         self._denied: dict[str, JbiError] = {}
         """Why; and of those that stand, but are not evaluated for some registration."""
@@ -344,15 +137,14 @@ class DelegateSession:
         """Queries that are asked here, and have not ended."""
         self._unasked: dict[int, str] = {}
         """Numbers of queries that are not wanted any more and were not cancelled yet, with their session."""
-        self._untold: list[_Standing] = []
+        self._untold: list[DeliveryFlow] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
         self._expected: set[str] = set()
         """Subscriptions that are older than what they are to stand for there: it may have had objects for them."""
-        self._by_number: dict[int, _Standing] = {}
-        self._news: deque[_Standing] = deque()
-        """Of which something was consumed since the last acknowledgement."""
-        self._highest = 0
-        """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
+        self.flows = FlowTable(self._changed, self._expects_answers)
+        kept = spool or config.link.spooling()
+        checks = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
+        self.reader = DeliveryReader(self.flows, self, config, kept, checks)
         self._opened: Opened | None = None
         self._receiver: Receiver | None = None
         self._lost = False
@@ -406,7 +198,7 @@ class DelegateSession:
         with self._changed:
             standing = self._standing.pop(uid, None)
             if standing is not None:
-                self._by_number.pop(standing.number, None)
+                self.flows.remove(standing.number)
             session_id = self._opened.uid if self._opened else ""
         if standing is None:
             return
@@ -430,7 +222,7 @@ class DelegateSession:
         with self._changed:
             self._parts.pop(part.uid, None)
             number = part.opened.number if part.opened is not None else 0
-            if self._opened is not None and self._by_number.pop(number, None) is not None:
+            if self._opened is not None and self.flows.remove(number) is not None:
                 self._unasked[number] = self._opened.uid
                 self._dirty = True
             self._changed.notify_all()
@@ -503,7 +295,7 @@ class DelegateSession:
         self._renew_nothing()
         with self._changed:
             opened, receiver = self._opened, self._receiver
-            is_told = any(isinstance(standing, _Placed) for standing in self._by_number.values())
+            is_told = self.flows.is_told_last()
             self._changed.notify_all()
         if receiver is not None:
             if is_told:
@@ -733,14 +525,14 @@ class DelegateSession:
             self._fail_part(part, why)
 
     def _begin_query(self, session_id: str, part: QueryPart, opened: QueryOpened) -> None:
-        standing = _Standing(part, opened.number, None, self._news, self._report_credits)
+        standing = DeliveryFlow(part, opened.number, None, self.flows.news, self._report_credits)
         standing.is_placed, standing.archive = True, next(iter(opened.incarnations), "")
         with self._changed:
             if not self._is_open(session_id):
                 return  # it was lost meanwhile: the query is asked in the next one
-            self._highest = max(self._highest, opened.number)
+            self.flows.highest = max(self.flows.highest, opened.number)
             if part.uid in self._parts:
-                self._by_number[opened.number] = standing
+                self.flows.add(standing)
             else:  # it was cancelled meanwhile
                 self._unasked[opened.number] = session_id
                 self._dirty = True
@@ -789,7 +581,7 @@ class DelegateSession:
             else:
                 self._stand(session_id, subscription, answer.granted, revision)
 
-    def _is_told(self, standing: _Standing, revision: int, why: JbiError) -> bool:
+    def _is_told(self, standing: DeliveryFlow, revision: int, why: JbiError) -> bool:
         """An amendment is refused: whoever has made it is told, and takes it back; if he waits no more the subscription
         ends here."""
         subscription = standing.subscription
@@ -820,10 +612,10 @@ class DelegateSession:
         if subscription is not None and uid not in self._refused_before:
             subscription.lose(Cause.REFUSED, 0, f"by {', '.join(self.ref.endpoints)}: {why}")
 
-    def _expelled(self, number: int) -> None:
+    def expel(self, number: int) -> None:
         """The delegate has ended a subscription, and has told it: it is asked for again later."""
         with self._changed:
-            standing = self._by_number.pop(number, None)
+            standing = self.flows.remove(number)
             if standing is None:
                 return
             expelled, why = standing.subscription, AccessDeniedError("access was withdrawn")
@@ -844,14 +636,14 @@ class DelegateSession:
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted, revision: int) -> None:
         uid = subscription.uid
         due = self._report_credits
-        kind: Callable[..., _Standing] = _Timed if granted.prefetch else _Standing
+        kind: Callable[..., DeliveryFlow] = TimedFlow if granted.prefetch else DeliveryFlow
         if granted.placed and isinstance(subscription, PlacedSubscription):
-            kind = partial(_Placed, self.ref.service_id)
+            kind = partial(PlacedFlow, self.ref.service_id)
             subscription.placed_at(", ".join(self.ref.endpoints), granted)
         elif subscription.request.start.kind != "new" and not isinstance(subscription, QueryPart):
             where = ", ".join(self.ref.endpoints)
             log.warning("subscription %s begins now at %s: there is no archive, nothing is kept", uid, where)
-        standing = kind(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
+        standing = kind(subscription, granted.number, granted.lease, self.flows.news, due, granted.prefetch)
         standing.is_placed, standing.revision = granted.placed, revision
         standing.archive = next(iter(granted.incarnations), "")
         standing.take_quality(granted.qos)
@@ -862,12 +654,12 @@ class DelegateSession:
             if subscription.request.direct and not self._is_open(session_id):
                 self._untold.append(standing)  # it stood in one that was lost meanwhile: the next one has it again
                 return
-            self._highest = max(self._highest, granted.number)
+            self.flows.highest = max(self.flows.highest, granted.number)
             cancelled = uid not in self._wanted
             self._denied.pop(uid, None)
             if not cancelled:
                 self._standing[uid] = standing
-                self._by_number[granted.number] = standing
+                self.flows.add(standing)
                 self._changed.notify_all()
         if cancelled:
             self._cancel(granted.lease.lease_id if granted.lease else session_id, uid)
@@ -885,12 +677,12 @@ class DelegateSession:
             if not stands:  # cancelled meanwhile
                 self._renewals.remove((self, uid))
 
-    def _subscribe_again(self, standing: _Standing) -> None:
+    def _subscribe_again(self, standing: DeliveryFlow) -> None:
         with self._changed:
             if self._standing.get(standing.subscription.uid) is not standing:
                 return
             del self._standing[standing.subscription.uid]
-            self._by_number.pop(standing.number, None)
+            self.flows.remove(standing.number)
             self._dirty = True
             self._changed.notify_all()
 
@@ -927,12 +719,12 @@ class DelegateSession:
             direct = [s for s in self._standing.values() if s.subscription.request.direct]
             for standing in direct:
                 self._standing.pop(standing.subscription.uid)
-                self._by_number.pop(standing.number, None)
+                self.flows.remove(standing.number)
             begun = [part for part in self._parts.values() if part.opened is not None]
             for part in begun:
                 del self._parts[part.uid]
                 if part.opened is not None:
-                    self._by_number.pop(part.opened.number, None)
+                    self.flows.remove(part.opened.number)
             is_told = self._parted
             if not is_told:
                 self._untold += direct
@@ -1019,7 +811,10 @@ class DelegateSession:
             if opened is None:
                 return
             if opened.uid != session_id or receiver is None:
-                session_id, receiver = opened.uid, Receiver(self._take, self._consumed, ack_after=ACK_AFTER)
+                session_id, receiver = (
+                    opened.uid,
+                    Receiver(self.reader.take_batch, self.flows.note, ack_after=ACK_AFTER),
+                )
             began, position = time.monotonic(), receiver.position
             with guarded("delivery connection"):
                 try:
@@ -1053,146 +848,12 @@ class DelegateSession:
                 if self._stopping.is_set() or not self._is_open(opened.uid):
                     return  # nobody would stop it
                 self._receiver = receiver
-                self._report_again()
+                self.flows.report_again()
             receiver.run(line)  # nothing of a subscription is named here: it would be held for as long as that runs
         finally:
             with self._changed:
                 self._receiver = None
             sock.close()
-
-    def _report_again(self) -> None:
-        """The last line may have swallowed what was reported there."""
-        for standing in self._by_number.values():
-            standing.report_again()
-
-    def _take(self, items: list[memoryview]) -> None:
-        """Hand a batch on: to each subscription at once what is for it."""
-        arrived: dict[_Standing, list[InfoObject]] = {}
-        archive = ""  # of that run
-        for_whom: int | bytes = -1  # the number, or numbers, of the run of objects that was begun
-        lists: Sequence[list[InfoObject]] = ()  # of those in `arrived`
-        for item in items:
-            try:
-                kind, number = ITEM.unpack_from(item)
-                if kind == OBJECT:
-                    at = ITEM.size
-                    if number != for_whom:
-                        for_whom, lists = number, self._lists((number,), arrived)
-                elif kind == SHARED:
-                    at = ITEM.size + 4 * _at_most(number)
-                    if (numbers := bytes(item[ITEM.size : at])) != for_whom:
-                        lists = self._lists(struct.unpack(f"!{number}I", numbers), arrived)
-                        for_whom = numbers
-                elif kind == PLACED:
-                    (place,) = POSITION.unpack_from(item, ITEM.size)
-                    if number != for_whom:
-                        for_whom, lists = number, self._lists((number,), arrived)
-                        archive = standing.archive if (standing := self._by_number.get(number)) is not None else ""
-                    if lists:
-                        lists[0].append(decode(item[ITEM.size + POSITION.size :], place, archive))
-                    continue
-                else:
-                    self._take_other(kind, number, item[ITEM.size :], arrived)
-                    for_whom = -1
-                    continue
-            except struct.error as exc:
-                raise ProtocolError(f"bad delivery: {exc}") from exc
-            if lists:  # else they were cancelled meanwhile
-                obj = decode(item[at:])
-                for objects in lists:
-                    objects.append(obj)
-        self._hand_on(arrived)
-
-    def _lists(self, numbers: Sequence[int], arrived: dict[_Standing, list[InfoObject]]) -> list[list[InfoObject]]:
-        """Where objects for these subscriptions are gathered."""
-        standing = [self._of_number(number, arrived) for number in numbers]  # first: it may hand on what was gathered
-        return [arrived.setdefault(one, []) for one in standing if one is not None]
-
-    def _take_other(self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]) -> None:
-        if kind == END and number == ASK_AGAIN:
-            with self._changed:
-                soon = time.monotonic() + random.uniform(0.0, ASK_SECONDS)  # noqa: S311  # jitter, not a secret
-                self._ask_refused = min(self._ask_refused, soon) if self._refused else self._ask_refused
-                self._changed.notify_all()
-            return
-        if kind == END and number:
-            self._hand_on(arrived)
-            self._expelled(number)
-            return
-        if kind == END:
-            self._parted = True
-            return
-        standing = self._of_number(number, arrived)
-        if standing is None:
-            return
-        if kind in (CHUNK, LAST_CHUNK):
-            place = POSITION.unpack_from(body)[0] if standing.is_placed else 0
-            coming = standing.coming = standing.coming or self._gathering()
-            coming.add(body[POSITION.size :] if standing.is_placed else body)
-            if kind == LAST_CHUNK:
-                standing.coming = None
-                self._take_large(standing, coming, place, arrived)
-        elif kind == FINISHED:
-            self._hand_on(arrived)  # what came before the end is there before it
-            self._end_query(standing, _finished(body))
-        elif kind == LOSS:
-            self._hand_on(arrived)  # what came before the loss is told before it
-            standing.coming = None  # the rest of it can't be read there
-            notice = _notice(body)
-            if notice.cause is Cause.REFUSED and notice.detail:
-                with self._changed:
-                    self._denied[standing.subscription.uid] = OversizeError(notice.detail)
-            standing.subscription.lose(notice.cause, notice.count, notice.detail)
-        elif kind == QUALITY:
-            standing.take_quality(_granted(body))
-            standing.subscription.qos_changed(standing.quality)
-        else:
-            raise ProtocolError(f"delivery of kind {kind}")
-
-    def _gathering(self) -> Gathering:
-        """A large object begins to come."""
-        config = self._config
-        wait, looks = config.queue.block_seconds, self._signatures is not None
-        return Gathering(self._spool, config.client.max_payload, wait, is_cut=True, is_looked_at=looks)
-
-    def _take_large(
-        self, standing: _Standing, coming: Gathering, place: int, arrived: dict[_Standing, list[InfoObject]]
-    ) -> None:
-        """All of a large object has come; if it could not be kept here, it is lost."""
-        obj, why = coming.info_object(place, standing.archive), coming.failure
-        if why is None:
-            arrived.setdefault(standing, []).append(obj)
-            return
-        self._hand_on(arrived)
-        cause = Cause.OVERSIZE if isinstance(why, OversizeError) else Cause.STORAGE
-        standing.came(1)
-        standing.subscription.lose(cause, 1, f"object {obj.object_id}: {why}")
-        standing.drop([obj])
-
-    def _end_query(self, standing: _Standing, how: Finished) -> None:
-        part = standing.subscription
-        if not isinstance(part, QueryPart):
-            raise ProtocolError("the end of a query for a subscription")
-        with self._changed:
-            self._by_number.pop(standing.number, None)
-            self._parts.pop(part.uid, None)
-        part.finish(how)
-
-    def _of_number(self, number: int, arrived: dict[_Standing, list[InfoObject]]) -> _Standing | None:
-        """The subscription of that number; None if it was cancelled meanwhile."""
-        standing = self._by_number.get(number)
-        if standing is None:
-            self._hand_on(arrived)  # nobody else is to wait for this one
-            standing = self._await_standing(number)
-        return standing
-
-    def _await_standing(self, number: int) -> _Standing | None:
-        """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that,
-        however often it has to be asked for; to pass over the object would be a loss that nobody counts."""
-        with self._changed:
-            while number > self._highest and self._expects_answers():
-                self._changed.wait(0.05)
-            return self._by_number.get(number)
 
     def _expects_answers(self) -> bool:
         """Whether the delegate has been asked, or will be, for subscriptions that may stand there by now."""
@@ -1202,120 +863,33 @@ class DelegateSession:
             return True
         return self._dirty or any(uid not in self._standing and uid not in self._refused for uid in self._wanted)
 
-    def _hand_on(self, arrived: dict[_Standing, list[InfoObject]]) -> None:
-        if self._signatures is not None:
-            self._signatures.begin()
-        for standing, objects in arrived.items():
-            standing.came(len(objects))
-            if self._signatures is None and standing.subscription.fitness is None:
-                standing.hand_on(objects)
-            else:
-                self._hand_on_looked_at(standing, objects)
-        arrived.clear()
+    def ask_again(self) -> None:
+        """The delegate's rules have changed: what it has refused is asked for again soon."""
+        with self._changed:
+            soon = time.monotonic() + random.uniform(0.0, ASK_SECONDS)  # noqa: S311  # jitter, not a secret
+            self._ask_refused = min(self._ask_refused, soon) if self._refused else self._ask_refused
+            self._changed.notify_all()
 
-    def _hand_on_looked_at(self, standing: _Standing, objects: Sequence[InfoObject]) -> None:
-        of, good = standing.subscription, objects
-        if self._signatures is not None:
-            looked = self._signatures.look(objects, of.filter_digests, takes_shapes=of.takes_shapes)
-            good = looked.objects
-            if looked.dropped:
-                of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
-        if of.fitness is not None:
-            fit = of.fitness.look(good)
-            good = fit.objects
-            if fit.dropped:
-                of.lose(Cause.INVALID, fit.dropped, fit.why)
-        if good:
-            standing.hand_on(good)
-        if len(good) < len(objects):  # behind the others: what is told as taken is told in order
-            ids = {obj.object_id for obj in good}
-            standing.drop([obj for obj in objects if obj.object_id not in ids])
+    def part(self) -> None:
+        """The delegate stops: nothing comes any more, and what was lost is told."""
+        self._parted = True
+
+    def deny(self, uid: str, why: JbiError) -> None:
+        """A subscription that stands is not evaluated for some registration."""
+        with self._changed:
+            self._denied[uid] = why
+
+    def end_query(self, flow: DeliveryFlow, how: Finished) -> None:
+        """All results of a query have come. Raises ProtocolError for what is no query."""
+        part = flow.subscription
+        if not isinstance(part, QueryPart):
+            raise ProtocolError("the end of a query for a subscription")
+        with self._changed:
+            self.flows.remove(flow.number)
+            self._parts.pop(part.uid, None)
+        part.finish(how)
 
     def _report_credits(self) -> None:
         receiver = self._receiver
         if receiver is not None:
             receiver.report()
-
-    def _consumed(self) -> bytes:
-        """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""
-        consumed: dict[int, int] = {}
-        delays: dict[int, tuple[int, int]] = {}
-        acknowledged: dict[int, tuple[int, ...]] = {}
-        while self._news:
-            try:
-                standing = self._news.popleft()
-            except IndexError:  # another thread reports as well
-                break
-            if standing.report() and self._by_number.get(standing.number) is standing:
-                consumed[standing.number] = standing.reported
-                if len(delays) < DELAYS_MOST and (delay := standing.delay()) is not None:
-                    delays[standing.number] = delay
-                if positions := standing.acknowledged():
-                    acknowledged[standing.number] = positions
-        return msgspec.msgpack.encode(Heard(consumed, delays, acknowledged)) if consumed else b""
-
-
-class _Timed(_Standing):
-    """Where quality of service is managed: looks at one object a second, how long it waits for the application."""
-
-    def __init__(self, *given: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(*given)
-        self._clock = clock
-        self._came = 0
-        self._probe: tuple[int, float] | None = None
-        """The number of the object that is looked at, and when it came."""
-        self._again = 0.0
-        """Nothing is looked at before."""
-        self._waited: float | None = None
-        self._jitter = 0.0
-        self._is_told = True
-
-    def came(self, count: int) -> None:
-        """So many objects more have come."""
-        self._came += count
-        if self._probe is None and (now := self._clock()) >= self._again:
-            self._probe, self._again = (self._came, now), now + TIMED_SECONDS
-
-    def consume(self, count: int) -> None:
-        """The application has taken so many objects more."""
-        super().consume(count)
-        probe = self._probe
-        if probe is not None and self.consumed >= probe[0]:
-            waited = max(0.0, self._clock() - probe[1])
-            if self._waited is not None:
-                self._jitter += (abs(waited - self._waited) - self._jitter) / 16
-            self._waited, self._probe, self._is_told = waited, None, False
-
-    def delay(self) -> tuple[int, int] | None:
-        """What is new of it, for the delegate."""
-        if self._is_told or self._waited is None:
-            return None
-        self._is_told = True
-        return min(MICROS_MOST, int(1e6 * self._waited)), min(MICROS_MOST, int(1e6 * self._jitter))
-
-
-def _at_most(count: int) -> int:
-    if not 1 <= count <= SHARED_MOST:
-        raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
-    return count
-
-
-def _granted(body: memoryview) -> GrantedQos:
-    try:
-        return decoder_of(GrantedQos).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad notice of quality: {exc}") from exc
-
-
-def _finished(body: memoryview) -> Finished:
-    try:
-        return decoder_of(Finished).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad end of a query: {exc}") from exc
-
-
-def _notice(body: memoryview) -> LossNotice:
-    try:
-        return decoder_of(LossNotice).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad loss notice: {exc}") from exc

@@ -37,8 +37,8 @@ from jbi_pubsub.qos.meter import (
     percentile,
 )
 from jbi_pubsub.qos.queue import LevelQueue
+from jbi_pubsub.subscriber.flows import TimedFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.session import _Timed
 from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -440,7 +440,7 @@ def test_one_object_a_second_is_looked_at_until_its_application_takes_it() -> No
     # Given a subscription that stands, and a clock
     now = [100.0]
     local = LocalSubscription(SubscriptionRequest("s1"), None, ListenerPool("test"))
-    standing = _Timed(local, 1, None, deque(), lambda: None, 64, clock=lambda: now[0])
+    standing = TimedFlow(local, 1, None, deque(), lambda: None, 64, clock=lambda: now[0])
     # When five objects come, and the application takes four of them, then the last
     standing.came(5)
     now[0] += 0.5

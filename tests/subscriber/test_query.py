@@ -230,7 +230,7 @@ def test_a_query_can_be_left_at_any_time(
     # Expect each to be cancelled at the archive, and nothing of it in the session
     eventually(lambda: len(past.cancelled) == 2, what=lambda: past.cancelled)
     (session,) = subscriber._sessions.values()
-    eventually(lambda: not session._by_number and not session._parts)
+    eventually(lambda: not session.flows.by_number and not session._parts)
     # Expect the session to serve the next one
     assert _numbers(subscriber.query("t", limit=2)) == [1, 2]
 
@@ -372,7 +372,7 @@ def test_nothing_stays_of_many_queries(
         assert len(list(subscriber.query("t"))) == 1
     # Expect one session, and nothing in it
     (session,) = subscriber._sessions.values()
-    eventually(lambda: not session._by_number and not session._parts and not session._unasked)
+    eventually(lambda: not session.flows.by_number and not session._parts and not session._unasked)
     assert past.cancelled == []
 
 
@@ -384,14 +384,14 @@ def test_a_query_that_may_not_go_on_fails(federation: Any, archive: Callable[...
     past.streams()[0].bound = 0
     # When its delegate ends it against its will, expect an error behind what has come
     (session,) = subscriber._sessions.values()
-    (number,) = session._by_number
-    session._take([memoryview(ITEM.pack(END, number))])
+    (number,) = session.flows.by_number
+    session.reader.take_batch([memoryview(ITEM.pack(END, number))])
     with pytest.raises(AccessDeniedError):
         deque(query, maxlen=0)
     # Expect another end that makes no sense to be an error of the protocol
     query = subscriber.open_query("t")
     with pytest.raises(ProtocolError):
-        session._take([memoryview(ITEM.pack(FINISHED, max(session._by_number)) + b"\xc1")])
+        session.reader.take_batch([memoryview(ITEM.pack(FINISHED, max(session.flows.by_number)) + b"\xc1")])
     with pytest.raises(ConfigurationError, match="count 0"):
         query.get_next(0)
 

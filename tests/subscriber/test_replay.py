@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from jbi_pubsub import InfoObject, SubscriberAdapter
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+from jbi_pubsub.subscriber.flows import PlacedFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
-from jbi_pubsub.subscriber.session import _Placed
 from jbi_pubsub.subscriber.subscription import PlacedSubscription
 
 
@@ -120,7 +120,7 @@ def test_what_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
 @given(st.lists(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, 3)), st.integers(1, 4)), max_size=40))
 def test_what_is_told_as_taken_is_what_came_first(happens: list[tuple[int, int] | int]) -> None:
     # Given what stands at a delegate, which takes a number of consumed objects for the first ones that it has sent
-    standing = _Placed("s", _subscription(durable="d"), 1, None, deque(), lambda: None)
+    standing = PlacedFlow("s", _subscription(durable="d"), 1, None, deque(), lambda: None)
     came: list[bool] = []
     waiting = 0
     for event in happens:
@@ -145,7 +145,7 @@ def test_what_is_told_as_taken_is_what_came_first(happens: list[tuple[int, int] 
 
 def test_an_object_that_is_not_signed_well_does_not_come_again() -> None:
     # Given explicit acknowledgement, and an object behind another one that the application never gets to see
-    standing = _Placed("s", _subscription(durable="d", ack="explicit"), 1, None, deque(), lambda: None)
+    standing = PlacedFlow("s", _subscription(durable="d", ack="explicit"), 1, None, deque(), lambda: None)
     standing.hand_on([_placed(1, 10)])
     standing.drop([_placed(2, 20)])
     # Expect it to be acknowledged, and nothing to be told as taken that waits
@@ -274,7 +274,7 @@ def test_acknowledging_is_heard(federation: Any, archive: Callable[..., Past], e
     eventually(lambda: stream.acknowledged == [40, 10], what=lambda: stream.acknowledged)
     # When the line was cut, expect what may not have been heard to be told again
     (session,) = subscriber._sessions.values()
-    (standing,) = session._by_number.values()
+    (standing,) = session.flows.by_number.values()
     standing.report_again()
     subscriber.acknowledge(objects[1], uid)
     eventually(lambda: stream.acknowledged == [40, 10, 40, 10, 20], what=lambda: stream.acknowledged)

@@ -71,7 +71,7 @@ def test_a_refused_subscription_holds_up_no_other_delivery(
     # When objects still come for a subscription that was cancelled
     (session,) = subscriber._sessions.values()
     began = time.monotonic()
-    session._take([memoryview(ITEM.pack(OBJECT, 1000)) for _ in range(3)])
+    session.reader.take_batch([memoryview(ITEM.pack(OBJECT, 1000)) for _ in range(3)])
     # Expect them to be passed over at once, not when the refused one is asked for again, a minute later
     assert time.monotonic() - began < 30.0
     # Expect the standing one to get its objects
@@ -116,15 +116,15 @@ def test_a_malformed_loss_notice_is_an_error_of_the_protocol(
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
     (session,) = subscriber._sessions.values()
-    (number,) = session._by_number
+    (number,) = session.flows.by_number
     # When the delegate tells of a loss in bytes that are no notice, or no text
     for body in (b"", b"\xc1", msgspec.msgpack.encode({"count": 1}), b"\x81\xa5cause\xa2\xff\xff"):
         with pytest.raises(ProtocolError):
-            session._take([memoryview(ITEM.pack(LOSS, number) + body)])
+            session.reader.take_batch([memoryview(ITEM.pack(LOSS, number) + body)])
     # Expect no loss to be counted; expect a good one to be
     assert subscriber.losses(uid) == {}
     notice = LossNotice(uid, Cause.QUEUE_OVERFLOW, 3)
-    session._take([memoryview(ITEM.pack(LOSS, number) + msgspec.msgpack.encode(notice))])
+    session.reader.take_batch([memoryview(ITEM.pack(LOSS, number) + msgspec.msgpack.encode(notice))])
     assert subscriber.losses(uid) == {"queue_overflow": 3}
 
 
@@ -208,7 +208,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
     assert subscriber.wait_matched(first) == 1
     (session,) = subscriber._sessions.values()
     stands, asked, answer = threading.Event(), threading.Event(), threading.Event()
-    subscribe, await_standing = session._proxy.subscribe, session._await_standing
+    subscribe, await_standing = session._proxy.subscribe, session.flows.await_flow
 
     def slowly(*arguments: Any) -> Any:
         granted = subscribe(*arguments)
@@ -221,7 +221,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
         return await_standing(number)
 
     monkeypatch.setattr(session._proxy, "subscribe", slowly)
-    monkeypatch.setattr(session, "_await_standing", noticed)
+    monkeypatch.setattr(session.flows, "await_flow", noticed)
     monkeypatch.setattr(session_module, "time", _Hurrying())
     second = subscriber.register_subscriber(type_name=TYPE)
     assert stands.wait(60.0)
@@ -517,7 +517,7 @@ def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_th
     alone.delegate.meanwhile[call] = lambda: _lost(alone)
     _turn(alone)
     # Expect neither to count as standing; in the next session both
-    assert not alone.session._by_number
+    assert not alone.session.flows.by_number
     _turn(alone)
     assert alone.session.stands("s")
     assert alone.delegate.subscribed[-2:] == ["session-2", "session-2"]
@@ -555,7 +555,7 @@ def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
     _turn(alone)
     registration = Platform(1.0, "r", 1, 4, 0)
     obj = InfoObject("1", TypeName("t"), b"<m/>", b"", registration)
-    (standing,) = alone.session._by_number.values()
+    (standing,) = alone.session.flows.by_number.values()
     standing.hand_on([obj])
     # When the next one comes from its successor while that is looked for
     coming = msgspec.structs.replace(obj, platform=msgspec.structs.replace(registration, sequence=2))

@@ -25,8 +25,9 @@ from jbi_pubsub.core.signing import digest
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.deliveries import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.subscriber.flows import DeliveryFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.session import DelegateSession, _Standing
+from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 
@@ -52,19 +53,19 @@ class Process:
         request = SubscriptionRequest(f"s{number}", bound=bound)
         subscription = self.subscriptions[number] = LocalSubscription(request, listener, self.pool)
         session = self.session
-        session._by_number[number] = _Standing(
-            subscription, number, None, session._news, lambda: self.dues.append(number)
+        session.flows.by_number[number] = DeliveryFlow(
+            subscription, number, None, session.flows.news, lambda: self.dues.append(number)
         )
-        session._highest = max(session._highest, number)
+        session.flows.highest = max(session.flows.highest, number)
         return subscription
 
     def take(self, *items: bytes) -> None:
         """A batch comes."""
-        self.session._take([memoryview(item) for item in items])
+        self.session.reader.take_batch([memoryview(item) for item in items])
 
     def note(self) -> dict[int, int]:
         """Of the next acknowledgement."""
-        note = self.session._consumed()
+        note = self.session.flows.note()
         return msgspec.msgpack.decode(note, type=Heard).consumed if note else {}
 
     def close(self) -> None:
@@ -316,7 +317,7 @@ def test_a_listener_that_hangs_holds_up_no_delivery(process: Process, eventually
     assert process.note() == {2: 3}
     gate.set()
     eventually(lambda: len(hanging) == 0)
-    eventually(lambda: process.session._by_number[1].consumed == 3)
+    eventually(lambda: process.session.flows.by_number[1].consumed == 3)
     assert process.note() == {1: 3}
 
 
@@ -330,8 +331,8 @@ def test_an_acknowledgement_looks_at_those_alone_of_which_something_was_consumed
     for number in range(1, 1001):
         process.subscribe(number)
     looked: list[int] = []
-    report = _Standing.report
-    monkeypatch.setattr(_Standing, "report", lambda self: (looked.append(self.number), report(self))[1])
+    report = DeliveryFlow.report
+    monkeypatch.setattr(DeliveryFlow, "report", lambda self: (looked.append(self.number), report(self))[1])
     # When three of them have something, and the application takes it from two
     process.take(shared([7, 8, 9], 1), whole(7, 2))
     for number in (7, 7, 9):
@@ -354,7 +355,7 @@ def test_all_that_was_consumed_is_reported_again_on_a_new_connection(process: Pr
         process.subscriptions[number].take(0.0)
     assert process.note() == {1: 1, 2: 1}
     # When the connection is lost, and the report perhaps with it, expect it again
-    for standing in process.session._by_number.values():
+    for standing in process.session.flows.by_number.values():
         standing.report_again()
     assert process.note() == {1: 1, 2: 1}
 
@@ -468,7 +469,7 @@ def test_threads_that_take_and_drain_at_once_get_each_object_once(process: Proce
     # Expect each object once, in order for each thread, and all credits
     assert all(each == sorted(each) for each in taken)
     assert sorted(n for each in taken for n in each) == list(range(1, 4001))
-    assert process.session._by_number[1].consumed == 4000
+    assert process.session.flows.by_number[1].consumed == 4000
 
 
 def test_an_application_that_takes_what_waits_costs_no_look_at_the_process(

@@ -544,7 +544,7 @@ def test_a_delegate_that_gives_no_key_is_not_asked_for_each_object(
     # Expect it to have been asked once for each of them, and what is remembered of that to be bounded
     assert asked == [f"registration-{n}" for n in range(1, 12)]
     (session,) = subscriber._sessions.values()
-    assert len(session._signatures._asked) <= 5
+    assert len(session.reader._signatures._asked) <= 5
 
 
 def test_a_publisher_can_t_send_what_only_delegates_say(party: Party, figures: Any, eventually: Any) -> None:
