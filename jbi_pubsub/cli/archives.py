@@ -82,7 +82,7 @@ class RestingArchive(Arguments):
 
 
 class AnyArchive(RestingArchive, ServedArchive):
-    """Either."""
+    """An archive that is in use, or one at rest."""
 
     def is_folder(self) -> bool:
         """Whether it is one at rest. Raises ConfigurationError."""
@@ -92,7 +92,7 @@ class AnyArchive(RestingArchive, ServedArchive):
 
 
 class ObjectSelection(Arguments):
-    """Which objects are meant."""
+    """Objects of an archive by their conditions."""
 
     type_name: str = option("Of that type alone; the last part of its name will do.", "--type", default="")
     version: str = VERSION

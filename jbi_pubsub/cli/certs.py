@@ -36,7 +36,7 @@ class _Signing(Arguments):
     )
 
     def passphrase(self) -> bytes:
-        """Of the authority's key, b"" for none."""
+        """The passphrase of the authority's key, b"" for none."""
         from jbi_pubsub.trust.authority import read_passphrase  # here: an extra
 
         return read_passphrase(self.passphrase_file) if self.passphrase_file else b""

@@ -64,7 +64,7 @@ def client(given: _Client) -> int:
 
 @contextmanager
 def _events(file: Path | None, stop: threading.Event) -> Iterator[Callable[[Event], None]]:
-    """What writes events to a file, if there is one; what can't be written stops all. Raises StorageError."""
+    """A writer of events to a file, if there is one; an event that can't be written stops all. Raises StorageError."""
     try:
         out = file.open("wb") if file is not None else None
     except OSError as exc:

@@ -56,7 +56,7 @@ FLUSH_SECONDS: Final = 10.0
 FLUSH_RATE: Final = 1e6
 """How long the delegate may take for what was published, and bytes a second of payloads beside that."""
 SUBSCRIBERS_SECONDS: Final = 10.0
-"""For subscriptions to match what is published."""
+"""Seconds for subscriptions to match what is published."""
 GRANTED_SECONDS: Final = 3.0
 """For the first delegate to answer to a wish."""
 MATCHED_SECONDS: Final = 1.0
@@ -71,7 +71,7 @@ UNTIL: Final = option("Published then or earlier.", metavar="TIME")
 
 
 class Predicates(Arguments):
-    """What metadata and payloads are asked, of those that come and those that are kept."""
+    """Expressions over metadata and payloads, of objects that come and of those that are kept."""
 
     predicate: str = PREDICATE
     combined: bool = flag("Ask the predicate of og:metadata, the platform's with the publisher's in it.")
@@ -84,11 +84,11 @@ class Predicates(Arguments):
 
     @property
     def view(self) -> View:
-        """Of the predicate."""
+        """The predicate's view of an object."""
         return "combined" if self.combined else "metadata"
 
     def terms(self) -> dict[str, Any]:
-        """As a subscription has them."""
+        """Terms of a subscription."""
         return {
             "predicate": self.predicate, "view": self.view, "payload_filter": self.payload_filter,
             "unfiltered": self.unfiltered, "namespaces": namespaces_of(self.namespaces),

@@ -48,7 +48,7 @@ def place_option(default: str) -> Any:
 
 
 class ClusterArguments(Arguments):
-    """Whose Spark, and how it is set."""
+    """Spark's master and settings."""
 
     master: str = option("Spark's master; without one, this machine.", default="", metavar="URL")
     confs: tuple[str, ...] = repeated("A setting of Spark; repeatable.", "--conf", metavar="KEY=VALUE")
@@ -56,7 +56,7 @@ class ClusterArguments(Arguments):
 
     @property
     def conf(self) -> dict[str, str]:
-        """What --conf says. Raises ConfigurationError."""
+        """Spark's settings by --conf. Raises ConfigurationError."""
         return dict(map(_pair, self.confs))
 
     def is_submitted(self) -> bool:

@@ -93,18 +93,18 @@ class _CodegenSource(Arguments):
     )
 
     def bundle(self, **own: Any) -> SchemaBundle:
-        """Of these."""
+        """The schema's bundle."""
         return bundle_of(self.schema, self.within, self.locations, root=self.root, **own)
 
 
 class _CodegenType(_CodegenSource):
-    """What makes a type of a schema."""
+    """A schema with its marks and the name of its type."""
 
     marks: Path | None = MARKS
     type_name: str = option("Type name, when the schema does not give the right one.", default="")
 
     def bundle(self, **own: Any) -> SchemaBundle:
-        """With the marks and the name."""
+        """The schema's bundle, with the marks and the name."""
         return super().bundle(marks=self.marks, name=self.type_name, **own)
 
 

@@ -1,4 +1,4 @@
-"""How commands find others, and ask one of them: by the lookup services or by address, and under time limits."""
+"""Finding others and asking one of them, for commands: by the lookup services or by address, under time limits."""
 
 from __future__ import annotations
 

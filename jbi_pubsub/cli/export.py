@@ -66,7 +66,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class TapRequest(NamedTuple):
-    """What is written where; it ends with the process `parent`, which has started us for itself."""
+    """A data set to be written, and its bounds; it ends with the process `parent`, which has started us for itself."""
 
     folder: Path
     bounds: Bounds

@@ -1,4 +1,4 @@
-"""What `jbi doctor` looks at in others: lookup services, servers, their versions and clocks."""
+"""Checks of `jbi doctor` of others: lookup services, servers, their versions and clocks."""
 
 from __future__ import annotations
 

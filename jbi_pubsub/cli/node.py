@@ -103,7 +103,7 @@ class _NodePlace(_NodeFolder):
 
 
 class _NodeShow(_NodePlace, JsonArguments):
-    """For commands that show something of a node."""
+    """A node of which something is shown."""
 
 
 class _Start(_NodeFolder, JsonArguments):

@@ -44,7 +44,7 @@ class _OptionField(NamedTuple):
         return self.kind is click.Option
 
     def parameter(self, name: str) -> click.Parameter:
-        """The same for click, under the name of its field."""
+        """The option or argument as click has it, under the name of its field."""
         names = self.names or ((f"--{name.replace('_', '-')}",) if self.is_option else ())
         return self.kind([name, *names], **self.attributes)
 
@@ -106,7 +106,7 @@ class Arguments:
 
 
 class JsonArguments(Arguments):
-    """The same for commands that programs read as well."""
+    """Base for commands that programs read as well."""
 
     as_json: bool = flag("Machine-readable output.", "--json")
 
@@ -125,13 +125,13 @@ class JsonArguments(Arguments):
 
 
 class TableArguments(JsonArguments):
-    """The same for commands whose tables may be wider than a terminal."""
+    """Base for commands whose tables may be wider than a terminal."""
 
     wide: bool = flag("All columns, nothing cut.")
     columns: str = option("These columns, in this order.", metavar="NAME,...", default="")
 
     def view(self, known: Iterable[Sequence[Column]]) -> View:
-        """What is wanted of tables with the `known` columns. Raises ConfigurationError."""
+        """The part that is wanted of tables with the `known` columns. Raises ConfigurationError."""
         return view_of(self.wide, self.columns, known, as_json=self.as_json)
 
 

@@ -159,7 +159,7 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
     at: str | None = option("Ask a running server instead; you must be its administrator.", metavar="HOST:PORT")
 
     def answer(self) -> dict[str, Any]:
-        """By a server's rules, or those of a file. Raises ConfigurationError, PolicyError."""
+        """The decision by a server's rules, or by those of a file. Raises ConfigurationError, PolicyError."""
         if self.at:
             asked = (self.action, self.user, self.address, self.client, self.type_name, self.version, self.domain)
             with calling(ControlClient, at_address(self.at, ADMIN), self.settings.load()) as client:

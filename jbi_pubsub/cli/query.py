@@ -85,7 +85,7 @@ class _Query(Predicates, _QueryType, JsonArguments):
                 )
 
     def conditions(self) -> dict[str, Any]:
-        """As far as they are given."""
+        """Conditions, as far as they are given."""
         named = {name: getattr(self, name) for name in _GIVEN if getattr(self, name)}
         order = {"order": "newest"} if self.newest else {}
         return {**named, **order, "view": self.view, "namespaces": namespaces_of(self.namespaces)}

@@ -120,7 +120,7 @@ class _Administered(Arguments):
     none: bool = flag("With `set`: none at all.")
 
     def done(self, what: str, change: Change, put: Put) -> Administered:
-        """What there is of it after the action. Raises UsageError."""
+        """The state after the action. Raises UsageError."""
         _check_set(self.names, self.action, what, self.none)
         with _registrar(self.settings) as proxy:
             match self.action:
@@ -358,7 +358,7 @@ class ServerEnd:
         self.code = 0
 
     def fail(self) -> None:
-        """It has ended by itself."""
+        """The server has ended by itself."""
         self.code = 1
         self.stop.set()
 

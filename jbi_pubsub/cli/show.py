@@ -333,7 +333,7 @@ def console() -> Console:
 
 
 Tell = Callable[[str, int, int], None]
-"""What is told of a stage: its name, how much is done, and of how much (0: not known)."""
+"""A stage's name, how much of it is done, and of how much (0: not known)."""
 
 
 @contextmanager

@@ -241,7 +241,7 @@ def rollback(given: _Rollback) -> None:
 
 
 def _tell(given: _Change, changed: Changed, **more: object) -> None:
-    """What is in force now; `more` for programs."""
+    """The version that is in force now; `more` for programs."""
     state = "in force" if changed.is_new else "in force already, and says that"
     plain = {"version": changed.version, "changed": changed.is_new, **more}
     given.show(plain, f"version {changed.version} is {state}")

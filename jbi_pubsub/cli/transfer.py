@@ -39,7 +39,7 @@ class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
     payloads: bool = option("With their payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
 
     def conditions(self) -> dict[str, Any]:
-        """Of a query, as far as they are given."""
+        """Conditions of a query, as far as they are given."""
         given = {name: getattr(self, name) for name in ("version", "predicate", "since", "until")}
         return {**{k: v for k, v in given.items() if v}, "namespaces": namespaces_of(self.namespaces)}
 
@@ -73,7 +73,7 @@ def export(given: _ArchiveExport) -> int:
 
 
 def _exported(given: _ArchiveExport) -> tuple[int, int, Sequence[str]]:
-    """How many objects, how many of them without their payloads, and archives that have not answered."""
+    """Counts of objects and of those without their payloads, and the archives that have not answered."""
     config, conditions = given.settings.load(), given.conditions()
     if given.folder is not None:
         if any(conditions.values()) or given.type_name:

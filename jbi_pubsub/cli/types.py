@@ -136,7 +136,7 @@ class _TypesKind(Arguments):
 
     @property
     def kind(self) -> Kind:
-        """Of what is meant."""
+        """The kind of descriptor that is meant."""
         return "attribute" if self.attribute else "type"
 
 
@@ -151,7 +151,7 @@ class _Named(_Where, _TypesKind):
 
 
 class _NamedJson(_Named, JsonArguments):
-    """For commands that show it."""
+    """A type or attribute that is shown."""
 
 
 class _Add(_Where, _TypesKind, JsonArguments, first=True):

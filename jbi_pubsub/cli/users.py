@@ -63,7 +63,7 @@ class _Password(_User):
 
 
 class _UsersList(_UsersFile, JsonArguments):
-    """Of a file."""
+    """The password file whose users are listed."""
 
 
 def _changed(path: Path, change: Callable[[dict[str, Account]], None]) -> None:

@@ -55,7 +55,7 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
     )  # fmt: skip
 
     def asked(self, where: Path, data: Path) -> watching.Settings:
-        """What is watched, by whose contracts. Raises ConfigurationError."""
+        """The settings of a watch over `where`, by the contracts of `data`. Raises ConfigurationError."""
         files = where / "publications" if (where / "publications").is_dir() else where
         if not files.is_dir():
             raise ConfigurationError(f"{files} is no folder", hint="Make it, and let files arrive there by renaming")
