@@ -18,7 +18,7 @@ from .show import Column, show_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jbi_pubsub.hla.bridge.policy import Policy
+    from jbi_pubsub.hla.bridge.policy import Solutions
     from jbi_pubsub.hla.exploration.scenarios import Explored
 
 
@@ -52,7 +52,7 @@ def serve(given: _HlaServe) -> None:
     jbi hla serve --federation Air --fom base.xml --fom air.xml --saves /var/lib/jbi/saves
     jbi hla serve                                  # federates create federation executions here
     """
-    from jbi_pubsub.hla.execution import Options  # here: the other commands start faster without
+    from jbi_pubsub.hla.execution import RtiOptions  # here: the other commands start faster without
     from jbi_pubsub.hla.fom import parsed
     from jbi_pubsub.hla.proxy import modules_of
     from jbi_pubsub.hla.server import RtiServer
@@ -71,7 +71,7 @@ def serve(given: _HlaServe) -> None:
 
     def ready() -> None:
         if federation:
-            server.create(federation, parts, Options(one_at_a_time=given.one_at_a_time, adds=given.adds))
+            server.create(federation, parts, RtiOptions(one_at_a_time=given.one_at_a_time, adds=given.adds))
         facts = {"ready": "rti", "address": server.address, "federation": federation or ""}
         serves = f"serves {federation}" if federation else "serves no federation yet"
         tell_ready(given.as_json, {**facts, **metrics_of(server.metrics)}, f"RTI at {server.address}, {serves}")
@@ -213,7 +213,7 @@ def _edges(said: str | None, count: int) -> tuple[tuple[int, int], ...] | None:
     return tuple((pair[0], pair[1]) for pair in pairs)
 
 
-def _policy(file: Path | None, cells: tuple[str, ...]) -> Policy:
+def _policy(file: Path | None, cells: tuple[str, ...]) -> Solutions:
     from jbi_pubsub.bridge.file import parsed
     from jbi_pubsub.hla.bridge.policy import read
 

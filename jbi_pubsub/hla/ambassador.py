@@ -80,7 +80,7 @@ class RTIAmbassador(Services):
         self._ambassador = FederateAmbassador()
         self._fom: Fom | None = None
         self._modules: tuple[Module, ...] = ()
-        self._link: Link | None = None
+        self._link: FederateLink | None = None
         self._evoking = False
         self._handle = 0
         self._name = ""
@@ -160,7 +160,7 @@ class RTIAmbassador(Services):
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:
             greet(Line(sock), Hello.of(token))
-            self._link = Link(sock)
+            self._link = FederateLink(sock)
         except BaseException:
             sock.close()
             raise
@@ -222,7 +222,7 @@ class RTIAmbassador(Services):
     def _send(self, service: str, *arguments: Any) -> None:
         self._joined().send(service, arguments)
 
-    def _joined(self) -> Link:
+    def _joined(self) -> FederateLink:
         if self._link is None:
             raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
         return self._link
@@ -365,7 +365,7 @@ class FrameSocket:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
-class Link:
+class FederateLink:
     """The session of a joined federate: what it sends, answers, callbacks."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from . import backlog
 from .exceptions import InvalidLogicalTime, RtiInternalError
-from .execution import AT_ZERO, Asked, Callback, Clock, Message, Pace, Sent, ServiceCall, Told, put_entry
+from .execution import AT_ZERO, Asked, Callback, Clock, Message, Notice, Pace, Sent, ServiceCall, put_entry
 
 Bound = tuple[float, int]
 Receivers = tuple[tuple[int, Callback], ...]
@@ -152,17 +152,17 @@ def send_as_received(call: ServiceCall, receivers: Receivers) -> None:
     asynchronous delivery (clause 8.1.5)."""
     paces = call.execution.clock.paces
     if not paces:
-        call.told.extend(Told(*each) for each in receivers)
+        call.told.extend(Notice(*each) for each in receivers)
         return
     waiting = before = call.execution.clock.held
     for federate, callback in receivers:
         pace = paces.get(federate, AT_ZERO)
         if not pace.is_constrained or pace.is_asynchronous or pace.asked is not None:
-            call.told.append(Told(federate, callback))
+            call.told.append(Notice(federate, callback))
             continue
         held = (*waiting.get(federate, ()), callback)
         if len(held) > HELD_MOST:
-            call.told.extend(Told(federate, each) for each in held)
+            call.told.extend(Notice(federate, each) for each in held)
             held = ()
         waiting = put_entry(waiting, federate, held)
     if waiting is not before:
@@ -178,7 +178,7 @@ def send_in_order(call: ServiceCall, time: float, retraction: int, receivers: Re
     for federate, callback in receivers:
         pace = clock.pace(federate)
         if not pace.is_constrained:
-            call.told.append(Told(federate, callback))
+            call.told.append(Notice(federate, callback))
             continue
         queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
         if len(queue) > WAITING_MOST // backlog.CHUNK:
@@ -256,7 +256,7 @@ def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
         call.tell(federate, "time_constrained_enabled", pace.time)
         return
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
-    call.told.extend(Told(federate, each.callback) for each in arrived)
+    call.told.extend(Notice(federate, each.callback) for each in arrived)
     call.tell(federate, "time_advance_grant", time)
     made = pace._replace(
         time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)

@@ -21,7 +21,7 @@ from jbi_pubsub.bridge.elements import Codec
 from jbi_pubsub.core.xml import NO_XML
 
 from .datatypes import Types
-from .fom import PRIVILEGE, Class, Fom, Member
+from .fom import PRIVILEGE, Class, ClassMember, Fom
 
 TEXT_MOST: Final = 64 << 10
 """Characters of a value in metadata; of a longer one they are cut there, and marked."""
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     """Name and encoding of each attribute or parameter; None: of no encoding that is known."""
 
 
-class Event(NamedTuple):
+class FederationEvent(NamedTuple):
     """Something that a federation tells."""
 
     values: Sequence[tuple[int, bytes]] = ()
@@ -61,12 +61,12 @@ def shown(fom: Fom, types: Types, prefix: str, cls: Class, *, is_object: bool) -
     return Shown(f"{prefix}.{short}", short.rpartition(".")[2], Map(found))
 
 
-def _codec(types: Types, member: Member) -> Codec | None:
+def _codec(types: Types, member: ClassMember) -> Codec | None:
     known = types.get(member.data_type)
     return known.codec if known is not None and known.codec.kind != "octets" else None
 
 
-def metadata(cls: Shown, event: Event) -> bytes:
+def metadata(cls: Shown, event: FederationEvent) -> bytes:
     """The document."""
     said = [f"object={quoteattr(NO_XML.sub(chr(0xFFFD), event.name), _ATTRIBUTE)}"] if event.name else []
     if event.time is not None:
@@ -79,7 +79,7 @@ def metadata(cls: Shown, event: Event) -> bytes:
     return f"<{' '.join((cls.element, *said))}>{''.join(parts)}</{cls.element}>".encode()
 
 
-def payload(cls: Shown, event: Event) -> bytes:
+def payload(cls: Shown, event: FederationEvent) -> bytes:
     """The values as they were sent: in msgpack, bytes by name, and the tag."""
     values = {cls.members[handle][0]: data for handle, data in event.values if handle in cls.members}
     return msgspec.msgpack.encode({"values": values, "tag": event.tag})

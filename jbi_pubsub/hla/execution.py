@@ -47,14 +47,14 @@ class Callback(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class Told(NamedTuple):
+class Notice(NamedTuple):
     """A callback on its way to a federate."""
 
     federate: int
     callback: Callback
 
 
-class Options(NamedTuple):
+class RtiOptions(NamedTuple):
     """What an RTI does that the standard leaves open."""
 
     one_at_a_time: bool = False
@@ -65,11 +65,11 @@ class Options(NamedTuple):
     """Who is the last that has not reported is told so if it is a surrogate; else whoever it is."""
 
 
-class Model(NamedTuple):
+class FederationModel(NamedTuple):
     """What stays for the life of a federation execution."""
 
     fom: Fom
-    options: Options = Options()
+    options: RtiOptions = RtiOptions()
 
 
 # -- federation management --------------------------------------------------------------------------------------------
@@ -319,13 +319,13 @@ KINDS: Final = (
 """The kinds of values that an execution is made of."""
 
 
-class Step(NamedTuple):
+class ServiceStep(NamedTuple):
     """What a service did: the execution after it, its answer, and what is told, in the order in which each federate
     gets it."""
 
     execution: Execution
     answer: Any = None
-    told: tuple[Told, ...] = ()
+    told: tuple[Notice, ...] = ()
 
 
 class ServiceCall:
@@ -333,17 +333,17 @@ class ServiceCall:
 
     __slots__ = ("execution", "federate", "model", "told")
 
-    def __init__(self, model: Model, execution: Execution, federate: int) -> None:
+    def __init__(self, model: FederationModel, execution: Execution, federate: int) -> None:
         self.model, self.execution, self.federate = model, execution, federate
-        self.told: list[Told] = []
+        self.told: list[Notice] = []
 
-    def step(self, answer: Any) -> Step:
+    def step(self, answer: Any) -> ServiceStep:
         """The service is done."""
-        return Step(self.execution, answer, tuple(self.told))
+        return ServiceStep(self.execution, answer, tuple(self.told))
 
     def tell(self, federate: int, name: str, *arguments: Any) -> None:
         """A callback for a federate."""
-        self.told.append(Told(federate, Callback(name, arguments)))
+        self.told.append(Notice(federate, Callback(name, arguments)))
 
     def change(self, part: str, **fields: Any) -> None:
         """Fields of a part of the execution."""

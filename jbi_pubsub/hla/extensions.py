@@ -1,9 +1,9 @@
 """Services that the standard does not have: those by which a bridge between federations can be given what its
 surrogates need to know (Bridging the HLA, section 6.1). But for `query_synchronization_point`, which tells what a save
-status tells of saves, they exist where an RTI was told to have them (Options.adds).
+status tells of saves, they exist where an RTI was told to have them (RtiOptions.adds).
 
 - A federate that is the only one who has not reported (a save, a restore, a synchronization point) is told
-  `only_one_not_yet`: a surrogate, which has disclosed that it is one; with Options.discloses off whoever is the last.
+  `only_one_not_yet`: a surrogate, which has disclosed that it is one; without RtiOptions.discloses whoever is the last.
 - A surrogate reports that the other side has refused a synchronization point: the registrant is told that its
   registration has failed, and members that the point is withdrawn.
 - Federates join named sets; a synchronization point can be registered for a set, and surrogates are told of it as well.
@@ -21,7 +21,7 @@ from immutables import Map
 
 from . import federation, ownership
 from .exceptions import InvalidArgument, ServiceNotEnabled, SynchronizationPointLabelNotAnnounced
-from .execution import Callback, Execution, Handles, Model, Point, Points, Saving, ServiceCall, Told, put_entry
+from .execution import Callback, Execution, Handles, Notice, Point, Points, RtiOptions, Saving, ServiceCall, put_entry
 
 SETS_MOST: Final = 10_000
 """Sets of a federation, and those of one federate."""
@@ -57,40 +57,40 @@ def disclose_surrogate(call: ServiceCall) -> None:
     joined = call.execution.members.joined
     call.change("members", joined=joined.set(call.federate, joined[call.federate]._replace(is_surrogate=True)))
     nothing = call.execution._replace(saving=Saving(), points=Points())
-    noticed = notices(call.model, nothing, call.execution)
+    noticed = notices(call.model.options, nothing, call.execution)
     call.told.extend(each for each in noticed if each.federate == call.federate)
 
 
 # -- who is the last ------------------------------------------------------------------------------------------------
 
 
-def notices(model: Model, before: Execution, after: Execution) -> Iterator[Told]:
+def notices(options: RtiOptions, before: Execution, after: Execution) -> Iterator[Notice]:
     """Whoever has become the only one who has not reported is told so."""
     saving = after.saving
     if saving.label and saving != before.saving:
-        missing = _last(model, after, {each: state in REPORTED for each, state in saving.states.items()})
+        missing = _last(options, after, {each: state in REPORTED for each, state in saving.states.items()})
         states = before.saving.states if before.saving.label == saving.label else Map()
-        if missing and missing != _last(model, before, {each: state in REPORTED for each, state in states.items()}):
+        if missing and missing != _last(options, before, {each: state in REPORTED for each, state in states.items()}):
             kind = "restore" if saving.is_restore else "save"
             others = "failed" not in saving.states.values() and not saving.resigned
-            yield Told(missing, Callback("only_one_not_yet", (kind, saving.label, others)))
+            yield Notice(missing, Callback("only_one_not_yet", (kind, saving.label, others)))
     if after.points.pending is not before.points.pending:
         for label in sorted(after.points.pending):
             point, old = after.points.pending[label], before.points.pending.get(label)
             if point is old:
                 continue
-            missing = _last(model, after, point.achieved)
-            if missing and (old is None or missing != _last(model, before, old.achieved)):
-                yield Told(missing, Callback("only_one_not_yet", ("sync", label, True)))
+            missing = _last(options, after, point.achieved)
+            if missing and (old is None or missing != _last(options, before, old.achieved)):
+                yield Notice(missing, Callback("only_one_not_yet", ("sync", label, True)))
 
 
-def _last(model: Model, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
+def _last(options: RtiOptions, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
     """Who is to be told; 0: nobody."""
     missing = [each for each, has in reported.items() if not has]
     if len(missing) != 1 or len(reported) < 2:
         return 0
     member = execution.members.joined.get(missing[0])
-    return missing[0] if member is not None and (member.is_surrogate or not model.options.discloses) else 0
+    return missing[0] if member is not None and (member.is_surrogate or not options.discloses) else 0
 
 
 # -- synchronization points -----------------------------------------------------------------------------------------
@@ -135,12 +135,10 @@ def register_synchronization_point_for_set(call: ServiceCall, label: str, tag: b
     joined = call.execution.members.joined
     surrogates = [each for each in sorted(joined) if joined[each].is_surrogate]
     federation.register(call, label, tag, {*call.execution.points.sets.get(name, ()), *surrogates}, for_all=False)
-    call.told = [
-        Told(each.federate, Callback("announce_synchronization_point_to_set", (label, tag, name)))
-        if each.callback.name == "announce_synchronization_point" and each.federate in surrogates
-        else each
-        for each in call.told
-    ]
+    for place, (federate, callback) in enumerate(call.told):
+        if callback.name == "announce_synchronization_point" and federate in surrogates:
+            to_set = Callback("announce_synchronization_point_to_set", (label, tag, name))
+            call.told[place] = Notice(federate, to_set)
 
 
 # -- what there is --------------------------------------------------------------------------------------------------

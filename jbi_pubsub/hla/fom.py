@@ -49,7 +49,7 @@ DEPTH_MOST: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,254}")
 
 
-class Member(NamedTuple):
+class ClassMember(NamedTuple):
     """An attribute of an object class, or a parameter of an interaction class."""
 
     name: str
@@ -77,9 +77,9 @@ class Fom(NamedTuple):
     """A federation object model. Handles count from 1: the class with handle h is `objects[h - 1]`."""
 
     objects: tuple[Class, ...]
-    attributes: tuple[Member, ...]
+    attributes: tuple[ClassMember, ...]
     interactions: tuple[Class, ...]
-    parameters: tuple[Member, ...]
+    parameters: tuple[ClassMember, ...]
     names: Map[str, int]
     """Handles: "o:" and the name of an object class, "i:" and that of an interaction class."""
     privilege: int
@@ -111,7 +111,7 @@ class Fom(NamedTuple):
         return found
 
 
-def _member(cls: Class, members: tuple[Member, ...], name: str, what: str) -> int:
+def _member(cls: Class, members: tuple[ClassMember, ...], name: str, what: str) -> int:
     for handle in cls.members:
         if members[handle - 1].name == name:
             return handle
@@ -157,7 +157,7 @@ def _members(members: tuple[int, ...]) -> frozenset[int]:
 class _Said(NamedTuple):
     """What a module says of a class."""
 
-    members: dict[str, Member]
+    members: dict[str, ClassMember]
     order: Order | None
     where: str
 
@@ -216,7 +216,7 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
     members = {}
     for each in children(element, member):
         place = f"{module}:{each.sourceline}"
-        one = Member(_name_of(each, place), text_of(each, "dataType"), _order(each, place) or "receive")
+        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), _order(each, place) or "receive")
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
@@ -234,7 +234,7 @@ def _agreed(said: _Sayings) -> dict[str, _Said]:
                       if name == OBJECT_ROOT and PRIVILEGE in each.members]  # fmt: skip
         found[name] = _same(name, said[name])
         if name == OBJECT_ROOT:
-            privilege = _same(name, privileges).members if privileges else {PRIVILEGE: Member(PRIVILEGE)}
+            privilege = _same(name, privileges).members if privileges else {PRIVILEGE: ClassMember(PRIVILEGE)}
             found[name] = found[name]._replace(members=found[name].members | privilege)
     return found
 
@@ -274,10 +274,10 @@ def _made(objects: dict[str, _Said], interactions: dict[str, _Said]) -> Fom:
     return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest)
 
 
-def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[Member, ...]]:
+def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMember, ...]]:
     """Classes and members with their handles; a class above another one sorts before it."""
     classes: dict[str, Class] = {}
-    members: list[Member] = []
+    members: list[ClassMember] = []
     for handle, name in enumerate(sorted(said), 1):
         parent = classes.get(name.rpartition(".")[0])
         own = [said[name].members[each] for each in sorted(said[name].members)]

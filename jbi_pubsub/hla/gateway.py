@@ -42,7 +42,7 @@ from jbi_pubsub.protocol.entries import PLATFORM_NAME
 from . import datatypes
 from .bridge.state import Call
 from .bridge.surrogate import Surrogate
-from .documents import Event, Shown, metadata, payload, shown
+from .documents import FederationEvent, Shown, metadata, payload, shown
 from .exceptions import RestoreInProgress, RtiError, SaveInProgress
 from .execution import Values
 from .federate import FederateAmbassador
@@ -54,7 +54,6 @@ log = logging.getLogger("jbi_pubsub.hla")
 TYPES_MOST: Final = 5_000
 """Classes that are published."""
 TAKEN_MOST: Final = 500
-FIND_SECONDS: Final = 2.0
 AGAIN_SECONDS: Final = 1.0
 """Until a federation that is away is looked for again."""
 PAUSE: Final = 0.02
@@ -65,7 +64,7 @@ _MANAGER: Final = re.compile(r"HLA(object|interaction)Root(\.HLAmanager(\..*)?)?
 """The roots, and what each RTI has of its own."""
 
 
-class Federation(Place, frozen=True, kw_only=True):
+class GatewaySide(Place, frozen=True, kw_only=True):
     """`[side.NAME]` of kind "hla" beside one of kind "jbi"."""
 
     kind: str = "hla"
@@ -82,9 +81,9 @@ class Federation(Place, frozen=True, kw_only=True):
     """Bytes of payload and metadata of an object that becomes an interaction; larger ones are left out."""
 
 
-def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tuple[Federation, Config]:
+def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tuple[GatewaySide, Config]:
     """A side of a bridge's file, and its settings. Raises ConfigurationError, which names file and side."""
-    side: Federation = side_of(path, name, table, Federation)
+    side: GatewaySide = side_of(path, name, table, GatewaySide)
     config = settings_of(path, name, side, base)
     with told(path, f"side.{name}"):
         if not side.federation or len(side.federation) > 255:
@@ -106,7 +105,7 @@ def opened(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge
     return FederationPlatform(name, side, config, bridge)
 
 
-class _Known(NamedTuple):
+class _Classes(NamedTuple):
     """What is known of a federation while it is joined."""
 
     objects: Map[int, Shown]
@@ -118,17 +117,17 @@ class GatewayAmbassador(FederateAmbassador):
     """The word of the federation: events of what goes to the other side, and consent to what is agreed on. For one
     thread."""
 
-    def __init__(self, tell: Callable[[Shown, Event], None], call: Callable[..., None]) -> None:
+    def __init__(self, tell: Callable[[Shown, FederationEvent], None], call: Callable[..., None]) -> None:
         """`tell` gets the events, `call` calls services."""
         self._tell, self._call = tell, call
-        self.known: _Known | None = None
+        self.known: _Classes | None = None
         """None: the surrogate is not joined."""
         self._instances: dict[int, tuple[int, str]] = {}
         """Class and name."""
         self._saved: dict[str, dict[int, tuple[int, str]]] = {}
         self._is_settled = False
 
-    def begin(self, known: _Known) -> None:
+    def begin(self, known: _Classes) -> None:
         """The surrogate has joined."""
         self.known, self._instances, self._is_settled = known, {}, False
 
@@ -141,13 +140,13 @@ class GatewayAmbassador(FederateAmbassador):
     def reflect_attribute_values(
         self, instance: int, values: Values, tag: bytes, time: float | None, retraction: int
     ) -> None:
-        self._tell_of(instance, Event(values, time=time, tag=tag))
+        self._tell_of(instance, FederationEvent(values, time=time, tag=tag))
 
     def remove_object_instance(self, instance: int, tag: bytes, time: float | None, retraction: int) -> None:
-        self._tell_of(instance, Event(time=time, tag=tag, is_removed=True))
+        self._tell_of(instance, FederationEvent(time=time, tag=tag, is_removed=True))
         self._instances.pop(instance, None)
 
-    def _tell_of(self, instance: int, event: Event) -> None:
+    def _tell_of(self, instance: int, event: FederationEvent) -> None:
         cls, name = self._instances.get(instance, (0, ""))
         if self.known is not None and cls in self.known.objects:
             self._tell(self.known.objects[cls], event._replace(name=name))
@@ -156,7 +155,7 @@ class GatewayAmbassador(FederateAmbassador):
         self, cls: int, parameters: Values, tag: bytes, time: float | None, retraction: int
     ) -> None:
         if self.known is not None and cls in self.known.interactions:
-            self._tell(self.known.interactions[cls], Event(parameters, time=time, tag=tag))
+            self._tell(self.known.interactions[cls], FederationEvent(parameters, time=time, tag=tag))
 
     def federation_save_status_response(self, own: str, others: tuple[str, ...]) -> None:
         self._is_settled = True
@@ -183,7 +182,7 @@ class GatewayAmbassador(FederateAmbassador):
 class FederationPlatform(PlainPlatform):
     """See the module."""
 
-    def __init__(self, name: str, side: Federation, config: Config, bridge: str) -> None:
+    def __init__(self, name: str, side: GatewaySide, config: Config, bridge: str) -> None:
         super().__init__("hla", name)
         self._side = side
         self._surrogate = Surrogate(config, side.federation)
@@ -218,7 +217,8 @@ class FederationPlatform(PlainPlatform):
                     self._something.clear()
                     callbacks = self._surrogate.take(TAKEN_MOST)
                     for callback in callbacks:
-                        getattr(self._ambassador, callback.name, _pass_over)(*callback.arguments)
+                        if (act := getattr(self._ambassador, callback.name, None)) is not None:
+                            act(*callback.arguments)
                     if not callbacks:
                         self._something.wait(AGAIN_SECONDS)
                 except JbiError as exc:
@@ -236,7 +236,7 @@ class FederationPlatform(PlainPlatform):
     def _come(self, own: str) -> None:
         """Join, and declare what is published and taken. Raises JbiError."""
         surrogate = self._surrogate
-        surrogate.come(own, self._something.set, FIND_SECONDS)
+        surrogate.come(own, self._something.set)
         model = surrogate.model(self.name)
         known = self._understood(model.fom, model.types)
         calls = [Call(0, "publish_interaction_class", (take.cls,)) for take in known.takes]
@@ -257,7 +257,7 @@ class FederationPlatform(PlainPlatform):
         log.info("%s: joined %s as %s", self.name, self._side.federation, own)
         self._changed()
 
-    def _understood(self, fom: Fom, types: datatypes.Types) -> _Known:
+    def _understood(self, fom: Fom, types: datatypes.Types) -> _Classes:
         """What goes, by the file and the model. Raises ConfigurationError, ErrorReadingFom, NameNotFound."""
         side = self._side
         prefix = side.prefix or side.federation
@@ -278,9 +278,9 @@ class FederationPlatform(PlainPlatform):
                 hint="Name fewer of them: classes and interactions of the side in the bridge's file",
             )  # fmt: skip
         takes = tuple(maker_of(fom, types, take) for take in side.take)
-        return _Known(Map(objects), Map(interactions), takes)
+        return _Classes(Map(objects), Map(interactions), takes)
 
-    def _tell(self, cls: Shown, event: Event) -> None:
+    def _tell(self, cls: Shown, event: FederationEvent) -> None:
         """As an information object, to the other side."""
         document, data = metadata(cls, event), payload(cls, event)
         type_ = TypeName(cls.type)
@@ -384,10 +384,6 @@ class FederationPlatform(PlainPlatform):
         self._thread.join(30.0)
         self._surrogate.leave()
         self._surrogate.disconnect()
-
-
-def _pass_over(*_arguments: Any) -> None:
-    """A callback that is none of ours."""
 
 
 def _wanted(classes: Sequence[Class], globs: Sequence[str]) -> list[Class]:

@@ -34,7 +34,7 @@ from .exceptions import (
     SaveInProgress,
     UnknownService,
 )
-from .execution import Execution, Model, ServiceCall, Step, Values
+from .execution import Execution, FederationModel, ServiceCall, ServiceStep, Values
 
 NAME_MOST: Final = 1_000
 """Characters of names and labels."""
@@ -273,7 +273,7 @@ def arguments(service: str, data: msgspec.Raw) -> list[Any]:
         raise InvalidArgument(f"{service[:100]}: {exc.message}", hint=_HINT) from exc
 
 
-def call(model: Model, execution: Execution, federate: int, service: str, *arguments: Any) -> Step:
+def call(model: FederationModel, execution: Execution, federate: int, service: str, *arguments: Any) -> ServiceStep:
     """What a service does when a federate calls it; who joins is federate 0. Raises an RtiError: nothing has changed
     then."""
     found = SERVICES.get(service)
@@ -291,7 +291,7 @@ def call(model: Model, execution: Execution, federate: int, service: str, *argum
     made = ServiceCall(model, execution, federate)
     answer = found.act(made, *checked)
     if model.options.adds:
-        made.told.extend(extensions.notices(model, execution, made.execution))
+        made.told.extend(extensions.notices(model.options, execution, made.execution))
     return made.step(answer)
 
 

@@ -28,7 +28,7 @@ VERSION: Final = 1
 SUFFIX: Final = ".save"
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SaveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file holds."""
 
     version: int
@@ -80,7 +80,7 @@ class Saves(Generic[T]):
         """Keep a save, in place of an older one of that label. Raises StorageError: the older one is still there."""
         if self._folder is None:
             return
-        body = msgspec.msgpack.encode(Kept(VERSION, federation, label, model, plain(value)))
+        body = msgspec.msgpack.encode(SaveFile(VERSION, federation, label, model, plain(value)))
         path = _file(self._folder, federation, label)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ class Saves(Generic[T]):
         body = data[32:]
         if hashlib.sha256(body).digest() != data[:32]:
             raise StorageError("it is damaged", hint="Take it from a backup")
-        kept = decoded(decoder_of(Kept), body, "save")
+        kept = decoded(decoder_of(SaveFile), body, "save")
         if (kept.version, kept.federation, kept.model) != (VERSION, federation, model):
             raise StorageError(
                 f"it is version {kept.version} of {kept.federation} with the object model {kept.model}",

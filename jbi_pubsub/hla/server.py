@@ -39,12 +39,12 @@ from .exceptions import (
     RtiError,
     RtiInternalError,
 )
-from .execution import KINDS, Callback, Execution, Model, Options, Saving, Step
+from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, Saving, ServiceStep
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti
 from .saves import Saves
-from .sessions import Call, Group, Session, Sessions
+from .sessions import Call, FederateSession, SessionGroup, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -57,17 +57,17 @@ ASK_SECONDS: Final = 1.0
 """For looking whether a federation execution of that name exists elsewhere."""
 
 
-class Federation:
+class ServedFederation:
     """A federation execution that is served."""
 
-    def __init__(self, name: str, modules: Sequence[Module], fom: Fom, options: Options) -> None:
+    def __init__(self, name: str, modules: Sequence[Module], fom: Fom, options: RtiOptions) -> None:
         self.item = uuid4().hex
         self.modules = tuple(modules)
-        self.model = Model(fom, options)
+        self.model = FederationModel(fom, options)
         self.execution = rti.created(name)
-        self.group = Group()
-        self.joined: dict[int, Session] = {}
-        self.names: dict[Session, str] = {}
+        self.group = SessionGroup()
+        self.joined: dict[int, FederateSession] = {}
+        self.names: dict[FederateSession, str] = {}
         self.calls = 0
         self.told = 0
         self.lost: dict[str, int] = {}
@@ -85,8 +85,8 @@ class RtiServer:
         self._config = config
         self._lease = lease
         self._id = uuid4().hex
-        self._federations: dict[str, Federation] = {}
-        self._of: dict[Session, Federation] = {}
+        self._federations: dict[str, ServedFederation] = {}
+        self._of: dict[FederateSession, ServedFederation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
         self._saves = Saves(saves, *KINDS)
         with ExitStack() as undo:
@@ -124,11 +124,11 @@ class RtiServer:
 
     # -- federations, from any thread ---------------------------------------------------------------------------
 
-    def create(self, name: str, modules: Sequence[Module], options: Options = Options()) -> str:  # noqa: B008  # a value
+    def create(self, name: str, modules: Sequence[Module], options: RtiOptions = RtiOptions()) -> str:  # noqa: B008  # a value
         """A federation execution; the digest of its object model. Raises FederationExecutionAlreadyExists,
         ErrorReadingFom, InconsistentFom, RtiInternalError."""
         fom = parsed(*modules)
-        made = Federation(name, modules, fom, options)
+        made = ServedFederation(name, modules, fom, options)
         if self._elsewhere(name):
             raise FederationExecutionAlreadyExists(
                 f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
@@ -138,7 +138,7 @@ class RtiServer:
         self._community.join(self._item(made.item, name, fom.digest))
         return fom.digest
 
-    def _created(self, made: Federation, kept: list[tuple[str, Execution]]) -> None:
+    def _created(self, made: ServedFederation, kept: list[tuple[str, Execution]]) -> None:
         name = made.execution.name
         if name in self._federations:
             raise FederationExecutionAlreadyExists(f"a federation {name[:200]!r} exists", hint="Join it")
@@ -209,7 +209,7 @@ class RtiServer:
             "federations": [_facts(each) for _, each in sorted(self._federations.items())],
         }
 
-    def _federation(self, name: str) -> Federation:
+    def _federation(self, name: str) -> ServedFederation:
         found = self._federations.get(name)
         if found is None:
             raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="Create it first")
@@ -243,8 +243,8 @@ class RtiServer:
             return
         caller.place.kept = True
         welcome(line, 0)
-        session = Session(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
-        federation: Federation = found
+        session = FederateSession(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
+        federation: ServedFederation = found
 
         def add() -> None:
             self._of[session] = federation
@@ -252,7 +252,7 @@ class RtiServer:
 
         self._sessions.order(add)
 
-    def called(self, session: Session, call: Call) -> None:
+    def called(self, session: FederateSession, call: Call) -> None:
         """What a federate called."""
         federation = self._of[session]
         federation.calls += 1
@@ -273,7 +273,9 @@ class RtiServer:
             self._gone(federation, session)
             session.leaving = True
 
-    def _call(self, federation: Federation, session: Session, service: str, arguments: Sequence[Any]) -> Step:
+    def _call(
+        self, federation: ServedFederation, session: FederateSession, service: str, arguments: Sequence[Any]
+    ) -> ServiceStep:
         before = federation.execution
         try:
             step = rti.call(federation.model, before, session.federate, service, *arguments)
@@ -287,7 +289,7 @@ class RtiServer:
         federation.execution = step.execution
         return step
 
-    def _joined(self, federation: Federation, session: Session, handle: int) -> tuple[int, str, float]:
+    def _joined(self, federation: ServedFederation, session: FederateSession, handle: int) -> tuple[int, str, float]:
         """The handle, the name and the lease of who has joined."""
         session.federate = handle
         name = federation.execution.members.joined[handle].name
@@ -295,7 +297,7 @@ class RtiServer:
         federation.names[session] = name
         return handle, name, self._lease
 
-    def _kept(self, federation: Federation, before: Execution, step: Step) -> Step:
+    def _kept(self, federation: ServedFederation, before: Execution, step: ServiceStep) -> ServiceStep:
         """What a save has kept goes to disk, or it has failed; what a restore has brought back has sessions."""
         saving = step.execution.saving
         if any(each.callback.name == "federation_restored" for each in step.told):
@@ -324,7 +326,7 @@ class RtiServer:
                 self._saves.drop(federation.execution.name, old)
         return step
 
-    def _tell(self, federation: Federation, step: Step) -> None:
+    def _tell(self, federation: ServedFederation, step: ServiceStep) -> None:
         say, joined = self._sessions.say, federation.joined
         federation.told += len(step.told)
         for federate, (name, arguments) in step.told:
@@ -332,7 +334,7 @@ class RtiServer:
             if session is not None:
                 say(session, 0, name, arguments)
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: FederateSession) -> None:
         """A session is over: its federate is resigned if it has not done so."""
         federation = self._of.pop(session)
         if not session.federate:
@@ -355,13 +357,13 @@ class RtiServer:
             return
 
     @staticmethod
-    def _gone(federation: Federation, session: Session) -> None:
+    def _gone(federation: ServedFederation, session: FederateSession) -> None:
         federation.joined.pop(session.federate, None)
         federation.names.pop(session, None)
         session.federate = 0
 
 
-def _facts(federation: Federation) -> dict[str, Any]:
+def _facts(federation: ServedFederation) -> dict[str, Any]:
     execution = federation.execution
     saving = execution.saving
     return {

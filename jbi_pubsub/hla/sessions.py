@@ -97,19 +97,19 @@ def sent(sock: socket.socket, data: memoryview) -> int:
         return 0
 
 
-class Group:
+class SessionGroup:
     """Sessions of one federation, which wait for each other."""
 
     def __init__(self) -> None:
-        self.sessions: set[Session] = set()
-        self.crowded: set[Session] = set()
+        self.sessions: set[FederateSession] = set()
+        self.crowded: set[FederateSession] = set()
         """Who does not read."""
 
 
-class Session:
+class FederateSession:
     """One federate's connection."""
 
-    def __init__(self, sock: socket.socket, close: Callable[[], None], group: Group, lease: float) -> None:
+    def __init__(self, sock: socket.socket, close: Callable[[], None], group: SessionGroup, lease: float) -> None:
         """`close` closes the socket; `lease`: seconds that it may be silent."""
         self.sock = sock
         self.close = close
@@ -136,11 +136,11 @@ class Session:
 class Serving(Protocol):
     """Who has the federations. All is called on the thread of the sessions."""
 
-    def called(self, session: Session, call: Call) -> None:
+    def called(self, session: FederateSession, call: Call) -> None:
         """What a federate called. Raises nothing that is the federate's fault."""
         ...
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: FederateSession) -> None:
         """It is over, for `session.reason`."""
         ...
 
@@ -156,9 +156,9 @@ class Sessions:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._all: set[Session] = set()
-        self._dirty: dict[Session, None] = {}
-        self._line: dict[Session, None] = {}
+        self._all: set[FederateSession] = set()
+        self._dirty: dict[FederateSession, None] = {}
+        self._line: dict[FederateSession, None] = {}
         """Who has calls that may be done."""
         self._clock = 0.0
         """Seconds in which this thread has listened: a round adds TICK_SECONDS at most, however long it took."""
@@ -190,7 +190,7 @@ class Sessions:
         except OSError:
             return  # it is full of these already, or over
 
-    def add(self, session: Session) -> None:
+    def add(self, session: FederateSession) -> None:
         """A new session."""
         session.sock.setblocking(False)
         self._all.add(session)
@@ -199,12 +199,12 @@ class Sessions:
         if self._coming(session):
             self._do(self._read, session)
 
-    def say(self, session: Session, ticket: int, word: str, value: Any) -> None:
+    def say(self, session: FederateSession, ticket: int, word: str, value: Any) -> None:
         """Something for a federate, at the end of this round."""
         session.said.append((ticket, word, value))
         self._dirty[session] = None
 
-    def end(self, session: Session, reason: str) -> None:
+    def end(self, session: FederateSession, reason: str) -> None:
         """A session is over."""
         if session not in self._all:
             return
@@ -248,7 +248,7 @@ class Sessions:
         for session in list(self._all):
             session.close()
 
-    def _do(self, act: Callable[[Session], None], session: Session) -> None:
+    def _do(self, act: Callable[[FederateSession], None], session: FederateSession) -> None:
         """Something for a session, whose fault ends that session alone."""
         try:
             if session in self._all:
@@ -284,7 +284,7 @@ class Sessions:
                 ):
                     self.end(session, f"nothing has come from the federate for {session.lease:g} s")
 
-    def _read(self, session: Session) -> None:
+    def _read(self, session: FederateSession) -> None:
         while not session.calls:
             data = session.sock.recv(READ_BYTES)
             if not data:
@@ -298,7 +298,7 @@ class Sessions:
             if not self._coming(session):
                 return
 
-    def _serve(self, session: Session) -> None:
+    def _serve(self, session: FederateSession) -> None:
         """The turn of who is first in the line."""
         del self._line[session]
         self._turn(session)
@@ -306,7 +306,7 @@ class Sessions:
         if self._coming(session):
             self._read(session)
 
-    def _turn(self, session: Session) -> None:
+    def _turn(self, session: FederateSession) -> None:
         """Some calls of a session."""
         until, size = time.monotonic() + TURN_SECONDS, 0
         for _ in range(min(TURN_CALLS, len(session.calls))):
@@ -319,12 +319,12 @@ class Sessions:
                 return
 
     @staticmethod
-    def _coming(session: Session) -> bool:
+    def _coming(session: FederateSession) -> bool:
         """Whether TLS has read more than it was asked for: the selector does not see that."""
         return isinstance(session.sock, ssl.SSLSocket) and session.sock.pending() > 0
 
     @staticmethod
-    def _take(session: Session) -> int:
+    def _take(session: FederateSession) -> int:
         """The calls of all frames that are whole; how many bytes they have."""
         frames = whole_frames(session.got, FRAME_MOST)
         for frame in frames:
@@ -332,7 +332,7 @@ class Sessions:
             session.calls.extend(calls)
         return sum(map(len, frames))
 
-    def _write(self, session: Session) -> None:
+    def _write(self, session: FederateSession) -> None:
         said = session.said
         if said:
             session.said = []
@@ -357,7 +357,7 @@ class Sessions:
         self._crowd(session)
         self._listen(session)
 
-    def _crowd(self, session: Session) -> None:
+    def _crowd(self, session: FederateSession) -> None:
         crowded = session.group.crowded
         if session.unsent > HIGH_BYTES and session not in crowded:
             session.crowded_since = self._clock
@@ -367,16 +367,16 @@ class Sessions:
             crowded.discard(session)
             self._listen_all(session.group)
 
-    def _listen_all(self, group: Group) -> None:
+    def _listen_all(self, group: SessionGroup) -> None:
         for session in group.sessions:
             self._listen(session)
 
     @staticmethod
-    def _waits_for_others(session: Session) -> bool:
+    def _waits_for_others(session: FederateSession) -> bool:
         crowded = session.group.crowded
         return bool(crowded) and crowded != {session}
 
-    def _listen(self, session: Session) -> None:
+    def _listen(self, session: FederateSession) -> None:
         """Wait for what is wanted of a session: its turn, when it has calls; else to read; neither while another one of
         its group is crowded. And to write, while there is something."""
         held = self._waits_for_others(session)

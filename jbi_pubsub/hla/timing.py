@@ -24,7 +24,7 @@ from .exceptions import (
     TimeRegulationAlreadyEnabled,
     TimeRegulationIsNotEnabled,
 )
-from .execution import Asked, Pace, ServiceCall, Told, put_entry
+from .execution import Asked, Notice, Pace, ServiceCall, put_entry
 
 # -- regulating and constrained -------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
     time = max([pace.time, *(each.time for each in others)])
     is_exclusive = any(each.is_exclusive for each in (pace, *others) if each.time == time)
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
-    call.told.extend(Told(federate, each.callback) for each in arrived)
+    call.told.extend(Notice(federate, each.callback) for each in arrived)
     call.tell(federate, "time_regulation_enabled", time)
     call.change("clock", waiting=put_entry(clock.waiting, federate, queue))
     _go_on(call, pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive))
@@ -74,7 +74,7 @@ def disable_time_constrained(call: ServiceCall) -> None:
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
     _release(call)
     waiting = call.execution.clock.waiting
-    call.told.extend(Told(call.federate, each.callback) for each in backlog.items(waiting.get(call.federate, ())))
+    call.told.extend(Notice(call.federate, each.callback) for each in backlog.items(waiting.get(call.federate, ())))
     call.change("clock", waiting=put_entry(waiting, call.federate, ()))
     _go_on(call, pace._replace(is_constrained=False))
 
@@ -147,7 +147,7 @@ def _release(call: ServiceCall) -> None:
     """Messages in receive order that waited for the federate are told."""
     held = call.execution.clock.held
     if call.federate in held:
-        call.told.extend(Told(call.federate, each) for each in held[call.federate])
+        call.told.extend(Notice(call.federate, each) for each in held[call.federate])
         call.change("clock", held=held.delete(call.federate))
 
 

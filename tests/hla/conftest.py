@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.hla import rti
-from jbi_pubsub.hla.execution import Model, Options
+from jbi_pubsub.hla.execution import FederationModel, RtiOptions
 from jbi_pubsub.hla.fom import parsed
 
 AIR = b"""<?xml version="1.0"?>
@@ -34,8 +34,8 @@ AIR = b"""<?xml version="1.0"?>
 class Rig:
     """One federation execution; federates go by their names."""
 
-    def __init__(self, *names: str, options: Options = Options()) -> None:  # noqa: B008  # a value
-        self.model = Model(parsed(("air.xml", AIR)), options)
+    def __init__(self, *names: str, options: RtiOptions = RtiOptions()) -> None:  # noqa: B008  # a value
+        self.model = FederationModel(parsed(("air.xml", AIR)), options)
         self.execution = rti.created("Air")
         self.handles: dict[str, int] = {}
         self.logs: dict[str, list[tuple[Any, ...]]] = defaultdict(list)

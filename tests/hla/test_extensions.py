@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.hla import exceptions as exc
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.execution import RtiOptions
 from tests.hla.conftest import Rig
 
-ADDED = Options(adds=True)
+ADDED = RtiOptions(adds=True)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_an_ordinary_federate_is_not_told_that_it_is_the_last(three: Rig) -> Non
 
 
 def test_without_disclosure_whoever_is_the_last_is_told(rig: type[Rig]) -> None:
-    both = rig("a", "b", options=Options(adds=True, discloses=False))
+    both = rig("a", "b", options=RtiOptions(adds=True, discloses=False))
     both.call("a", "register_federation_synchronization_point", "L", b"")
     both.forget()
     both.call("a", "synchronization_point_achieved", "L")

@@ -8,7 +8,7 @@ import pytest
 
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla import rti
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.execution import RtiOptions
 
 
 def test_a_name_is_one_federates_and_handles_are_never_given_twice(rig: Any) -> None:
@@ -104,13 +104,13 @@ def test_a_point_of_some_federates_is_theirs_alone(rig: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "label", "members", "reason"),
     [
-        (Options(), "start", None, "LABEL_NOT_UNIQUE"),
-        (Options(), "other", (99,), "MEMBER_NOT_JOINED"),
-        (Options(one_at_a_time=True), "other", None, "BUSY"),
+        (RtiOptions(), "start", None, "LABEL_NOT_UNIQUE"),
+        (RtiOptions(), "other", (99,), "MEMBER_NOT_JOINED"),
+        (RtiOptions(one_at_a_time=True), "other", None, "BUSY"),
     ],
 )
 def test_why_a_point_is_not_registered_is_told(
-    rig: Any, options: Options, label: str, members: Any, reason: str
+    rig: Any, options: RtiOptions, label: str, members: Any, reason: str
 ) -> None:
     # Given a pending point; When another one can't be
     it = rig("a", "b", options=options)

@@ -18,7 +18,7 @@ from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import datatypes
-from jbi_pubsub.hla.documents import TEXT_MOST, Event, metadata, payload, shown
+from jbi_pubsub.hla.documents import TEXT_MOST, FederationEvent, metadata, payload, shown
 from jbi_pubsub.hla.fom import parsed
 from jbi_pubsub.hla.interactions import encoded
 from jbi_pubsub.hla.proxy import Module
@@ -81,7 +81,7 @@ def text_of(text: str) -> bytes:
 
 
 def test_values_stand_in_a_document_in_the_words_of_the_model() -> None:
-    event = Event(
+    event = FederationEvent(
         ((ALTITUDE, struct.pack(">d", 12.5)), (CALLSIGN, text_of("<&>")), (IMAGE, b"\0\1")), 'LH "1"', 3.25, b"why"
     )  # fmt: skip
     assert metadata(AIRCRAFT, event) == (
@@ -90,7 +90,8 @@ def test_values_stand_in_a_document_in_the_words_of_the_model() -> None:
     )
     assert AIRCRAFT.type == "Air.Vehicle.Aircraft"
     assert (
-        metadata(AIRCRAFT, Event(name="LH1", is_removed=True)) == b'<Aircraft object="LH1" removed="true"></Aircraft>'
+        metadata(AIRCRAFT, FederationEvent(name="LH1", is_removed=True))
+        == b'<Aircraft object="LH1" removed="true"></Aircraft>'
     )
 
 
@@ -104,7 +105,7 @@ def test_whatever_a_federate_sends_is_a_document(
     values: list[tuple[int, bytes]], name: str, time: float | None, tag: bytes, removed: bool
 ) -> None:
     # Given values of any bytes, names of any characters; Expect well-formed XML, and all values in the payload
-    event = Event(values, name, time, tag, removed)
+    event = FederationEvent(values, name, time, tag, removed)
     root = etree.fromstring(metadata(AIRCRAFT, event))
     known = [(handle, data) for handle, data in values if handle != 99]
     assert [each.tag for each in root] == [AIRCRAFT.members[handle][0] for handle, _ in known]
@@ -123,7 +124,7 @@ def test_whatever_a_federate_sends_is_a_document(
 
 
 def test_long_values_are_cut_and_say_so() -> None:
-    event = Event(((CALLSIGN, text_of("x" * 100_000)), (IMAGE, b"x" * 100_000)), "LH1")
+    event = FederationEvent(((CALLSIGN, text_of("x" * 100_000)), (IMAGE, b"x" * 100_000)), "LH1")
     callsign, image = etree.fromstring(metadata(AIRCRAFT, event))
     assert (len(callsign.text or ""), callsign.get("cut")) == (TEXT_MOST, "true")
     assert (len(image.text or ""), image.get("cut")) == (TEXT_MOST, "true")

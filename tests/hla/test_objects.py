@@ -118,14 +118,14 @@ def test_what_is_forgotten_is_discovered_anew(rig: Any) -> None:
 def test_many_attributes_and_instances_stay_workable() -> None:
     # Given a class of 20,000 attributes
     from jbi_pubsub.hla import rti
-    from jbi_pubsub.hla.execution import Model
+    from jbi_pubsub.hla.execution import FederationModel
     from jbi_pubsub.hla.fom import parsed
 
     rows = b"".join(b"<attribute><name>a%d</name></attribute>" % n for n in range(20_000))
     text = (
         b"<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Wide</name>%s</objectClass>"
     )
-    model = Model(parsed(("wide.xml", text % rows + b"</objectClass></objects></objectModel>")))
+    model = FederationModel(parsed(("wide.xml", text % rows + b"</objectClass></objects></objectModel>")))
     cls = model.fom.object_class("Wide")
     wide = model.fom.objects[cls - 1].members
     execution = rti.created("x")

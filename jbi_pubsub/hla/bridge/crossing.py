@@ -13,7 +13,7 @@ from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.saves import Saves
 
 from . import bridge as spans
-from .limits import Limits
+from .limits import ClassRates
 from .state import Bridge, Call, Plan, Turn
 from .surrogate import Surrogate
 
@@ -42,7 +42,7 @@ class Crossing:
         self._saves, self._saved_as = saves, saved_as
         self._queue = queue
         self._told = told
-        self._limits = Limits()
+        self._limits = ClassRates()
 
     def begin(self, kept: Sequence[tuple[str, Bridge]]) -> None:
         """Declare; `kept`: what was under way at saves. Raises JbiError."""

@@ -15,13 +15,13 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.hla import datatypes
-from jbi_pubsub.hla.fom import PRIVILEGE, Class, Member, parsed
+from jbi_pubsub.hla.fom import PRIVILEGE, Class, ClassMember, parsed
 from jbi_pubsub.hla.proxy import modules_of
 
 from . import policy
-from .policy import Policy
+from .policy import Solutions
 from .rules import ClassRule, InteractionRule, Way
-from .translation import Course, Courses, Model, Translation, translation
+from .translation import Course, Courses, SideModel, Translation, translation
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class Time(_Part, frozen=True):
     """Of the surrogates, in seconds of logical time."""
 
 
-class Flow(_Part, frozen=True):
+class FlowSection(_Part, frozen=True):
     """`[flow]`."""
 
     queue: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
@@ -66,7 +66,7 @@ class HlaFile(_Part, frozen=True):
     alone."""
     policy: dict[str, Any] = {}
     time: Time = Time()
-    flow: Flow = Flow()
+    flow: FlowSection = FlowSection()
     direction: tuple[Way, ...] = ()
 
     def way(self, source: str, target: str) -> Way | None:
@@ -110,7 +110,7 @@ class Federations(NamedTuple):
 
     path: Path
     file: HlaFile
-    policy: Policy
+    policy: Solutions
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -125,20 +125,20 @@ class Federations(NamedTuple):
 
     # -- models --------------------------------------------------------------------------------------------------
 
-    def model(self, name: str) -> Model | None:
+    def model(self, name: str) -> SideModel | None:
         """Of a side, from the modules that the file names; None: it names none. Raises ConfigurationError."""
         modules = [self.path.parent / module for module in self.file.side[name].fom]
         if not modules:
             return None
         with told(self.path, f"side.{name}"):
-            return Model(name, parsed(*modules_of(modules)), datatypes.read(*modules))
+            return SideModel(name, parsed(*modules_of(modules)), datatypes.read(*modules))
 
     def translation(self) -> Translation | None:
         """What goes, with the models of the file; None: it does not name them. Raises ConfigurationError."""
         models = {name: model for name in self.file.side if (model := self.model(name)) is not None}
         return self.translated(models) if len(models) == 2 else None
 
-    def translated(self, models: Mapping[str, Model]) -> Translation:
+    def translated(self, models: Mapping[str, SideModel]) -> Translation:
         """What goes, with the models that RTIs have. Raises ConfigurationError."""
         (one, other), (first, second) = models.values(), models
         with told(self.path, "direction"):
@@ -188,8 +188,8 @@ class _Shown(NamedTuple):
 
     classes: tuple[Class, ...]
     classes_there: tuple[Class, ...]
-    members: tuple[Member, ...]
-    members_there: tuple[Member, ...]
+    members: tuple[ClassMember, ...]
+    members_there: tuple[ClassMember, ...]
 
     def rows(self, courses: Courses, only: str | None) -> Iterator[tuple[str, ...]]:
         """Of each class, and of all that it has."""

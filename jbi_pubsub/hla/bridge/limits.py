@@ -9,7 +9,7 @@ from jbi_pubsub.hla.execution import Callback
 from .state import Bridge, Plan
 
 
-class Limits:
+class ClassRates:
     """Token buckets, one for each side and rule. A class without a rule has no limit."""
 
     def __init__(self) -> None:

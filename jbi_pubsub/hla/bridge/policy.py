@@ -17,7 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_hint
 
 
-class Policy(NamedTuple):
+class Solutions(NamedTuple):
     """A solution for each problem."""
 
     consensus: str = "smart"
@@ -79,7 +79,7 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
 DISASTROUS: Final = frozenset({("consensus", "naive"), ("consensus", "ignore"), ("ownership", "allow-naive")})
 
 
-def read(said: Mapping[str, Any]) -> Policy:
+def read(said: Mapping[str, Any]) -> Solutions:
     """The cells of a `[policy]` table. Raises ConfigurationError."""
     cells = {key: value for key, value in said.items() if key != "override"}
     override = said.get("override", False)
@@ -98,10 +98,10 @@ def read(said: Mapping[str, Any]) -> Policy:
             raise ConfigurationError(
                 f"{problem} = {solution!r}: {CELLS[problem][solution]}", hint="override = true, to have it all the same"
             )
-    return Policy(**cells)
+    return Solutions(**cells)
 
 
-def check_time(policy: Policy, couples: bool, lookahead: float) -> None:  # noqa: ARG001
+def check_time(policy: Solutions, couples: bool, lookahead: float) -> None:  # noqa: ARG001
     """Raises ConfigurationError."""
     if couples and lookahead <= 0:
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def check_time(policy: Policy, couples: bool, lookahead: float) -> None:  # noqa
         )
 
 
-def explained(policy: Policy) -> Iterator[tuple[str, str, str]]:
+def explained(policy: Solutions) -> Iterator[tuple[str, str, str]]:
     """Problem, solution, and what that means."""
     for problem, solution in policy._asdict().items():
         yield problem, solution, CELLS[problem][solution]

@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 from jbi_pubsub.bridge.file import settings_of
 from jbi_pubsub.core.config import Config, MetricsSection
@@ -35,8 +35,6 @@ from .state import KEPT, Bridge, Plan
 from .surrogate import Surrogate
 
 log = logging.getLogger("jbi_pubsub.hla")
-
-FIND_SECONDS: Final = 2.0
 
 
 class FederationBridge:
@@ -158,9 +156,9 @@ class FederationBridge:
         file, names = self._described.file, self._described.sides
         one, other = self._surrogates
         try:
-            self._presence.come((one.execution(FIND_SECONDS), other.execution(FIND_SECONDS)))
+            self._presence.come((one.execution(), other.execution()))
             for there, surrogate in zip(names[::-1], self._surrogates, strict=True):
-                surrogate.come(f"{file.name}:{there}", self._something.set, FIND_SECONDS)
+                surrogate.come(f"{file.name}:{there}", self._something.set)
             translation = self._described.translated(
                 {name: surrogate.model(name) for name, surrogate in zip(names, self._surrogates, strict=True)}
             )

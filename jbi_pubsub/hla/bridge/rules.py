@@ -14,7 +14,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file."""
 
 
-class ElementRule(_Part, frozen=True):
+class MemberRule(_Part, frozen=True):
     """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
 
     name: str = ""
@@ -56,10 +56,10 @@ class NamedRule(_Part, frozen=True, rename={"target": "to"}):
 class ClassRule(NamedRule, frozen=True):
     """`[[direction.class]]`."""
 
-    attribute: dict[str, ElementRule] = {}
+    attribute: dict[str, MemberRule] = {}
 
     @property
-    def elements(self) -> dict[str, ElementRule]:
+    def elements(self) -> dict[str, MemberRule]:
         """What the class has."""
         return self.attribute
 
@@ -67,10 +67,10 @@ class ClassRule(NamedRule, frozen=True):
 class InteractionRule(NamedRule, frozen=True):
     """`[[direction.interaction]]`."""
 
-    parameter: dict[str, ElementRule] = {}
+    parameter: dict[str, MemberRule] = {}
 
     @property
-    def elements(self) -> dict[str, ElementRule]:
+    def elements(self) -> dict[str, MemberRule]:
         """What the class has."""
         return self.parameter
 

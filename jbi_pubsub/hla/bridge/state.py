@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from immutables import Map
 
-from .policy import Policy
+from .policy import Solutions
 from .translation import Translation
 
 Key = tuple[str, int, str, int]
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
     names: tuple[str, str]
     """Of the federations, by side."""
-    policy: Policy
+    policy: Solutions
     translation: Translation
     couples: bool = False
     """Time advances on both sides together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
@@ -15,7 +15,9 @@ from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.lookup.client.join import JoinManager
 
 from .state import Call
-from .translation import Model
+from .translation import SideModel
+
+FIND_SECONDS: Final = 2.0
 
 
 class Surrogate(RTIAmbassador):
@@ -32,11 +34,11 @@ class Surrogate(RTIAmbassador):
         assert self._community is not None  # from the beginning, until it is disconnected
         return self._community
 
-    def execution(self, timeout: float) -> str:
+    def execution(self, timeout: float = FIND_SECONDS) -> str:
         """The id of the service that its federation execution is. Raises as join_federation_execution."""
         return self._federation(self.federation, timeout).service_id
 
-    def come(self, name: str, wake: Callable[[], None], timeout: float) -> None:
+    def come(self, name: str, wake: Callable[[], None], timeout: float = FIND_SECONDS) -> None:
         """Join. `wake` is called, on a thread of its own, when there is something to take. Raises as
         join_federation_execution."""
         self.join_federation_execution(
@@ -44,9 +46,9 @@ class Surrogate(RTIAmbassador):
         )
         self._joined().wake = wake
 
-    def model(self, side: str) -> Model:
+    def model(self, side: str) -> SideModel:
         """The object model of the federation, under the name of a side. Raises ErrorReadingFom."""
-        return Model(side, self.fom, datatypes.parsed(*self._modules))
+        return SideModel(side, self.fom, datatypes.parsed(*self._modules))
 
     def take(self, most: int) -> list[Callback]:
         """What it was told, at most so many. Raises NotConnected when it is joined no more, and all has been taken."""

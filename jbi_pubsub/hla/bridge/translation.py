@@ -27,16 +27,16 @@ from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
-from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, Fom, Member
+from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, ClassMember, Fom
 
-from .rules import ClassRule, ElementRule, InteractionRule, Rest, Way
+from .rules import ClassRule, InteractionRule, MemberRule, Rest, Way
 
 Values = tuple[tuple[int, bytes], ...]
 
 MANAGER: Final = ("HLAobjectRoot.HLAmanager", "HLAinteractionRoot.HLAmanager")
 
 
-class Model(NamedTuple):
+class SideModel(NamedTuple):
     """What is known of a federation."""
 
     name: str
@@ -156,11 +156,11 @@ def _values(one: Course | None, values: Values) -> tuple[Values, int]:
 
 def identity(fom: Fom) -> Translation:
     """Of two federations of one model, where all goes as it is."""
-    one, other = Model("0", fom), Model("1", fom)
+    one, other = SideModel("0", fom), SideModel("1", fom)
     return translation(one, other, Way("0", "1"), Way("1", "0"))
 
 
-def translation(one: Model, other: Model, forth: Way | None, back: Way | None) -> Translation:
+def translation(one: SideModel, other: SideModel, forth: Way | None, back: Way | None) -> Translation:
     """From the models and the rules of both directions, None for one that does not go at all. Raises
     ConfigurationError, which says what is wrong with which rule; ErrorReadingFom."""
     ways = ((one, other, forth), (other, one, back))
@@ -172,7 +172,7 @@ def translation(one: Model, other: Model, forth: Way | None, back: Way | None) -
 class _Compiling:
     """Of the object classes, or the interaction classes, of one direction."""
 
-    def __init__(self, here: Model, there: Model, way: Way | None, of_interactions: bool) -> None:
+    def __init__(self, here: SideModel, there: SideModel, way: Way | None, of_interactions: bool) -> None:
         self._here, self._there, self._way = here, there, way
         self._kind = "interaction class" if of_interactions else "object class"
         self._member = "parameter" if of_interactions else "attribute"
@@ -217,7 +217,7 @@ class _Compiling:
             rules[handle] = rule
         return rules
 
-    def _class(self, model: Model, classes: Sequence[Class], name: str) -> int:
+    def _class(self, model: SideModel, classes: Sequence[Class], name: str) -> int:
         for cls in classes:
             if name in (cls.name, cls.name.removeprefix(f"{self._root}.")):
                 return cls.handle
@@ -291,7 +291,7 @@ class _Compiling:
 
     # -- what classes have ---------------------------------------------------------------------------------------
 
-    def _element_rules(self) -> dict[tuple[int, int], ElementRule]:
+    def _element_rules(self) -> dict[tuple[int, int], MemberRule]:
         """By class whose rule it stands in, and member."""
         found = {}
         for handle, rule in self._rules.items():
@@ -320,13 +320,13 @@ class _Compiling:
             why = f"{member.name}: {there.name} of side {self._there.name} has no {self._member} {name[:200]!r}"
             raise self._wrong(cls.name, why, near_hint(name, sorted(known)))
         try:
-            change, says = self._change(rule or ElementRule(), member, self._members_there[target - 1])
+            change, says = self._change(rule or MemberRule(), member, self._members_there[target - 1])
         except JbiError as exc:
             hint = f"{exc.hint}. Or leave it out: {self._member}.{member.name} = {{ hide = true }}"
             raise self._wrong(cls.name, f"{member.name}: {exc.message}", hint.removeprefix(". ")) from exc
         return Mapped(target, change, says)
 
-    def _change(self, rule: ElementRule, here: Member, there: Member) -> tuple[Change | None, str]:
+    def _change(self, rule: MemberRule, here: ClassMember, there: ClassMember) -> tuple[Change | None, str]:
         types = (rule.type, rule.type) if isinstance(rule.type, str) else rule.type
         source = _type_of(types[0], self._here.types, here)
         target = _type_of(types[1], self._there.types, there)
@@ -341,7 +341,7 @@ class _Compiling:
         return ConfigurationError(f"{self._kind} {name[:200]} of side {self._here.name} {why}", hint=hint)
 
 
-def _type_of(name: str, types: Types, member: Member) -> DataType | None:
+def _type_of(name: str, types: Types, member: ClassMember) -> DataType | None:
     """The data type that a rule names, one of the model's or the standard's; else the member's own."""
     if not name:
         return types.get(member.data_type)

@@ -7,7 +7,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from .script import FEDERATIONS
-from .system import Event
+from .system import ChartEvent
 
 _WIDTH: Final = 12
 """Characters between two lifelines."""
@@ -16,7 +16,7 @@ _STEP: Final = 150
 _ROW: Final = 30
 
 
-def parties(events: Sequence[Event]) -> list[str]:
+def parties(events: Sequence[ChartEvent]) -> list[str]:
     """Who takes part: each federation's federates, its RTI, its surrogates; surrogates of a bridge side by side where
     that can be."""
     found = list(dict.fromkeys(name for each in events for name in (each.source, each.target)))
@@ -32,7 +32,7 @@ def _place(name: str) -> tuple[str, int, str]:
     return name[0].upper(), 1 if name[0].upper() == FEDERATIONS[0] else 2, name
 
 
-def text(events: Sequence[Event]) -> str:
+def text(events: Sequence[ChartEvent]) -> str:
     """A line for each event."""
     names = parties(events)
     places = {name: number * _WIDTH for number, name in enumerate(names)}
@@ -50,7 +50,7 @@ def text(events: Sequence[Event]) -> str:
     return "\n".join(lines)
 
 
-def svg(events: Sequence[Event]) -> str:
+def svg(events: Sequence[ChartEvent]) -> str:
     """A picture that takes the colour of the page around it."""
     names = parties(events)
     places = {name: 70 + number * _STEP for number, name in enumerate(names)}

@@ -12,7 +12,7 @@ from jbi_pubsub.core.errors import StorageError
 from . import chart
 from .scenarios import CELLS, SOLUTIONS, Explored
 from .search import events
-from .system import Event
+from .system import ChartEvent
 
 EVENTS_MOST: Final = 200
 """Of a chart."""
@@ -28,7 +28,7 @@ figure { overflow-x: auto; margin: 1rem 0; } summary { cursor: pointer; }
 """
 
 
-def shown(explored: Explored) -> tuple[str, list[Event]]:
+def shown(explored: Explored) -> tuple[str, list[ChartEvent]]:
     """The shortest way to what is wrong, or else to an end, and what that is."""
     result = explored.result
     if result.violations:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from jbi_pubsub.hla.bridge.policy import Policy
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.bridge.policy import Solutions
+from jbi_pubsub.hla.execution import RtiOptions
 
-from .script import Script, read
-from .search import STATES_MOST, Result, explore
-from .system import Setup, System, built, fom, planned
+from .script import FederateScript, read
+from .search import STATES_MOST, Exploration, explore
+from .system import Scene, System, built, fom, planned
 
 SOLUTIONS: Final = ("add", "smart", "restrict", "ignore")
 
@@ -30,7 +30,7 @@ class Scenario(NamedTuple):
     one_at_a_time: bool = False
 
     @property
-    def script(self) -> Script:
+    def script(self) -> FederateScript:
         """Read."""
         return read(self.text)
 
@@ -164,7 +164,7 @@ class Cell(NamedTuple):
 
     problem: str
     solution: str
-    policy: Policy | None
+    policy: Solutions | None
     scenarios: tuple[str, ...]
     about: str
     wrong: tuple[tuple[str, str], ...] = ()
@@ -176,37 +176,41 @@ class Cell(NamedTuple):
 
 
 CELLS: Final = (
-    Cell("consensus", "add", Policy(consensus="add"), ("save", "restore", "sync", "saves", "time"),
+    Cell("consensus", "add", Solutions(consensus="add"), ("save", "restore", "sync", "saves", "time"),
          "RTIs tell surrogates that they are the last ones"),
-    Cell("consensus", "smart", Policy(), ("save", "restore", "sync", "saves", "time"),
+    Cell("consensus", "smart", Solutions(), ("save", "restore", "sync", "saves", "time"),
          "surrogates ask whether they are the last ones"),
-    Cell("consensus", "restrict", Policy(consensus="restrict"), ("save", "sync"), "each federation agrees by itself"),
-    Cell("consensus", "ignore", Policy(consensus="ignore"), ("save", "sync"), "surrogates consent at once"),
+    Cell("consensus", "restrict", Solutions(consensus="restrict"),
+         ("save", "sync"), "each federation agrees by itself"),
+    Cell("consensus", "ignore", Solutions(consensus="ignore"), ("save", "sync"), "surrogates consent at once"),
     Cell("barrier", "add", None, (), "no service of an RTI can hold what its federates do in another federation"),
-    Cell("barrier", "smart", Policy(), ("barrier",), "what comes too early waits in the bridge"),
+    Cell("barrier", "smart", Solutions(), ("barrier",), "what comes too early waits in the bridge"),
     Cell("barrier", "restrict", None, (), "no rule for federates prevents the race (section 6.3)"),
-    Cell("barrier", "ignore", Policy(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted",
+    Cell("barrier", "ignore", Solutions(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted",
          (("barrier", "BARRIER"),)),
-    Cell("failure", "add", Policy(consensus="add", failure="add"), ("failure",), "who asked is told"),
-    Cell("failure", "smart", Policy(), ("failure",), "the far one is renamed"),
-    Cell("failure", "restrict", Policy(failure="restrict"), ("failure",), "labels without their federation stay here"),
-    Cell("failure", "ignore", Policy(failure="ignore"), ("failure",), "the surrogate consents for the far side"),
-    Cell("addressing", "add", Policy(consensus="add", addressing="add"), ("sets",), "sets have members on both sides"),
+    Cell("failure", "add", Solutions(consensus="add", failure="add"), ("failure",), "who asked is told"),
+    Cell("failure", "smart", Solutions(), ("failure",), "the far one is renamed"),
+    Cell("failure", "restrict", Solutions(failure="restrict"),
+         ("failure",), "labels without their federation stay here"),
+    Cell("failure", "ignore", Solutions(failure="ignore"), ("failure",), "the surrogate consents for the far side"),
+    Cell("addressing", "add", Solutions(consensus="add", addressing="add"),
+         ("sets",), "sets have members on both sides"),
     Cell("addressing", "smart", None, (), "a bridge can't know whom a federate means on the far side"),
-    Cell("addressing", "restrict", Policy(), ("sets",), "sets are a matter of one federation"),
-    Cell("addressing", "ignore", Policy(addressing="none"), ("addressing",), "none or all of the far side"),
-    Cell("state", "add", Policy(consensus="add", ownership="allow-add", unowned="add"),
+    Cell("addressing", "restrict", Solutions(), ("sets",), "sets are a matter of one federation"),
+    Cell("addressing", "ignore", Solutions(addressing="none"), ("addressing",), "none or all of the far side"),
+    Cell("state", "add", Solutions(consensus="add", ownership="allow-add", unowned="add"),
          ("ownership", "divestiture", "unowned"), "one side gives before the other takes; RTIs know what is unowned"),
-    Cell("state", "smart", Policy(), ("ownership", "divestiture", "unowned"),
+    Cell("state", "smart", Solutions(), ("ownership", "divestiture", "unowned"),
          "one side gives before the other takes; the bridge has last values"),
-    Cell("state", "restrict", Policy(ownership="deny", unowned="restrict"), ("ownership", "divestiture"),
+    Cell("state", "restrict", Solutions(ownership="deny", unowned="restrict"), ("ownership", "divestiture"),
          "nothing changes sides"),
-    Cell("state", "ignore", Policy(ownership="allow-naive", unowned="ignore"), ("ownership", "unowned"),
+    Cell("state", "ignore", Solutions(ownership="allow-naive", unowned="ignore"), ("ownership", "unowned"),
          "what is wanted is given away at once", (("ownership", "DOUBLE_OWNER"),)),
-    Cell("information", "add", Policy(consensus="add", info="add"), ("late",), "the bridge asks the RTI for its state"),
-    Cell("information", "smart", Policy(), ("late",), "the bridge asks for values"),
-    Cell("information", "restrict", Policy(info="restrict"), ("late",), "the bridge has to join first"),
-    Cell("information", "ignore", Policy(info="ignore"), ("late",), "what was before is not known"),
+    Cell("information", "add", Solutions(consensus="add", info="add"),
+         ("late",), "the bridge asks the RTI for its state"),
+    Cell("information", "smart", Solutions(), ("late",), "the bridge asks for values"),
+    Cell("information", "restrict", Solutions(info="restrict"), ("late",), "the bridge has to join first"),
+    Cell("information", "ignore", Solutions(info="ignore"), ("late",), "what was before is not known"),
 )  # fmt: skip
 
 
@@ -216,15 +220,15 @@ def line(count: int) -> tuple[tuple[int, int], ...]:
 
 
 def prepared(
-    scenario: Scenario, policy: Policy, sizes: tuple[int, ...], bridges: tuple[tuple[int, int], ...] | None = None
-) -> tuple[Setup, System]:
+    scenario: Scenario, policy: Solutions, sizes: tuple[int, ...], bridges: tuple[tuple[int, int], ...] | None = None
+) -> tuple[Scene, System]:
     """Ready to be explored; between the federations, in a row by default. Raises ConfigurationError."""
     return built(
         sizes,
         line(len(sizes)) if bridges is None else bridges,
         planned(policy, couples=scenario.couples),
         scenario.script,
-        options=Options(one_at_a_time=scenario.one_at_a_time, adds=True),
+        options=RtiOptions(one_at_a_time=scenario.one_at_a_time, adds=True),
         late=scenario.late,
     )
 
@@ -235,9 +239,9 @@ class Explored(NamedTuple):
     cell: Cell
     scenario: Scenario
     sizes: tuple[int, ...]
-    setup: Setup
+    setup: Scene
     system: System
-    result: Result
+    result: Exploration
 
 
 def matrix(sizes: tuple[int, ...], *, most: int = STATES_MOST) -> Iterator[Explored]:

@@ -25,19 +25,19 @@ _LINE: Final = re.compile(r"(?P<who>[a-z]\d|\*)\s*(?P<kind>:|<-)\s*(?P<rest>.+)"
 _CALL: Final = re.compile(r"(?P<name>\w+)\s*(?:\((?P<arguments>.*)\))?\s*")
 
 
-class Instance(NamedTuple):
+class InstanceName(NamedTuple):
     """An object instance, by its name."""
 
     name: str
 
 
-class Member(NamedTuple):
+class FederateName(NamedTuple):
     """A federate of the same federation, by how its name begins."""
 
     name: str
 
 
-class Told(NamedTuple):
+class CallbackArgument(NamedTuple):
     """The argument at a place, from 0, of what was told."""
 
     place: int
@@ -63,7 +63,7 @@ class Reaction(NamedTuple):
     acts: Group
 
 
-class Script(NamedTuple):
+class FederateScript(NamedTuple):
     """See the module."""
 
     first: tuple[tuple[str, Group], ...] = ()
@@ -72,7 +72,7 @@ class Script(NamedTuple):
     reactions: tuple[Reaction, ...] = ()
 
 
-def read(text: str) -> Script:
+def read(text: str) -> FederateScript:
     """Raises ConfigurationError, which names the line."""
     first: tuple[tuple[str, Group], ...] = ()
     programs: list[tuple[str, Group]] = []
@@ -90,7 +90,7 @@ def read(text: str) -> Script:
                 reactions.append(reaction)
             else:
                 programs.append((who, group))
-    return Script(first, tuple(programs), tuple(reactions))
+    return FederateScript(first, tuple(programs), tuple(reactions))
 
 
 def _line(said: str) -> tuple[str, Group, Reaction | None]:
@@ -127,11 +127,11 @@ def _act(said: str) -> Act:
 def _value(value: Any) -> Any:
     match value:
         case ("@", str(name)):
-            return Instance(name)
+            return InstanceName(name)
         case ("&", str(name)):
-            return Member(name)
+            return FederateName(name)
         case ("$", int(place)):
-            return Told(place - 1)
+            return CallbackArgument(place - 1)
         case tuple() | list():
             return tuple(_value(each) for each in value)
         case _:
@@ -140,7 +140,8 @@ def _value(value: Any) -> Any:
 
 def filled(group: Group, told: tuple[Any, ...]) -> Group:
     """With what was told."""
-    return tuple(
-        act._replace(arguments=tuple(told[each.place] if isinstance(each, Told) else each for each in act.arguments))
-        for act in group
-    )
+
+    def argument(value: Any) -> Any:
+        return told[value.place] if isinstance(value, CallbackArgument) else value
+
+    return tuple(act._replace(arguments=tuple(map(argument, act.arguments))) for act in group)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from .script import FEDERATIONS
-from .system import Event, Found, Move, Setup, System, after, moves
+from .system import Anomaly, ChartEvent, Move, Scene, System, after, moves
 
 STATES_MOST: Final = 2_000_000
 
@@ -30,13 +30,13 @@ class Terminal(NamedTuple):
 class Violation(NamedTuple):
     """Something that must not be, the first time it was seen."""
 
-    found: Found
+    found: Anomaly
     system: System
     move: Move
     """That leads from that state to it."""
 
 
-class Result(NamedTuple):
+class Exploration(NamedTuple):
     """Of an exploration."""
 
     states: int
@@ -68,7 +68,7 @@ class Result(NamedTuple):
         return found[::-1]
 
 
-def explore(setup: Setup, system: System, *, most: int = STATES_MOST) -> Result:
+def explore(setup: Scene, system: System, *, most: int = STATES_MOST) -> Exploration:
     """Every state that can be reached."""
     begun = time.perf_counter()
     ways: dict[System, tuple[System, Move] | None] = {system: None}
@@ -100,12 +100,12 @@ def explore(setup: Setup, system: System, *, most: int = STATES_MOST) -> Result:
         for outcome, (count, first) in sorted(ends.items())
     )
     seconds = time.perf_counter() - begun
-    return Result(len(ways), number, terminals, tuple(violations.values()), seconds, not queue, ways)
+    return Exploration(len(ways), number, terminals, tuple(violations.values()), seconds, not queue, ways)
 
 
-def events(setup: Setup, system: System, way: list[Move]) -> list[Event]:
+def events(setup: Scene, system: System, way: list[Move]) -> list[ChartEvent]:
     """What happens on a way."""
-    told: list[Event] = []
+    told: list[ChartEvent] = []
     for move in way:
         step = after(setup, system, move, told)
         if step is not None:
@@ -116,7 +116,7 @@ def events(setup: Setup, system: System, way: list[Move]) -> list[Event]:
 # -- how it has ended -----------------------------------------------------------------------------------------------
 
 
-def ended(setup: Setup, system: System) -> str:
+def ended(setup: Scene, system: System) -> str:
     """In words: what has ended how where, what waits, who is not done."""
     said = [
         f"{FEDERATIONS[federation]} {kind} {label}: {outcome}"
@@ -130,7 +130,7 @@ def ended(setup: Setup, system: System) -> str:
     return "; ".join(said) or "nothing is pending"
 
 
-def deadlocks(setup: Setup, system: System) -> list[str]:
+def deadlocks(setup: Scene, system: System) -> list[str]:
     """What every ordinary federate of a federation has consented to, and is pending all the same."""
     found = []
     for federation, execution in enumerate(system.executions):
@@ -147,7 +147,7 @@ def deadlocks(setup: Setup, system: System) -> list[str]:
     return found
 
 
-def is_split(setup: Setup, system: System) -> bool:
+def is_split(setup: Scene, system: System) -> bool:
     """Whether something has ended differently in two federations. (What is renamed is called the same behind `:`.)"""
     ends: dict[tuple[str, str], set[str]] = {}
     for (_, kind, label), outcome in system.outcomes.items():

@@ -19,14 +19,14 @@ from immutables import Map
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import extensions, rti
 from jbi_pubsub.hla.bridge import bridge as spans
-from jbi_pubsub.hla.bridge.policy import Policy
+from jbi_pubsub.hla.bridge.policy import Solutions
 from jbi_pubsub.hla.bridge.state import Bridge, Call, Plan
 from jbi_pubsub.hla.bridge.translation import identity
 from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, RtiError, SaveInProgress
-from jbi_pubsub.hla.execution import Callback, Execution, Model, Options, Told
+from jbi_pubsub.hla.execution import Callback, Execution, FederationModel, Notice, RtiOptions
 from jbi_pubsub.hla.fom import Fom, parsed
 
-from .script import FEDERATIONS, Act, Group, Instance, Member, Script, filled
+from .script import FEDERATIONS, Act, FederateName, FederateScript, Group, InstanceName, filled
 
 FOM: Final = b"""<?xml version="1.0"?>
 <objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
@@ -44,7 +44,7 @@ Move = tuple[Any, ...]
 """("step", federate), ("hear", federate), ("tell", bridge, side), ("go", bridge, due)."""
 
 
-class Event(NamedTuple):
+class ChartEvent(NamedTuple):
     """For a chart: who tells whom what."""
 
     source: str
@@ -52,7 +52,7 @@ class Event(NamedTuple):
     text: str
 
 
-class Span(NamedTuple):
+class ExploredBridge(NamedTuple):
     """A bridge."""
 
     sides: tuple[int, int]
@@ -62,17 +62,17 @@ class Span(NamedTuple):
     """Their handles."""
 
 
-class Setup(NamedTuple):
+class Scene(NamedTuple):
     """What stays."""
 
-    models: tuple[Model, ...]
+    models: tuple[FederationModel, ...]
     """By federation."""
     federates: tuple[tuple[int, str, int], ...]
     """Federation, name, handle."""
-    spans: tuple[Span, ...]
+    spans: tuple[ExploredBridge, ...]
     routes: tuple[Map[int, tuple[int, int]], ...]
     """By federation and handle: (-1, federate) or (bridge, side)."""
-    script: Script
+    script: FederateScript
     waits: frozenset[str] = frozenset()
     """Callbacks that somebody waits for."""
 
@@ -95,7 +95,7 @@ class System(NamedTuple):
     """How saves, restores and points have ended, by federation, kind and label."""
 
 
-class Found(NamedTuple):
+class Anomaly(NamedTuple):
     """Something that must not be."""
 
     what: str
@@ -109,10 +109,10 @@ def fom() -> Fom:
     return parsed(("explored.xml", FOM))
 
 
-class Doing:
+class SceneMove:
     """One move: changed in place, and closed to the system after it."""
 
-    def __init__(self, setup: Setup, system: System, events: list[Event] | None = None) -> None:
+    def __init__(self, setup: Scene, system: System, events: list[ChartEvent] | None = None) -> None:
         self.setup, self.events = setup, events
         self._before = system
         self.executions = list(system.executions)
@@ -121,7 +121,7 @@ class Doing:
         self.bridges = list(system.bridges)
         self.told = [list(pair) for pair in system.told]
         self.outcomes = system.outcomes
-        self.found: list[Found] = []
+        self.found: list[Anomaly] = []
 
     def system(self) -> System:
         """After it."""
@@ -133,7 +133,7 @@ class Doing:
     def say(self, source: str, target: str, text: str) -> None:
         """For the chart."""
         if self.events is not None:
-            self.events.append(Event(source, target, text))
+            self.events.append(ChartEvent(source, target, text))
 
     # -- federates -----------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Doing:
             self._queue(federation, each)
         return step.answer
 
-    def _queue(self, federation: int, told: Told) -> None:
+    def _queue(self, federation: int, told: Notice) -> None:
         route = self.setup.routes[federation].get(told.federate)
         if route is None:
             return
@@ -169,12 +169,12 @@ class Doing:
                 self.say(f"RTI {FEDERATIONS[federation]}", name, f"refused: {type(exc).__name__}")
 
     def _known(self, federation: int, value: Any) -> Any:
-        if isinstance(value, Member):
+        if isinstance(value, FederateName):
             members = self.executions[federation].members.names
             return next((members[each] for each in sorted(members) if each.startswith(value.name)), 0)
         if isinstance(value, tuple) and type(value) is tuple:
             return tuple(self._known(federation, each) for each in value)
-        if isinstance(value, Instance):
+        if isinstance(value, InstanceName):
             names = self.executions[federation].instances.by_name
             return next((names[each] for each in sorted(names) if each.rpartition(":")[2] == value.name), 0)
         return value
@@ -253,16 +253,16 @@ class Doing:
                 self.say(f"RTI {FEDERATIONS[federation]}", self._name(number, call.side),
                          f"refused: {type(exc).__name__}")  # fmt: skip
                 if isinstance(exc, InvalidLogicalTime):
-                    self.found.append(Found("IN_THE_PAST", f"{call.service}: {exc.message}"))
+                    self.found.append(Anomaly("IN_THE_PAST", f"{call.service}: {exc.message}"))
                 bridge, more = spans.refused(plan, bridge, call, exc)
                 if bridge.counters.get("refused", 0) > before.get("refused", 0):
-                    self.found.append(Found("ILLEGAL_CALL", f"{call.service}: {type(exc).__name__}"))
+                    self.found.append(Anomaly("ILLEGAL_CALL", f"{call.service}: {type(exc).__name__}"))
                     before = bridge.counters
             else:
                 bridge, more = spans.answered(plan, bridge, call, answer)
             waiting[:0] = more
         if bridge.counters.get("barrier_violation"):
-            self.found.append(Found("BARRIER", "what may only happen later reached the far side"))
+            self.found.append(Anomaly("BARRIER", "what may only happen later reached the far side"))
         self.bridges[number] = bridge._replace(counters=Map())
 
 
@@ -284,7 +284,7 @@ def _shown(name: str, arguments: tuple[Any, ...]) -> str:
 # -- what can happen next -------------------------------------------------------------------------------------------
 
 
-def moves(setup: Setup, system: System) -> list[Move]:
+def moves(setup: Scene, system: System) -> list[Move]:
     """What can happen; of what matters to nobody else one."""
     found: list[Move] = []
     for place, inbox in enumerate(system.inboxes):
@@ -306,7 +306,7 @@ def moves(setup: Setup, system: System) -> list[Move]:
     return found
 
 
-def _says_something(setup: Setup, system: System, number: int, due: spans.Due) -> bool:
+def _says_something(setup: Scene, system: System, number: int, due: spans.Due) -> bool:
     execution = system.executions[setup.spans[number].sides[due.side]]
     mine = setup.spans[number].surrogates[due.side]
     if due.key is None:
@@ -322,10 +322,10 @@ def _says_something(setup: Setup, system: System, number: int, due: spans.Due) -
 
 
 def after(
-    setup: Setup, system: System, move: Move, events: list[Event] | None = None
-) -> tuple[System, list[Found]] | None:
+    setup: Scene, system: System, move: Move, events: list[ChartEvent] | None = None
+) -> tuple[System, list[Anomaly]] | None:
     """What comes of a move; None: it can't be made now."""
-    doing = Doing(setup, system, events)
+    doing = SceneMove(setup, system, events)
     kind, place = move[0], move[1]
     if kind == "hear":
         doing.hear(place)
@@ -348,7 +348,7 @@ def after(
     return made, doing.found
 
 
-def _double_owners(setup: Setup, system: System) -> Iterator[Found]:
+def _double_owners(setup: Scene, system: System) -> Iterator[Anomaly]:
     """Instance attributes that two ordinary federates own; an instance is known by its name in all federations."""
     owners: dict[tuple[str, int], str] = {}
     for federation, execution in enumerate(system.executions):
@@ -360,13 +360,13 @@ def _double_owners(setup: Setup, system: System) -> Iterator[Found]:
                     who = setup.federates[route[1]][1]
                     other = owners.setdefault((name, attribute), who)
                     if other != who:
-                        yield Found("DOUBLE_OWNER", f"{other} and {who} own {attribute} of {name}")
+                        yield Anomaly("DOUBLE_OWNER", f"{other} and {who} own {attribute} of {name}")
 
 
 # -- making one -----------------------------------------------------------------------------------------------------
 
 
-def planned(policy: Policy, **more: Any) -> Plan:
+def planned(policy: Solutions, **more: Any) -> Plan:
     """A plan of bridges here, whatever their federations are called; `more`: other fields of it."""
     return Plan(("", ""), policy, identity(fom()), lookahead=0.5)._replace(**more)
 
@@ -375,14 +375,14 @@ def built(
     sizes: tuple[int, ...],
     edges: tuple[tuple[int, int], ...],
     plan: Plan,
-    script: Script,
+    script: FederateScript,
     *,
-    options: Options = Options(),  # noqa: B008  # a value
+    options: RtiOptions = RtiOptions(),  # noqa: B008  # a value
     late: bool = False,
-) -> tuple[Setup, System]:
+) -> tuple[Scene, System]:
     """Federations of so many federates, bridges between some, everything that comes before `---` of the script done;
     `late`: before the bridges begin. Raises ConfigurationError."""
-    model = Model(fom(), options)
+    model = FederationModel(fom(), options)
     federates: list[tuple[int, str, int]] = []
     executions = []
     for federation, size in enumerate(sizes):
@@ -401,13 +401,13 @@ def built(
         Map({handle: (-1, places[name]) for each, name, handle in federates if each == federation})
         for federation in range(len(sizes))
     )
-    setup = Setup((model,) * len(sizes), tuple(federates), (), routes, script, waits)
+    setup = Scene((model,) * len(sizes), tuple(federates), (), routes, script, waits)
     nothing = ((),) * len(federates)
     system = System(tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates), (), ())
     if not late:
         setup, system = _bridged(setup, system, edges, plan)
     for who, group in script.first:
-        doing = Doing(setup, system)
+        doing = SceneMove(setup, system)
         doing.act(places[who], group)
         system = rested(setup, doing.system())
     if late:
@@ -416,7 +416,7 @@ def built(
     return setup, system._replace(programs=programs)
 
 
-def _bridged(setup: Setup, system: System, edges: tuple[tuple[int, int], ...], plan: Plan) -> tuple[Setup, System]:
+def _bridged(setup: Scene, system: System, edges: tuple[tuple[int, int], ...], plan: Plan) -> tuple[Scene, System]:
     """The bridges join, one after the other, and declare what they want."""
     for number, sides in enumerate(edges):
         names = (FEDERATIONS[sides[0]], FEDERATIONS[sides[1]])
@@ -430,18 +430,18 @@ def _bridged(setup: Setup, system: System, edges: tuple[tuple[int, int], ...], p
             routes[federation] = routes[federation].set(step.answer, (number, side))
             handles.append(step.answer)
             told.append(tuple(each.callback for each in step.told if each.federate == step.answer))
-        joint = Span(sides, plan._replace(names=names), (handles[0], handles[1]))
+        joint = ExploredBridge(sides, plan._replace(names=names), (handles[0], handles[1]))
         setup = setup._replace(spans=(*setup.spans, joint), routes=tuple(routes))
         system = system._replace(
             executions=tuple(executions), bridges=(*system.bridges, Bridge()), told=(*system.told, (told[0], told[1]))
         )
-        doing = Doing(setup, system)
+        doing = SceneMove(setup, system)
         doing.run(number, *spans.begun(joint.plan))
         system = rested(setup, doing.system())
     return setup, system
 
 
-def rested(setup: Setup, system: System) -> System:
+def rested(setup: Scene, system: System) -> System:
     """Everything that can happen has, in one order."""
     for _ in range(100_000):
         for move in moves(setup, system):

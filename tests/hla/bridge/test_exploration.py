@@ -11,19 +11,22 @@ import pytest
 
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.hla.bridge.policy import Policy
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.bridge.policy import Solutions
+from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.exploration import chart, report, script, search
 from jbi_pubsub.hla.exploration.scenarios import CELLS, SCENARIOS, SOLUTIONS, line, matrix, prepared
-from jbi_pubsub.hla.exploration.search import Result
+from jbi_pubsub.hla.exploration.search import Exploration
 from jbi_pubsub.hla.exploration.system import built, fom, planned
 
-ADDED = Options(adds=True)
+ADDED = RtiOptions(adds=True)
+SMART = Solutions()
 THING = fom().object_class("Thing")
 X = fom().attribute(THING, "x")
 
 
-def explored(name: str, sizes: tuple[int, ...], policy: Policy = Policy(), edges: Any = None, **more: Any) -> Result:  # noqa: B008  # a value
+def explored(
+    name: str, sizes: tuple[int, ...], policy: Solutions = SMART, edges: Any = None, **more: Any
+) -> Exploration:
     """A scenario, or a script."""
     if name in SCENARIOS and not more:
         return search.explore(*prepared(SCENARIOS[name], policy, sizes, edges))
@@ -33,7 +36,7 @@ def explored(name: str, sizes: tuple[int, ...], policy: Policy = Policy(), edges
     return search.explore(*built(sizes, edges or line(len(sizes)), plan, script.read(text), **given))
 
 
-def ends(result: Result) -> set[str]:
+def ends(result: Exploration) -> set[str]:
     """How it can end."""
     return {each.outcome for each in result.terminals}
 
@@ -44,7 +47,7 @@ def ends(result: Result) -> set[str]:
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)])
 @pytest.mark.parametrize("name", ["save", "sync"])
 def test_a_bridge_that_only_passes_on_what_it_is_told_deadlocks_always(name: str, sizes: tuple[int, ...]) -> None:
-    result = explored(name, sizes, Policy(consensus="naive"))
+    result = explored(name, sizes, Solutions(consensus="naive"))
     assert result.verdict == "DEADLOCK"
     label = {"save": "save, L", "sync": "sync, A"}[name]
     assert ends(result) == {"; ".join(f"DEADLOCK({label}) in {each}" for each in "FGH"[: len(sizes)])}
@@ -57,7 +60,7 @@ def test_a_bridge_that_only_passes_on_what_it_is_told_deadlocks_always(name: str
     [("save", "save L: saved"), ("sync", "sync A: synchronized"), ("restore", "restore L: restored")],
 )
 def test_told_or_asked_all_end_together(name: str, outcome: str, consensus: str, sizes: tuple[int, ...]) -> None:
-    result = explored(name, sizes, Policy(consensus=consensus))
+    result = explored(name, sizes, Solutions(consensus=consensus))
     assert result.verdict == "ok"
     [end] = result.terminals
     assert all(f"{each} {outcome}" in end.outcome for each in "FGH"[: len(sizes)])
@@ -67,7 +70,7 @@ def test_told_or_asked_all_end_together(name: str, outcome: str, consensus: str,
 def test_who_is_the_last_may_be_told_to_all_who_are_or_to_surrogates_alone(name: str) -> None:
     for discloses in (True, False):
         result = explored(
-            SCENARIOS[name].text, (2, 2), Policy(consensus="add"), options=Options(adds=True, discloses=discloses)
+            SCENARIOS[name].text, (2, 2), Solutions(consensus="add"), options=RtiOptions(adds=True, discloses=discloses)
         )
         assert result.verdict == "ok"
         assert "DEADLOCK" not in "".join(ends(result))
@@ -93,7 +96,7 @@ def test_a_ring_deadlocks_since_each_surrogate_waits_for_the_next() -> None:
 
 
 def test_a_side_that_is_done_before_its_surrogate_was_the_last_one_has_to_say_so() -> None:
-    result = explored("save", (2, 2), Policy(consensus="add"), forwards=False)
+    result = explored("save", (2, 2), Solutions(consensus="add"), forwards=False)
     assert result.verdict == "DEADLOCK"
     assert "F save L: saved; DEADLOCK(save, L) in G" in ends(result)
 
@@ -138,7 +141,7 @@ def test_a_federate_that_leaves_while_both_sides_save_ends_the_save_on_both(cons
         + [f'{leaving} <- initiate_federate_save: resign_federation_execution("no_action")']
         + ['f0: request_federation_save("L")']
     )
-    result = explored(text, (2, 2), Policy(consensus=consensus))
+    result = explored(text, (2, 2), Solutions(consensus=consensus))
     assert result.verdict == "ok"
     assert ends(result) == {"F save L: not saved; G save L: not saved"}
 
@@ -162,25 +165,25 @@ def test_what_can_not_be_restored_there_is_restored_nowhere() -> None:
 
 @pytest.mark.parametrize("consensus", ["add", "smart"])
 def test_links_that_do_not_keep_the_order_need_the_barrier(consensus: str) -> None:
-    ugly = explored("barrier", (2, 2), Policy(consensus=consensus, barrier="none"), reordered=True)
+    ugly = explored("barrier", (2, 2), Solutions(consensus=consensus, barrier="none"), reordered=True)
     assert "DEADLOCK" in ugly.verdict
-    good = explored("barrier", (2, 2), Policy(consensus=consensus), reordered=True)
+    good = explored("barrier", (2, 2), Solutions(consensus=consensus), reordered=True)
     assert good.verdict == "ok"
     assert len(good.terminals) == 1
 
 
 def test_without_the_barrier_what_comes_too_early_is_found() -> None:
-    assert explored("barrier", (2, 2), Policy(barrier="ignore")).verdict == "BARRIER"
+    assert explored("barrier", (2, 2), Solutions(barrier="ignore")).verdict == "BARRIER"
 
 
 def test_what_is_called_the_same_on_both_sides_is_renamed_or_told() -> None:
     renamed = explored("failure", (2, 2))
     assert renamed.verdict == "ok"
     assert any("F sync G:A: synchronized; G sync A: synchronized; G sync F:A" in each for each in ends(renamed))
-    told = explored("failure", (1, 1), Policy(consensus="add", failure="add"))
+    told = explored("failure", (1, 1), Solutions(consensus="add", failure="add"))
     assert told.verdict == "ok"
     assert "F sync A: withdrawn; G sync A: withdrawn" in ends(told)
-    naive = explored("failure", (2, 2), Policy(failure="naive"))
+    naive = explored("failure", (2, 2), Solutions(failure="naive"))
     assert naive.verdict == "DEADLOCK"
 
 
@@ -190,13 +193,13 @@ def test_labels_that_do_not_say_where_they_come_from_stay_there() -> None:
         'f0: register_federation_synchronization_point("F:A", b"")\n'
         'f0: register_federation_synchronization_point("B", b"")'
     )
-    result = explored(text, (1, 1), Policy(failure="restrict"))
+    result = explored(text, (1, 1), Solutions(failure="restrict"))
     assert result.verdict == "ok"
     assert ends(result) == {"F sync B: synchronized; F sync F:A: synchronized; G sync F:A: synchronized"}
 
 
 def test_sets_have_members_on_both_sides() -> None:
-    result = explored("sets", (2, 2), Policy(consensus="add", addressing="add"))
+    result = explored("sets", (2, 2), Solutions(consensus="add", addressing="add"))
     assert ends(result) == {"F sync A: synchronized; G sync A: synchronized"}
     # and those who are in no set are not asked: they would have to achieve it
     assert result.verdict == "ok"
@@ -207,14 +210,14 @@ def test_sets_have_members_on_both_sides() -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 1)])
 @pytest.mark.parametrize("name", ["ownership", "divestiture"])
-@pytest.mark.parametrize("policy", [Policy(), Policy(consensus="add", ownership="allow-add", unowned="add")])
-def test_nothing_has_two_owners_whoever_wants_it_when(name: str, policy: Policy, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("policy", [Solutions(), Solutions(consensus="add", ownership="allow-add", unowned="add")])
+def test_nothing_has_two_owners_whoever_wants_it_when(name: str, policy: Solutions, sizes: tuple[int, ...]) -> None:
     result = explored(name, sizes, policy)
     assert result.verdict == "ok"
 
 
 def test_what_is_given_away_at_once_has_two_owners() -> None:
-    result = explored("ownership", (2, 1), Policy(ownership="allow-naive"))
+    result = explored("ownership", (2, 1), Solutions(ownership="allow-naive"))
     assert result.verdict == "DOUBLE_OWNER"
     assert "own" in result.violations[0].found.detail
 
@@ -229,7 +232,7 @@ OWNED = (
 )
 
 
-def owner(result: Result, federation: int, federates: dict[int, str]) -> set[str]:
+def owner(result: Exploration, federation: int, federates: dict[int, str]) -> set[str]:
     """Who owns the attribute in the end, in a federation: a federate, "surrogate", or nobody."""
     found = set()
     for end in result.terminals:
@@ -243,13 +246,13 @@ def owner(result: Result, federation: int, federates: dict[int, str]) -> set[str
 @pytest.mark.parametrize(
     ("policy", "reaction", "there"),
     [
-        (Policy(), "attribute_ownership_divestiture_if_wanted($1, $2)", "g0"),
-        (Policy(), "attribute_ownership_release_denied($1, $2)", "surrogate"),
-        (Policy(ownership="deny"), "attribute_ownership_divestiture_if_wanted($1, $2)", "surrogate"),
+        (Solutions(), "attribute_ownership_divestiture_if_wanted($1, $2)", "g0"),
+        (Solutions(), "attribute_ownership_release_denied($1, $2)", "surrogate"),
+        (Solutions(ownership="deny"), "attribute_ownership_divestiture_if_wanted($1, $2)", "surrogate"),
     ],
 )
 def test_an_attribute_goes_to_who_wants_it_if_its_owner_and_the_bridge_let_it(
-    policy: Policy, reaction: str, there: str
+    policy: Solutions, reaction: str, there: str
 ) -> None:
     text = (
         f'{OWNED}g0: attribute_ownership_acquisition(@a, ({X},), b"")\n'
@@ -269,7 +272,7 @@ def test_who_negotiates_is_asked_to_confirm_and_who_was_offered_it_beyond_the_br
         "g0 <- request_attribute_ownership_assumption: attribute_ownership_acquisition_if_available($1, $2)\n"
         '* <- request_divestiture_confirmation: confirm_divestiture($1, $2, b"")'
     )
-    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Solutions()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     handles = {handle: name for federation, name, handle in setup.federates if federation == 1}
@@ -282,7 +285,7 @@ def test_who_wants_it_no_more_leaves_it_on_the_side_it_came_from() -> None:
         f"g0: cancel_attribute_ownership_acquisition(@a, ({X},))\n"
         "f0 <- request_attribute_ownership_release: attribute_ownership_divestiture_if_wanted($1, $2)"
     )
-    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Solutions()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     for federation in (0, 1):
@@ -311,7 +314,7 @@ def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count:
         + f'g0: request_attribute_value_update(@a, ({X},), b"why")\n'
     )  # fmt: skip
     waiting = "g0 <- reflect_attribute_values()\n" if count else ""
-    result = explored(text + waiting, (1, 1), Policy(unowned=policy, ownership="deny"))
+    result = explored(text + waiting, (1, 1), Solutions(unowned=policy, ownership="deny"))
     assert ends(result) == {"nothing is pending"}
 
 
@@ -322,7 +325,7 @@ def test_what_is_under_way_when_both_save_comes_again_after_a_restore() -> None:
 {SEEN}f0: update_attribute_values(@a, (({X}, b"1"),), b"")
 f0: request_federation_save("L")
 """
-    setup, system = built((1, 1), line(2), planned(Policy()), script.read(text), options=ADDED)
+    setup, system = built((1, 1), line(2), planned(Solutions()), script.read(text), options=ADDED)
     result = search.explore(setup, system)
     assert result.verdict == "ok"
     # Expect the save to have the value in the federation, or in the bridge: never lost, never in both
@@ -430,4 +433,4 @@ def test_what_can_not_be_explored_is_told_in_a_line(
 )
 def test_scripts_are_data_and_what_is_none_is_told_with_its_line(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"line 1 of the script|has a federate f9"):
-        built((1, 1), line(2), planned(Policy()), script.read(text))
+        built((1, 1), line(2), planned(Solutions()), script.read(text))

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jbi_pubsub.hla.bridge.policy import Policy
+from jbi_pubsub.hla.bridge.policy import Solutions
 from jbi_pubsub.hla.exceptions import RtiError
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.exploration import script
-from jbi_pubsub.hla.exploration.system import Doing, Setup, System, after, built, fom, moves, planned
+from jbi_pubsub.hla.exploration.system import Scene, SceneMove, System, after, built, fom, moves, planned
 
 THING = fom().object_class("Thing")
 X = fom().attribute(THING, "x")
@@ -48,7 +48,7 @@ class World:
     """Federates in one federation or in several, and everything they were told."""
 
     def __init__(
-        self, sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], policy: Policy, random: Random
+        self, sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], policy: Solutions, random: Random
     ) -> None:
         every = [f"{'fghijk'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
         declared = "".join(
@@ -57,10 +57,10 @@ class World:
             f" publish_interaction_class({CALL}); subscribe_interaction_class({CALL})\n"
             for each in every
         )
-        self.setup: Setup
+        self.setup: Scene
         self.system: System
         self.setup, self.system = built(
-            sizes, edges, planned(policy), script.read(f"{declared}---\n"), options=Options(adds=True)
+            sizes, edges, planned(policy), script.read(f"{declared}---\n"), options=RtiOptions(adds=True)
         )
         self.random = random
         self._names: list[dict[int, str]] = [{} for _ in every]
@@ -70,7 +70,7 @@ class World:
         """Somebody calls something; then all that can happen does, in some order."""
         who, service, arguments = step
         federation, _, handle = self.setup.federates[who]
-        doing = Doing(self.setup, self.system)
+        doing = SceneMove(self.setup, self.system)
         known = {name: instance for instance, name in self._names[who].items()}
         refused = ""
         try:
@@ -173,12 +173,12 @@ def but_repeated(told: Told) -> Told:
 def test_bridged_is_told_as_one_rti_tells_it(
     sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], consensus: str
 ) -> None:
-    policy = Policy(consensus=consensus, unowned="ignore")  # with others values are told that one RTI has forgotten
+    policy = Solutions(consensus=consensus, unowned="ignore")  # with others values are told that one RTI has forgotten
     done: Counter[str] = Counter()
     for seed in range(STORIES):
         # Given the same story, told to one federation and to several, each step when the last one has gone everywhere
         random = Random(seed)
-        one, several = World((3,), (), Policy(), random), World(sizes, edges, policy, Random(seed))
+        one, several = World((3,), (), Solutions(), random), World(sizes, edges, policy, Random(seed))
         for step in story(Random(seed)):
             alone, bridged = one.step(step), several.step(step)
             # Expect each federate to be refused and told the same after each step
@@ -203,7 +203,7 @@ def test_in_rows_and_stars_all_is_told_once_everywhere(
 ) -> None:
     everybody = range(len(sizes))
     for seed in range(20):
-        world = World(sizes, edges, Policy(), Random(seed))
+        world = World(sizes, edges, Solutions(), Random(seed))
         speaker = seed % len(sizes)
         # When somebody registers, updates, sends, and deletes; Expect all others to be told each once
         for step, name in (

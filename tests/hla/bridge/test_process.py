@@ -15,7 +15,7 @@ from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.hla.exceptions import SaveInProgress
-from jbi_pubsub.hla.execution import Options
+from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
@@ -43,7 +43,7 @@ class Joint:
         federation.stack.callback(self.server.stop)
         self.server.start()
         for name, model in (("Air", air), ("Sea", sea)):
-            self.server.create(name, [Module(f"{name}.xml", model)], Options(adds=True))
+            self.server.create(name, [Module(f"{name}.xml", model)], RtiOptions(adds=True))
 
     def bridge(self, more: str = "") -> Running:
         """Started, and up."""

@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import datatypes, fom
 from jbi_pubsub.hla.bridge.rules import Way
-from jbi_pubsub.hla.bridge.translation import Limit, Model, Translation, identity, translation
+from jbi_pubsub.hla.bridge.translation import Limit, SideModel, Translation, identity, translation
 from jbi_pubsub.hla.exceptions import ErrorReadingFom
 
 AIR = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
@@ -68,9 +68,9 @@ WEATHER = """<objectModel>
  </dataTypes></objectModel>"""
 
 
-def model(name: str, text: str) -> Model:
+def model(name: str, text: str) -> SideModel:
     module = (name, text.encode())
-    return Model(name, fom.parsed(module), datatypes.parsed(module))
+    return SideModel(name, fom.parsed(module), datatypes.parsed(module))
 
 
 air, weather = model("air", AIR), model("weather", WEATHER)
@@ -81,14 +81,14 @@ def way(text: dict[str, Any] | None = None, *, back: bool = False) -> Way:
     return msgspec.convert({**ends, **(text or {})}, Way)
 
 
-def made(said: dict[str, Any] | None = None, there: Model = weather) -> Translation:
+def made(said: dict[str, Any] | None = None, there: SideModel = weather) -> Translation:
     return translation(air, there, way(said), way(back=True))
 
 
 class Names:
     """Handles of a model by name."""
 
-    def __init__(self, of: Model) -> None:
+    def __init__(self, of: SideModel) -> None:
         self.fom = of.fom
 
     def cls(self, name: str) -> int:
