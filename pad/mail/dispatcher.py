@@ -111,7 +111,9 @@ class MailDispatcher:
         self._composed: tuple[InfoObject | None, dict[int, tuple[bytes, Content]]] = (None, {})
         self._connections = _Connections(settings, self._sender)
         self._changed = threading.Condition()
-        self._stopping = self._closing = self._written = False
+        self._stopping = self._closing = False
+        self._written = True
+        """The writer has nothing more to do."""
         self._offered = self._durable = 0
         self._fault = ""
         self._away = ""
@@ -144,9 +146,11 @@ class MailDispatcher:
         if self._store is not None and waiting:
             since = datetime.fromtimestamp(time.time() - oldest, UTC).strftime("%Y-%m-%d %H:%M UTC")
             log.warning("%d mails wait in %s from before, the first since %s", waiting, self._store.path, since)
-        self._thread.start()
-        if self._store is not None:
-            self._writer.start()
+        with self._changed:
+            self._begin_thread()
+            if self._store is not None:
+                self._written = False
+                self._writer.start()
         return abandoned
 
     def open(self, subscription: Subscription) -> None:
@@ -331,10 +335,17 @@ class MailDispatcher:
 
     def _poke(self) -> None:
         """Under the lock: the loop looks at the queue."""
+        self._begin_thread()
         if self._loop is not None and not self._poked:
             self._poked = True
             self._loop.call_soon_threadsafe(self._woken.set)
         self._notify()
+
+    def _begin_thread(self) -> None:
+        """Under the lock: start the loop's thread with the first mail."""
+        if self._thread.ident is None and not self._stopping and (self._queue.waiting or len(self._reminders)):
+            with guarded("mail dispatcher's thread"):
+                self._thread.start()
 
     def _notify(self) -> None:
         """Under the lock: who waits looks again, and what has changed is written."""
@@ -348,10 +359,9 @@ class MailDispatcher:
         return not (queue.pending or queue.under_way or ready or queue.volatile > queue.gathering)
 
     def _end_store(self, store: MailStore, timeout: float) -> None:
-        if self._thread.ident is not None:
-            with self._changed:
-                self._writer.wake()
-                self._changed.wait_for(lambda: self._written, timeout)
+        with self._changed:
+            self._writer.wake()
+            self._changed.wait_for(lambda: self._written, timeout)
         self._writer.stop(timeout)
         try:
             store.close()

@@ -310,7 +310,7 @@ def test_a_publisher_closes_within_its_timeout_when_the_lookup_service_is_gone(
     assert field.status(pad)["publishers"] == []
     # (the other lookup service, which lives in this process, is about its own business)
     eventually(
-        lambda: all(t in before or t.name.startswith(("lookup-", "events-")) for t in threading.enumerate()),
+        lambda: all(t in before or t.name.startswith(("lookup-", "events-", "ticker")) for t in threading.enumerate()),
         what=lambda: [t.name for t in threading.enumerate() if t not in before],
     )
 
