@@ -132,8 +132,7 @@ def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) ->
 def is_ordered(call: ServiceCall, time: float | None) -> bool:
     """Whether a message of the federate goes in time-stamp order, as far as its time is concerned: it has one, and the
     federate regulates. Raises InvalidLogicalTime for a time before the federate's bound."""
-    pace = call.pace
-    if time is None or pace.lookahead is None:
+    if time is None or (pace := call.pace).lookahead is None:
         return False
     least, excluded = promised(pace)
     if time < least or (excluded and time == least):
