@@ -67,7 +67,7 @@ docs: $(VENV)/docs.stamp
 
 # the pages that are made from the code and kept
 reference: $(VENV)/test.stamp
-	for page in errors losses metrics; do $(BIN)/python docs/make_reference.py $$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; done
+	for page in errors losses metrics states; do $(BIN)/python docs/make_reference.py $$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; done
 	$(BIN)/python docs/make_configuration.py > docs/configuration.new && mv docs/configuration.new docs/configuration.md
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"

@@ -456,8 +456,40 @@ def rooms_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+STATES: Final = {"lookup.client.states": ("LINK", "WATCH")}
+"""Module -> its state tables."""
+
+STATES_HEAD: Final = """# States
+
+What has states has a table in one place: the state, the event, the state that follows. What a table does not have can't
+happen: it raises. This page is made from the tables by `make reference`; tests lead random lives through them.
+"""
+
+
+def states_page() -> str:
+    """The state tables, a section each: the diagram in Mermaid's language, and all rows."""
+    parts = [STATES_HEAD]
+    for module, names in STATES.items():
+        for name in names:
+            table = getattr(importlib.import_module(f"jbi_pubsub.{module}"), name)
+            rows = [f"| {state.name} | {event.name.lower()} | {to.name} |" for state, event, to in table.rows()]
+            said = [
+                f"In `{module}`; it begins as {table.initial.name}.",
+                "",
+                "```text",
+                table.diagram().rstrip(),
+                "```",
+                "",
+            ]
+            parts.append(
+                "\n".join([f"## {table.name}", "", *said, "| state | event | then |", "|---|---|---|", *rows, ""])
+            )
+    return "\n".join(parts)
+
+
 PAGES: Final = {
-    "errors": errors_page, "losses": losses_page, "metrics": metrics_page, "commands": commands_page, "rooms": rooms_table,
+    "errors": errors_page, "losses": losses_page, "metrics": metrics_page, "commands": commands_page,
+    "rooms": rooms_table, "states": states_page,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -258,3 +258,7 @@ def test_the_glossary_is_in_order() -> None:
     words = re.findall(r"(?m)^\| (?!word|---)([^|]+) \| [A-Z1]", (TOP / "docs" / "glossary.md").read_text())
     assert len(words) > 30
     assert words == sorted(words, key=str.casefold)
+
+
+def test_the_page_of_states_is_as_the_tables_are() -> None:
+    assert (TOP / "docs" / "states.md").read_text() == reference()["states_page"](), "make reference"

@@ -44,8 +44,8 @@ class StateTable(Generic[S, E]):
         return (state, event) in self._transitions
 
     def is_final(self, state: S) -> bool:
-        """Whether nothing can happen any more."""
-        return all(each is not state for each, _ in self._transitions)
+        """Whether nothing leads out of it."""
+        return all(following is state for each, _, following in self.rows() if each is state)
 
     def rows(self) -> Iterator[tuple[S, E, S]]:
         """(state, event, state that follows), as they were given."""

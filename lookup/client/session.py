@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 import msgspec
@@ -25,17 +25,17 @@ from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.tls import is_about_tls
+from jbi_pubsub.lookup.client.events import EventConnection
 from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
+from jbi_pubsub.lookup.client.states import LINK, LinkEvent, LinkState, RegistrarWatch, Watcher, WatchEvent, WatchState
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
     LeaseResult,
     ServiceEvent,
     ServiceItem,
-    ServiceTemplate,
     Transition,
 )
 
@@ -68,21 +68,6 @@ KEY_DIGITS: Final = 20
 """Digits of the key of a watch at most: it is an address of 64 bits."""
 
 
-class Watcher(Protocol):
-    """What a session feeds: a template, and three calls, all made on the session's threads, serially."""
-
-    template: ServiceTemplate
-
-    def snapshot(self, registrar: str, items: tuple[ServiceItem, ...]) -> None:
-        """All items that match at the registrar now."""
-
-    def changed(self, registrar: str, service_id: str, item: ServiceItem | None) -> None:
-        """One item is new or different there, or gone (None)."""
-
-    def refused(self, registrar: str, error: JbiError) -> None:
-        """The registrar can't watch this template."""
-
-
 @dataclass(slots=True)
 class _Joined:
     item: ServiceItem
@@ -95,17 +80,6 @@ class _Refused:
     why: JbiError
     pause: float
     again: float  # monotonic seconds
-
-
-@dataclass(slots=True)
-class _Watched:
-    watcher: Watcher
-    event_id: str
-    number: int
-    lease_id: str
-    resync: bool = False
-    held: dict[str, ServiceEvent] | None = None
-    """The last event of each service that came while a lookup was under way: applied behind its result."""
 
 
 class RegistrarSession:
@@ -146,14 +120,13 @@ class RegistrarSession:
         self._probe = probe
         self._is_told = False
         """That it is away because of TLS."""
-        self._compression = compression
         self._proxy = RegistrarProxy(ref, security)
         self._listener = uuid4().hex
         self._changed = threading.Condition()
         self._items: dict[str, ServiceItem] = {}
         self._watchers: dict[int, Watcher] = {}
         self._joined: dict[str, _Joined] = {}
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, RegistrarWatch] = {}
         self._ending: list[str] = []
         """Leases of what is wanted no more, until the lookup service has confirmed their end."""
         self._refused: dict[str | int, _Refused] = {}
@@ -162,16 +135,23 @@ class RegistrarSession:
         """Service ids of items that are wanted or not since they were last looked at."""
         self._dirty = True
         self._renew_by = math.inf  # monotonic seconds; only the session's thread has to do with it
-        self._stopping = False
-        self.connected = False
+        self.state = LINK.initial
         self.away_since: float | None = None
         """When it stopped to answer (monotonic seconds), None while it answers or was never tried."""
-        self._events_lost = threading.Event()
-        self._receiver: Receiver | None = None
-        self._line: Line | None = None
-        self._event_thread: threading.Thread | None = None
+        self._events = EventConnection(
+            security, name=name, compression=compression, receive=self._receive, lost=self._wake
+        )
         self._thread = threading.Thread(target=self._run, name=f"{name}-registrar", daemon=True)
-        self._name = name
+
+    @property
+    def connected(self) -> bool:
+        """Whether the lookup service answers."""
+        return self.state is LinkState.CONNECTED
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is ending, or has ended."""
+        return self.state is LinkState.LEFT
 
     def start(self) -> None:
         """Begin."""
@@ -180,7 +160,7 @@ class RegistrarSession:
     def leave(self) -> None:
         """Begin to end."""
         with self._changed:
-            self._stopping = True
+            self.state = LINK.after(self.state, LinkEvent.LEAVING)
             self._changed.notify_all()
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
@@ -188,7 +168,7 @@ class RegistrarSession:
         self.leave()
         self._thread.join(timeout)
         self._proxy.close()  # wakes a call that hangs
-        self._close_events()
+        self._events.close()
 
     def reach(self, endpoint: str) -> None:
         """The lookup service answers at `endpoint` (too): tried first from now on."""
@@ -233,13 +213,13 @@ class RegistrarSession:
         """Whether the watcher has been brought to what is there, and is told of what changes."""
         with self._changed:
             watched = self._watched.get(id(watcher))
-            return watched is not None and watched.watcher is watcher and not watched.resync and watched.held is None
+            return watched is not None and watched.watcher is watcher and watched.state is WatchState.CURRENT
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         backoff = Backoff(BACKOFF_FIRST, BACKOFF_MOST)
-        while not self._stopping:
+        while not self.has_left:
             with guarded("lookup session"):
                 try:
                     self._connect()
@@ -247,22 +227,26 @@ class RegistrarSession:
                         backoff.reset()  # not before: who answers the first call may fail at the next, always
                 except JbiError as exc:
                     self._tell_away(exc)
-            if self.connected or self.away_since is None:
-                self.away_since = time.monotonic()
-            self.connected = False
-            with guarded("lookup session"):
-                self._away()
-            self._progress()
+            self._fail()
             with self._changed:
-                if not self._stopping:
+                if not self.has_left:
                     self._changed.wait(backoff.pause())
         with guarded("lookup session"):
             self._leave()
 
+    def _fail(self) -> None:
+        with self._changed:
+            if self.away_since is None:
+                self.away_since = time.monotonic()
+            self.state = LINK.after(self.state, LinkEvent.FAILED)
+        with guarded("lookup session"):
+            self._away()
+        self._progress()
+
     def _tell_away(self, why: JbiError) -> None:
         """What passes by itself is no warning; what somebody has to mend is one, once."""
         is_news = is_about_tls(why) and not self._is_told
-        begins = self.connected or self.away_since is None
+        begins = self.away_since is None
         level = logging.WARNING if is_news else logging.INFO if begins else logging.DEBUG
         log.log(level, "lookup service %s is away: %s", ", ".join(self.ref.endpoints), why)
         self._is_told = self._is_told or is_news
@@ -276,11 +260,11 @@ class RegistrarSession:
             raise WireError(f"another lookup service answers at {self.ref.endpoints}")
         self._open_events()
         with self._changed:
-            self.connected, self.away_since = True, None
+            self.state, self.away_since = LINK.after(self.state, LinkEvent.ANSWERED), None
             self._dirty = True
             self._is_told = False
             for watched in self._watched.values():
-                watched.resync = True  # events may have been missed while we were away
+                watched.follow(WatchEvent.MISSED)  # perhaps, while we were away
         self._progress()
         for refused in self._refused.values():
             refused.again = -math.inf  # it may be another one by now
@@ -288,12 +272,12 @@ class RegistrarSession:
 
     def _work(self) -> bool:
         """One round: bring what is held to what is wanted, renew, wait for the next reason. False: stop."""
-        if self._events_lost.is_set():
+        if self._events.is_lost:
             raise WireError("event connection lost")
         self._reconcile()
         due = self._renew_by
         with self._changed:
-            if self._stopping:
+            if self.has_left:
                 return False
             if not self._dirty and due > time.monotonic():
                 self._changed.wait(min(due - time.monotonic(), self._probe))
@@ -302,7 +286,7 @@ class RegistrarSession:
             self._renew()
         elif idle:
             self._proxy.describe()  # a sign of life; raises when it is gone
-        return not self._stopping
+        return not self.has_left
 
     def _reconcile(self) -> None:
         now = time.monotonic()
@@ -329,7 +313,7 @@ class RegistrarSession:
                 if self._may_ask(key):
                     self._breathe()
                     self._watch(key, watcher)
-            elif self._watched[key].resync:
+            elif self._watched[key].state is WatchState.STALE:
                 self._resync(key, watcher)
 
     def _bring(self, service_id: str) -> None:
@@ -381,7 +365,7 @@ class RegistrarSession:
             return
         self._refused.pop(key, None)
         with self._changed:
-            self._watched[key] = _Watched(watcher, granted.event_id, granted.number, granted.lease_id, resync=True)
+            self._watched[key] = RegistrarWatch(watcher, granted.event_id, granted.number, granted.lease_id)
         self._renew_within(granted.duration, begun)
         self._resync(key, watcher)
 
@@ -409,7 +393,17 @@ class RegistrarSession:
         """
         with self._changed:
             watched = self._watched[key]
-            watched.resync, watched.held = False, {}
+            watched.follow(WatchEvent.ASKED)
+            watched.held = {}
+        try:
+            self._look(watched, watcher)
+        except BaseException:
+            with self._changed:
+                watched.follow(WatchEvent.FAILED)
+            raise
+        self._progress()
+
+    def _look(self, watched: RegistrarWatch, watcher: Watcher) -> None:
         found: dict[str, ServiceItem] = {}
         why: JbiError | None = None
         try:
@@ -418,8 +412,6 @@ class RegistrarSession:
                 if page.after:
                     self._breathe()
         except WireError:
-            with self._changed:
-                watched.resync, watched.held = True, None
             raise
         except JbiError as exc:  # the registrar's own: it would say the same again
             found.clear()
@@ -430,11 +422,10 @@ class RegistrarSession:
                 watcher.refused(self.registrar_id, why)
         while True:
             with self._changed:
-                held = watched.held
-                watched.held = {} if held else None
-            if not held:
-                self._progress()
-                return
+                held, watched.held = watched.held, {}
+                if not held:
+                    watched.follow(WatchEvent.BROUGHT)
+                    return
             for event in held.values():
                 self._tell(watcher, event)
 
@@ -445,12 +436,12 @@ class RegistrarSession:
             self._renew()
 
     def _check_going_on(self) -> None:
-        if self._stopping:
+        if self.has_left:
             raise WireError("left in the middle of its work")
 
     # -- leases -------------------------------------------------------------------------------------------------
 
-    def _held(self) -> list[_Joined | _Watched]:
+    def _held(self) -> list[_Joined | RegistrarWatch]:
         return [*self._joined.values(), *self._watched.values()]
 
     def _renew_within(self, term: float, granted: float) -> None:
@@ -506,47 +497,12 @@ class RegistrarSession:
     # -- events -------------------------------------------------------------------------------------------------
 
     def _open_events(self) -> None:
-        self._close_events()
-        token = self._proxy.open_events(self._listener)
-        sock = dial(self.ref, DATA, self._security, 10.0)
-        try:
-            line = Line(sock)
-            greet(line, Hello.of(token, compression=self._compression))
-        except JbiError:
-            sock.close()
-            raise
-        self._events_lost.clear()
-        receiver = Receiver(self._receive, lambda: b"")
-        self._receiver, self._line, self._event_thread = receiver, line, None
+        self._events.close()
+        self._events.open(self.ref, self._proxy.open_events(self._listener))
 
-        def read() -> None:
-            with guarded("lookup events"):
-                try:
-                    receiver.run(line)
-                except WireError as exc:
-                    log.debug("events from %s ended: %s", self.ref.endpoints, exc)
-            sock.close()
-            if self._receiver is receiver:
-                self._events_lost.set()
-                with self._changed:
-                    self._changed.notify_all()
-
-        thread = threading.Thread(target=read, name=f"{self._name}-events", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as exc:  # the system has no more threads for us
-            sock.close()
-            raise WireError(f"no thread for the events of {self.ref.endpoints}: {exc}") from exc
-        self._event_thread = thread
-
-    def _close_events(self) -> None:
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.stop()
-        if self._line is not None:
-            self._line.shut()  # the thread may not have come to run the receiver yet
-        if self._event_thread is not None and self._event_thread is not threading.current_thread():
-            self._event_thread.join(5.0)
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _receive(self, items: list[memoryview]) -> None:
         for item in items:
@@ -566,7 +522,7 @@ class RegistrarSession:
     def _look_again(self) -> None:
         with self._changed:
             for watched in self._watched.values():
-                watched.resync = True
+                watched.follow(WatchEvent.MISSED)
             self._dirty = True
             self._changed.notify_all()
 
@@ -586,10 +542,11 @@ class RegistrarSession:
             if event.number <= watched.number:
                 return
             if event.number > watched.number + 1:
-                watched.resync = self._dirty = True
+                watched.follow(WatchEvent.MISSED)
+                self._dirty = True
                 self._changed.notify_all()
             watched.number = event.number
-            if watched.held is not None:
+            if watched.is_looking:
                 watched.held.pop(event.service_id, None)  # the newest stands last
                 watched.held[event.service_id] = event
                 return
@@ -601,7 +558,7 @@ class RegistrarSession:
         with guarded("lookup watcher"):
             watcher.changed(self.registrar_id, event.service_id, _matching(event))
 
-    def _watched_for(self, event: ServiceEvent | EventDiagnostic) -> _Watched | None:
+    def _watched_for(self, event: ServiceEvent | EventDiagnostic) -> RegistrarWatch | None:
         """The watch that an event is for: its key was the handback. Looking for the event id would cost a step for each
         watch, and a service that comes may concern them all."""
         handback = event.handback

@@ -567,7 +567,7 @@ def test_sessions_that_do_not_end_have_the_same_seconds_for_it(
     stop, told = RegistrarSession.stop, []
 
     def stopped(session: RegistrarSession, timeout: float) -> None:
-        told.append([other._stopping for other in community.sessions()])
+        told.append([other.has_left for other in community.sessions()])
         stop(session, timeout)
 
     monkeypatch.setattr(RegistrarSession, "stop", stopped)

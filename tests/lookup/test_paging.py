@@ -21,7 +21,8 @@ from jbi_pubsub.lookup import registrar as registrar_module
 from jbi_pubsub.lookup.client import proxy as proxy_module
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
-from jbi_pubsub.lookup.client.session import RegistrarSession, _Watched
+from jbi_pubsub.lookup.client.session import RegistrarSession
+from jbi_pubsub.lookup.client.states import RegistrarWatch, WatchState
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, BOUNDS, ServiceItem, ServiceMatches, ServiceTemplate
 from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits
@@ -181,12 +182,12 @@ class Client:
         """As the session does it: register first, then look up."""
         registrar, now = self.lamps.registrar, self.lamps.now
         got = registrar.notify(RED, int(ALL_TRANSITIONS), 1000.0, now, handback=str(self.key)).result
-        self.session._watched[self.key] = _Watched(self.cache, got.event_id, got.number, got.lease_id, resync=True)
+        self.session._watched[self.key] = RegistrarWatch(self.cache, got.event_id, got.number, got.lease_id)
         self.meanwhile()
         self.resync()
 
     def resync(self) -> None:
-        while self.session._watched[self.key].resync:
+        while self.session._watched[self.key].state is WatchState.STALE:
             self.session._resync(self.key, self.cache)
 
     def meanwhile(self) -> None:

@@ -110,7 +110,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk()
     monkeypatch.setattr(session_module, "RegistrarProxy", lambda _ref, _security: made)
     monkeypatch.setattr(session_module, "time", made)
-    monkeypatch.setattr(RegistrarSession, "_open_events", lambda session: session._events_lost.clear())
+    monkeypatch.setattr(RegistrarSession, "_open_events", lambda _session: None)
     return made
 
 
@@ -149,7 +149,7 @@ def test_a_session_that_is_to_end_asks_for_nothing_more(what: str, desk: Desk) -
     def stop_at_the_tenth(name: str) -> None:
         if name == asking and desk.count[asking] == 10:
             stopping.start()
-            while not session._stopping:
+            while not session.has_left:
                 pass
 
     desk.before.append(stop_at_the_tenth)
@@ -220,6 +220,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(desk: Desk, session: 
     session.want(dict.fromkeys(printers(3)), {})
     with pytest.raises(WireTimeoutError):
         session._reconcile()
+    session._fail()
     session._connect()
     session._reconcile()
     # Expect it to know in the end, and nothing to be asked again behind that
@@ -304,7 +305,7 @@ def test_whatever_fails_meanwhile_all_that_is_wanted_stands_in_the_end_and_nothi
     with (
         mock.patch.object(session_module, "RegistrarProxy", return_value=desk),
         mock.patch.object(session_module, "time", desk),
-        mock.patch.object(RegistrarSession, "_open_events", lambda session: session._events_lost.clear()),
+        mock.patch.object(RegistrarSession, "_open_events"),
     ):
         session = a_session()
         session._connect()
@@ -315,6 +316,8 @@ def test_whatever_fails_meanwhile_all_that_is_wanted_stands_in_the_end_and_nothi
                 if session._renew_by <= desk.now:
                     session._renew()
             except WireError:
+                session._fail()
+            if not session.connected:
                 with suppress(WireError):
                     session._connect()
 
@@ -479,7 +482,8 @@ def test_a_lookup_service_that_answers_the_first_call_alone_is_not_asked_without
 
     def away() -> None:
         failures.append(1)
-        session._stopping = len(failures) == 6
+        if len(failures) == 6:
+            session.leave()
 
     session._away = away
     session.want(printers(1), {})
