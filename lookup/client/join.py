@@ -98,8 +98,8 @@ class JoinManager:
         """Leave: cancel what is registered, end all threads."""
         with self._changed:
             self._closed = True
-            sessions = list(self._sessions.values())
-            timers = list(self._handing_over)
+            sessions, timers = list(self._sessions.values()), list(self._handing_over)
+        self._progress()  # whoever waits for a lookup service waits in vain
         for timer in timers:
             timer.cancel()
         for session in sessions:
@@ -421,21 +421,21 @@ class JoinManager:
         deadline = time.monotonic() + timeout
         while True:
             with self._changed:
-                news, sessions = self._news, list(self._sessions.values())
+                news, sessions, closed = self._news, list(self._sessions.values()), self._closed
             done = sum(good(s) for s in sessions)
             away = sum(s.away_since is not None for s in sessions)  # one just found is about to answer: waited for
             if done and done + away >= len(sessions):
                 return done
             if not done and (refused := self.refused()) is not None:
                 raise refused from refused.__cause__
-            if time.monotonic() >= deadline:
+            if closed or time.monotonic() >= deadline:
                 if done:
                     return done
                 groups = self._config.lookup.groups
-                asked = [f"{at} ({why})" if why else at for at, why in self._discovery.asked().items()]
+                asked = ", ".join(f"{at} ({why})" if why else at for at, why in self._discovery.asked().items())
                 raise LookupNotFoundError(
-                    f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered within"
-                    f" {timeout + waited:.3g} s; asked: {', '.join(asked) or 'nobody'}",
+                    f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
+                    f"{'before we left' if closed else f'within {timeout + waited:.3g} s'}; asked: {asked or 'nobody'}",
                     hint="Start one with `jbi lookup`, or name its host:port in [lookup] locators",
                 )
             with self._changed:

@@ -15,7 +15,7 @@ from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.capi.objects import made
 from jbi_pubsub.capi.provider import provide
-from jbi_pubsub.cli.archive import _archives
+from jbi_pubsub.cli import archives
 from jbi_pubsub.core.config import ArchiveSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -135,8 +135,8 @@ def test_archives_behind_a_bridge_are_none_to_look_after(past: Any) -> None:
     past.bridge()
     # When somebody looks after the archives of both, expect that of the second one alone
     with pytest.raises(UnknownUidError, match="no archive"):
-        list(_archives(past.alpha.federation.config, None))
-    assert len(list(_archives(past.bravo.federation.config, None))) == 1
+        archives.found(past.alpha.federation.config)
+    assert len(archives.found(past.bravo.federation.config)) == 1
 
 
 def test_the_archive_of_another_platform_is_not_changed_through_a_bridge(past: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_query_that_passes_a_bridge_reaches_query_providers(past: Any, eventua
         # Expect what it does not keep not to be looked for there, and no archive of it to look after
         with pytest.raises(UnknownUidError):
             asker.get("ab" * 20)
-        places = list(_archives(past.bravo.federation.config, None))
+        places = archives.found(past.bravo.federation.config)
         assert len(places) == 1
     finally:
         provider.stop()

@@ -194,6 +194,11 @@ class Field:
         kept = ("connections", "threads", "publishers", "registrations", "sessions", "subscriptions", "leases")
         return {key: status[key] for key in kept}
 
+    def holds_no_more(self, party: Party, before: dict[str, Any]) -> bool:
+        """Whether it holds what it held before, on as many threads at most: one may have been about to end."""
+        now = self.held(party)
+        return now["threads"] <= before["threads"] and now | {"threads": 0} == before | {"threads": 0}
+
     def close(self) -> None:
         """Leave the servers, while they are still there."""
         self._stack.close()

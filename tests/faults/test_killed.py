@@ -38,7 +38,7 @@ def test_a_killed_publisher_leaves_nothing_at_its_delegate(
     publisher.signal(signal.SIGKILL)
 
     # Expect threads, queues, leases, registrations as before, at the delegate and in the lookup service
-    eventually(lambda: field.held(pad) == before, field.within, what=lambda: (field.held(pad), before))
+    eventually(lambda: field.holds_no_more(pad, before), field.within, what=lambda: (field.held(pad), before))
     eventually(lambda: federation.lookups[0].status()["items"] == 1, field.within)
 
 
@@ -72,7 +72,7 @@ def test_a_killed_subscriber_leaves_nothing_behind_and_its_objects_are_counted_a
         field.within,
         what=lambda: (field.held(pad), before),
     )
-    assert field.status(pad)["lost"] == {"subscriber_dead": 5}
+    eventually(lambda: field.status(pad)["lost"] == {"subscriber_dead": 5}, what=lambda: field.status(pad)["lost"])
     eventually(lambda: federation.lookups[0].status()["event_registrations"] == watching, field.within)
 
 

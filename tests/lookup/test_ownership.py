@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jbi_pubsub.core.errors import AccessDeniedError, UnknownLeaseError
+from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownLeaseError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -241,3 +242,15 @@ def test_each_lookup_service_gets_a_key_of_its_own(federation: Any) -> None:
     # Expect that one says nothing about another, nor about the secret
     assert len(keys) == 4
     assert not any("secret" in key for key in keys)
+
+
+@pytest.mark.processes
+def test_who_waits_for_a_lookup_service_is_told_when_its_process_leaves(fixtures: Any) -> None:
+    # Given a community without a lookup service, and somebody who waits a minute for one
+    community = JoinManager(fixtures.test_config(), name="left")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(community.lookup, ServiceTemplate(), timeout=60.0)
+        # When the process leaves, expect an end, with the reason
+        community.close()
+        with pytest.raises(LookupNotFoundError, match="before we left"):
+            waiting.result(30.0)
