@@ -20,7 +20,7 @@ from jbi_pubsub.core.config import Config, load
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.near import near_hint
-from jbi_pubsub.core.toml import TomlDocument, TomlError
+from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
@@ -36,11 +36,7 @@ _OF_ELEMENTS: Final = frozenset(("unit", "step", "origin", "length", "table", "a
 """Keys of what is done to values."""
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file."""
-
-
-class Place(_Part, frozen=True):
+class Place(TomlTable, frozen=True):
     """Where a side is: the settings of this process count, but for what is said here."""
 
     config: str = ""
@@ -62,7 +58,7 @@ class JbiSide(Place, frozen=True):
     one runs again. It needs an archive there."""
 
 
-class Way(_Part, frozen=True, rename={"source": "from", "target": "to"}):
+class Way(TomlTable, frozen=True, rename={"source": "from", "target": "to"}):
     """`[[direction]]`."""
 
     source: str
@@ -76,7 +72,7 @@ class Way(_Part, frozen=True, rename={"source": "from", "target": "to"}):
     rule: tuple[Rule, ...] = ()
 
 
-class BridgeFile(_Part, frozen=True):
+class BridgeFile(TomlTable, frozen=True):
     """The whole. Without directions all goes both ways."""
 
     side: dict[str, dict[str, Any]]

@@ -132,6 +132,10 @@ def read(path: Path) -> TomlDocument:
 # -- as structs -------------------------------------------------------------------------------------------------------
 
 
+class TomlTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table as a struct: a key that it has no field for is an error."""
+
+
 def typed(tables: Mapping[str, Any], kind: type[T]) -> T:
     """The tables as a struct. Raises TomlError for what does not fit, where it stands if `tables` is a TomlDocument,
     with the name that was meant by one that nobody knows."""

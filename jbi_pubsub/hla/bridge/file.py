@@ -13,7 +13,7 @@ from jbi_pubsub.bridge.file import Explained, Place, Told, check_frame, settings
 from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.toml import TomlError
+from jbi_pubsub.core.toml import TomlError, TomlTable
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.fom import PRIVILEGE, Class, ClassMember, parsed
 from jbi_pubsub.hla.proxy import modules_of
@@ -22,10 +22,6 @@ from . import policy
 from .policy import Solutions
 from .rules import ClassRule, InteractionRule, Way
 from .translation import Course, Courses, SideModel, Translation, translation
-
-
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file."""
 
 
 class HlaSide(Place, frozen=True, kw_only=True):
@@ -38,7 +34,7 @@ class HlaSide(Place, frozen=True, kw_only=True):
     """Modules of its object model, from this file's folder; (): the RTI says which it has."""
 
 
-class Time(_Part, frozen=True):
+class Time(TomlTable, frozen=True):
     """`[time]`."""
 
     couple: bool = False
@@ -47,14 +43,14 @@ class Time(_Part, frozen=True):
     """Of the surrogates, in seconds of logical time."""
 
 
-class FlowSection(_Part, frozen=True):
+class FlowSection(TomlTable, frozen=True):
     """`[flow]`."""
 
     queue: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Entries that wait in the bridge for one side; when there are more, no more are taken from the other one."""
 
 
-class HlaFile(_Part, frozen=True):
+class HlaFile(TomlTable, frozen=True):
     """The whole. Without directions all goes both ways."""
 
     side: dict[str, HlaSide]
@@ -64,7 +60,7 @@ class HlaFile(_Part, frozen=True):
     saves: str = ""
     """Folder for what is under way in the bridge when both federations save, from this file's; "": it is kept in memory
     alone."""
-    policy: dict[str, Any] = {}
+    policy: dict[str, Any] = msgspec.field(default_factory=dict)
     time: Time = Time()
     flow: FlowSection = FlowSection()
     direction: tuple[Way, ...] = ()

@@ -6,15 +6,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from jbi_pubsub.core.toml import TomlTable
+
 Rest = Literal["same", "hide"]
 """What becomes of what no rule names: it goes as what is called the same on the other side, or it does not."""
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file."""
-
-
-class MemberRule(_Part, frozen=True):
+class MemberRule(TomlTable, frozen=True):
     """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
 
     name: str = ""
@@ -35,7 +33,7 @@ class MemberRule(_Part, frozen=True):
     """What each value is there; others are left out."""
 
 
-class NamedRule(_Part, frozen=True, rename={"target": "to"}):
+class NamedRule(TomlTable, frozen=True, rename={"target": "to"}):
     """A rule of a class of objects or interactions. It counts for classes below that one too, as far as these have no
     rule of their own."""
 
@@ -56,7 +54,7 @@ class NamedRule(_Part, frozen=True, rename={"target": "to"}):
 class ClassRule(NamedRule, frozen=True):
     """`[[direction.class]]`."""
 
-    attribute: dict[str, MemberRule] = {}
+    attribute: dict[str, MemberRule] = msgspec.field(default_factory=dict)
 
     @property
     def elements(self) -> dict[str, MemberRule]:
@@ -67,7 +65,7 @@ class ClassRule(NamedRule, frozen=True):
 class InteractionRule(NamedRule, frozen=True):
     """`[[direction.interaction]]`."""
 
-    parameter: dict[str, MemberRule] = {}
+    parameter: dict[str, MemberRule] = msgspec.field(default_factory=dict)
 
     @property
     def elements(self) -> dict[str, MemberRule]:
@@ -76,7 +74,7 @@ class InteractionRule(NamedRule, frozen=True):
 
 
 class Way(
-    _Part, frozen=True, rename={"source": "from", "target": "to", "classes": "class", "interactions": "interaction"}
+    TomlTable, frozen=True, rename={"source": "from", "target": "to", "classes": "class", "interactions": "interaction"}
 ):
     """`[[direction]]`."""
 
