@@ -6,8 +6,9 @@ import math
 import random
 import statistics
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,6 +26,8 @@ from jbi_pubsub.pad.delegate import delegate as delegate_module
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.qos import enforcement
+from jbi_pubsub.qos.enforcement import Enforcement
 from jbi_pubsub.qos.meter import (
     BUCKETS,
     LONGEST,
@@ -404,17 +407,23 @@ def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     assert [samples["qos_waiting", level] for level in levels] == [4, 3, 2, 1, 0]
 
 
-def test_the_monitor_ends_with_its_delegate_and_without_qos_there_is_none(federation: Any, figures: Any) -> None:
+def test_the_monitor_ends_with_its_delegate_and_without_qos_there_is_none(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    looks: list[Enforcement] = []
+    monkeypatch.setattr(enforcement, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(Enforcement, "_look", lambda self: looks.append(self))  # a builtin is no method
     federation.lookup()
     server = federation.pad()
-    assert not [t for t in threading.enumerate() if t.name.startswith("quality-")]
     assert "qos" not in server.status()
     assert "qos" not in server.overview()
     config = msgspec.structs.replace(federation.config, qos=QosSection(mode="on"))
     managed = federation.pad("bravo", "rome", config)
-    assert [t for t in threading.enumerate() if t.name.startswith("quality-")]
+    eventually(lambda: len(looks) > 2)
     managed.stop(0.0)
-    assert not [t for t in threading.enumerate() if t.name.startswith("quality-")]
+    count = len(looks)
+    time.sleep(0.05)
+    assert len(looks) == count
 
 
 @pytest.mark.processes
