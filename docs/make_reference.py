@@ -456,7 +456,7 @@ def rooms_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-STATES: Final = {"lookup.client.states": ("LINK", "WATCH")}
+STATES: Final = {"lookup.client.states": ("LINK", "WATCH"), "subscriber.remote": ("REMOTE_SUBSCRIPTION",)}
 """Module -> its state tables."""
 
 STATES_HEAD: Final = """# States

@@ -254,13 +254,17 @@ class TimedFlow(DeliveryFlow):
 class FlowTable:
     """The flows of a session by their numbers. `changed` is the session's condition; it covers what is here as well."""
 
-    def __init__(self, changed: threading.Condition, expects_answers: Callable[[], bool]) -> None:
-        """`expects_answers`, called under the lock: whether the delegate may have granted more than we know."""
+    def __init__(
+        self, changed: threading.Condition, expects_answers: Callable[[], bool], due: Callable[[], None]
+    ) -> None:
+        """`expects_answers`, called under the lock: whether the delegate may have granted more than we
+        know; `due`: has what was consumed reported at once."""
         self.by_number: dict[int, DeliveryFlow] = {}
         self.news: deque[DeliveryFlow] = deque()
         """Those of which something was consumed since the last acknowledgement."""
         self.highest = 0
         """The number granted last, whether it is still wanted or not: later ones are higher."""
+        self.due = due
         self._changed = changed
         self._expects_answers = expects_answers
 

@@ -261,8 +261,8 @@ def test_a_delegate_that_was_away_and_is_back_gives_nothing_twice_and_tells_no_l
     again = subscriber._new_session(session.ref)
     # Expect it to be asked for nothing of before, and another delegate for all since the subscription stands
     assert local.stood_at == {pad.server_id}
-    assert again._age(local, "") == NOT_BEFORE
+    assert again.registry._age(local, "") == NOT_BEFORE
     elsewhere = subscriber._new_session(msgspec.structs.replace(session.ref, service_id="f" * 32))
-    assert elsewhere._age(local, "") >= 0.0
+    assert elsewhere.registry._age(local, "") >= 0.0
     for made in (again, elsewhere):
-        made._proxy.close()
+        made.link.close()

@@ -15,6 +15,7 @@ from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.publisher.connection import DelegateConnection
+from jbi_pubsub.subscriber.connection import DeliveryConnection
 from jbi_pubsub.subscriber.deliveries import DeliveryReader
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
@@ -103,7 +104,7 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
         (Judgement, "check", "judging an object"),
         (RecentBuffers, "look", "catching up of subscriptions"),
         (DelegateSession, "_reconcile", "subscriber session"),
-        (DelegateSession, "_receive", "delivery connection"),
+        (DeliveryConnection, "_receive", "delivery connection"),
         (DeliveryReader, "take_batch", "stream of a receiver"),
         (DelegateConnection, "_send_on_a_line", "publisher connection"),
         (LocalSubscription, "serve", "listener"),

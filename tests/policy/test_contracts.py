@@ -37,7 +37,7 @@ from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
-from jbi_pubsub.subscriber import session
+from jbi_pubsub.subscriber import registry
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 BUT_SUBSCRIBE = "[[access]]\naction = ['connect', 'publish', 'status', 'administer', 'mail']\n"
@@ -339,7 +339,7 @@ def test_a_subscription_that_is_no_longer_allowed_ends_is_told_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given two subscriptions, one to a type that will be withdrawn
-    monkeypatch.setattr(session, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(registry, "ASK_SECONDS", 0.1)
     pad = federation.pad()
     publisher, subscriber = federation.light(), federation.subscriber()
     registration = figures.register(publisher)
@@ -372,7 +372,7 @@ def test_a_session_that_may_not_connect_any_more_ends_and_comes_back(
     eventually: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "REFUSED_AGAIN", 0.3)
+    monkeypatch.setattr(registry, "REFUSED_AGAIN", 0.3)
     pad = federation.pad()
     publisher, subscriber = federation.light(), federation.subscriber()
     registration = figures.register(publisher)

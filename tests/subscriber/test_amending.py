@@ -208,7 +208,7 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
     uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40")
     assert app.wait_matched(uid) == 1
     (session,) = app._sessions.values()
-    ask = session._proxy.subscribe
+    ask = session.link.proxy.subscribe
     away = threading.Event()
     away.set()
 
@@ -217,7 +217,7 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
             raise WireError("away")
         return ask(*arguments)
 
-    monkeypatch.setattr(session._proxy, "subscribe", subscribe)
+    monkeypatch.setattr(session.link.proxy, "subscribe", subscribe)
     # When it is amended; Expect the call to say that it stands nowhere by the new terms
     assert app.amend_subscription(uid, predicate="//lat < 40", timeout=0.2) == 0
     light.publish(registration, figures.metadata(lat="50"), b"north")
@@ -324,14 +324,14 @@ def test_an_amendment_that_waits_for_a_delegate_holds_up_none_of_another_subscri
     slow, quick = (app.register_subscriber(type_name=each) for each in ("report", TYPE))
     assert [app.wait_matched(each) for each in (slow, quick)] == [1, 1]
     (session,) = [each for each in app._sessions.values() if each.stands(slow)]
-    asked, answers, ask = threading.Event(), threading.Event(), session._proxy.subscribe
+    asked, answers, ask = threading.Event(), threading.Event(), session.link.proxy.subscribe
 
     def subscribe(*arguments: Any) -> Any:
         asked.set()
         assert answers.wait(60.0)
         return ask(*arguments)
 
-    monkeypatch.setattr(session._proxy, "subscribe", subscribe)
+    monkeypatch.setattr(session.link.proxy, "subscribe", subscribe)
     stood: list[int] = []
     waiting = threading.Thread(target=lambda: stood.append(app.amend_subscription(slow, predicate="//a")))
     waiting.start()

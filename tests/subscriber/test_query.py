@@ -230,7 +230,7 @@ def test_a_query_can_be_left_at_any_time(
     # Expect each to be cancelled at the archive, and nothing of it in the session
     eventually(lambda: len(past.cancelled) == 2, what=lambda: past.cancelled)
     (session,) = subscriber._sessions.values()
-    eventually(lambda: not session.flows.by_number and not session._parts)
+    eventually(lambda: not session.flows.by_number and not session.queries.parts)
     # Expect the session to serve the next one
     assert _numbers(subscriber.query("t", limit=2)) == [1, 2]
 
@@ -372,7 +372,7 @@ def test_nothing_stays_of_many_queries(
         assert len(list(subscriber.query("t"))) == 1
     # Expect one session, and nothing in it
     (session,) = subscriber._sessions.values()
-    eventually(lambda: not session.flows.by_number and not session._parts and not session._unasked)
+    eventually(lambda: not session.flows.by_number and not session.queries.parts and not session.queries.to_cancel)
     assert past.cancelled == []
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import jbi_pubsub.lookup.server as lookup_server
+import jbi_pubsub.subscriber.registry as registry_module
 import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import Config, SubscriberAdapter
 from jbi_pubsub.core.errors import (
@@ -94,7 +95,7 @@ def test_a_refused_subscription_is_asked_for_again_when_there_may_be_room(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a subscription that a delegate has no room for
-    monkeypatch.setattr(session_module, "REFUSED_AGAIN", 0.01)
+    monkeypatch.setattr(registry_module, "REFUSED_AGAIN", 0.01)
     publish, subscriber, standing, refused = _full(federation, figures, eventually)
     # When there is room, and nothing else happens
     subscriber.cancel_subscription(standing)
@@ -169,7 +170,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(
     kept, cancelled = (subscriber.register_subscriber(type_name=TYPE) for _ in range(2))
     assert subscriber.wait_matched(kept) == subscriber.wait_matched(cancelled) == 1
     (session,) = subscriber._sessions.values()
-    unsubscribe = session._proxy.unsubscribe
+    unsubscribe = session.link.proxy.unsubscribe
     failures = iter([WireTimeoutError("no answer"), WireError("cut")])
 
     def fails_twice(right: str, uid: str) -> None:
@@ -177,12 +178,12 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(
             raise failure
         unsubscribe(right, uid)
 
-    monkeypatch.setattr(session._proxy, "unsubscribe", fails_twice)
+    monkeypatch.setattr(session.link.proxy, "unsubscribe", fails_twice)
     # When one is cancelled while the delegate does not answer
     subscriber.cancel_subscription(cancelled)
     # Expect the delegate to come to know of it, and the other one to stand
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
-    eventually(lambda: session._cancelled == {})
+    eventually(lambda: not any(each.right for each in session.registry.remotes))
     assert subscriber.wait_matched(kept) == 1
 
 
@@ -208,7 +209,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
     assert subscriber.wait_matched(first) == 1
     (session,) = subscriber._sessions.values()
     stands, asked, answer = threading.Event(), threading.Event(), threading.Event()
-    subscribe, await_standing = session._proxy.subscribe, session.flows.await_flow
+    subscribe, await_standing = session.link.proxy.subscribe, session.flows.await_flow
 
     def slowly(*arguments: Any) -> Any:
         granted = subscribe(*arguments)
@@ -220,7 +221,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
         asked.set()
         return await_standing(number)
 
-    monkeypatch.setattr(session._proxy, "subscribe", slowly)
+    monkeypatch.setattr(session.link.proxy, "subscribe", slowly)
     monkeypatch.setattr(session.flows, "await_flow", noticed)
     monkeypatch.setattr(session_module, "time", _Hurrying())
     second = subscriber.register_subscriber(type_name=TYPE)
@@ -259,7 +260,7 @@ def test_a_session_that_nobody_needs_is_not_missed_when_it_is_lost(
     if left == "nothing":
         eventually(lambda: subscriber.status()["sessions"] == [])
     else:
-        eventually(lambda: not session._lost)
+        eventually(lambda: not session.link.is_lost)
     assert len(rounds) <= 2
     # Expect the next subscription to have a session of its own
     again = subscriber.register_subscriber(type_name=TYPE)
@@ -284,7 +285,7 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
     kept = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(kept) == 1
     (session,) = subscriber._sessions.values()
-    subscribe = session._proxy.subscribe
+    subscribe = session.link.proxy.subscribe
     asked, cancelled = threading.Event(), threading.Event()
 
     def fails_once(*arguments: Any) -> Any:
@@ -295,7 +296,7 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
             raise WireTimeoutError("no answer")
         return answer
 
-    monkeypatch.setattr(session._proxy, "subscribe", fails_once)
+    monkeypatch.setattr(session.link.proxy, "subscribe", fails_once)
     lost = subscriber.register_subscriber(type_name=TYPE, recipients=recipients)
     assert asked.wait(60.0)
     assert len(pad.status()["subscriptions"]) == 2
@@ -304,7 +305,7 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
     cancelled.set()
     # Expect the delegate to come to know of it: nothing else would end it, as the session goes on
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
-    eventually(lambda: session._unsure == session._cancelled == {})
+    eventually(lambda: len(session.registry.remotes) == 1)
 
 
 def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_watched_for(
@@ -348,9 +349,9 @@ def test_a_session_that_has_ended_renews_nothing_any_more(
 
     monkeypatch.setattr(session, "_reconcile", away)
     monkeypatch.setattr(session, "_is_over", lambda _seconds: True)
-    with session._changed:  # whereupon its thread looks
-        session._dirty = True
-        session._changed.notify_all()
+    with session.link.changed:  # whereupon its thread looks
+        session.link.is_dirty = True
+        session.link.changed.notify_all()
     # Expect no lease there to be renewed
     eventually(lambda: len(subscriber._renewals) == 0)
     eventually(lambda: not subscriber._sessions)
@@ -461,7 +462,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
         ServiceRef("delegate-1", "subscriptions", ("127.0.0.1:1",)), Config(), leases,  # type: ignore[arg-type]
         name="test", is_listed=lambda _uid: True, ended=lambda _session: None,
     )  # fmt: skip
-    session._proxy = session._history = delegate  # type: ignore[assignment]
+    session.link.proxy = session.link.history = delegate  # type: ignore[assignment]
     subscription = LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
     session.want(subscription)
     return SimpleNamespace(session=session, leases=leases, delegate=delegate, subscription=subscription)
@@ -486,9 +487,9 @@ def test_a_loss_is_told_though_the_next_session_opens_at_once(between: str, alon
     # When it is lost, and its own thread opens the next one before the other thread is done with that
     if between == "a query is told":
         part.fail = lambda _why: _turn(alone)
-        alone.session._parts["q"] = part
+        alone.session.queries.parts["q"] = part
     else:
-        alone.session._receiver = SimpleNamespace(stop=lambda: _turn(alone))
+        alone.session.connection.receiver = SimpleNamespace(stop=lambda: _turn(alone))
     _lost(alone)
     # Expect the loss to be told, the next lease to be renewed, and the subscription to stand
     assert alone.subscription.lost == {"subscriber_dead": 1}
@@ -528,7 +529,7 @@ def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_th
 
 def test_a_session_that_opens_while_it_is_closed_does_not_stand(alone: Any) -> None:
     # When it is closed before the delegate has answered
-    alone.delegate.meanwhile["open"] = alone.session._stopping.set
+    alone.delegate.meanwhile["open"] = alone.session.link.stopping.set
     with pytest.raises(WireError):
         _turn(alone)
     # Expect the delegate to be told, and no lease to be renewed
@@ -551,7 +552,7 @@ def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
     alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a subscription that has had an object from a delegate that is dead
-    monkeypatch.setattr(session_module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(registry_module, "LOOK_SECONDS", 0.001)
     _turn(alone)
     registration = Platform(1.0, "r", 1, 4, 0)
     obj = InfoObject("1", TypeName("t"), b"<m/>", b"", registration)
@@ -566,7 +567,7 @@ def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
             alone.subscription.add([coming], lambda _count: None)
         return False
 
-    alone.session._left = SimpleNamespace(wait=look)
+    alone.session.link.left = SimpleNamespace(wait=look)
     alone.session._end(WireError("away"))
     # Expect nothing to be told
     assert alone.subscription.lost == {}

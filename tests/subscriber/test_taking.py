@@ -179,7 +179,7 @@ def test_a_batch_is_handed_on_with_one_step_a_subscription(process: Process, mon
 def test_the_last_item_of_all_says_that_nothing_comes_any_more(process: Process) -> None:
     subscription = process.subscribe(1)
     process.take(whole(1, 1), ITEM.pack(END, 0))
-    assert process.session._parted
+    assert process.session.link.is_parted
     assert [obj.platform.sequence for obj in subscription.drain()] == [1]
 
 

@@ -1,0 +1,324 @@
+"""Subscriptions as they are at one delegate, as far as the subscriber knows: a state each, changed by the table alone.
+
+Pure: the session's lock covers all of it, and whoever calls acts on what is returned after that lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+from typing import Final
+
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError
+from jbi_pubsub.core.state import StateTable
+
+from .flows import DeliveryFlow, FlowTable
+from .subscription import LocalSubscription
+
+
+class RemoteState(Enum):
+    """States of a subscription at a delegate."""
+
+    WANTED = auto()
+    """It is to be asked for."""
+    ASKED = auto()
+    """The delegate is being asked."""
+    UNSURE = auto()
+    """The delegate was asked, and has not answered: it may stand there or not."""
+    STANDING = auto()
+    AMENDING = auto()
+    """It stands, and the delegate was asked for other terms."""
+    REFUSED = auto()
+    LOST = auto()
+    """It stood in a session that is lost, and has not been told so yet."""
+    DROPPED = auto()
+    """It is not wanted any more, and the delegate has not answered yet."""
+    CANCELLING = auto()
+    """It is not wanted any more, and the delegate has not confirmed the end."""
+    ENDED = auto()
+
+
+class RemoteEvent(Enum):
+    """Events in the life of a subscription at a delegate."""
+
+    WANT = auto()
+    UNWANT = auto()
+    ASK = auto()
+    GRANT = auto()
+    KEEP = auto()
+    """New terms are refused: it stands as before."""
+    REFUSE = auto()
+    MISS = auto()
+    """No answer has come."""
+    LOSE = auto()
+    """The session is lost."""
+    TELL = auto()
+    """What may be lost with the session is told."""
+    EXPEL = auto()
+    LAPSE = auto()
+    """The lease of mail has ended."""
+    RETRY = auto()
+    CONFIRM = auto()
+    """The delegate confirms the end."""
+
+
+_S, _E = RemoteState, RemoteEvent
+
+REMOTE_SUBSCRIPTION: Final = StateTable(
+    "subscription at a delegate",
+    _S.WANTED,
+    {
+        (_S.WANTED, _E.ASK): _S.ASKED,
+        (_S.WANTED, _E.UNWANT): _S.ENDED,
+        (_S.WANTED, _E.GRANT): _S.STANDING,  # an answer that comes after an end, and another wish, that overtook it
+        (_S.WANTED, _E.REFUSE): _S.REFUSED,
+        (_S.WANTED, _E.MISS): _S.UNSURE,
+        (_S.ASKED, _E.ASK): _S.ASKED,
+        (_S.ASKED, _E.GRANT): _S.STANDING,
+        (_S.ASKED, _E.REFUSE): _S.REFUSED,
+        (_S.ASKED, _E.MISS): _S.UNSURE,
+        (_S.ASKED, _E.UNWANT): _S.DROPPED,
+        (_S.ASKED, _E.LOSE): _S.LOST,
+        (_S.UNSURE, _E.ASK): _S.ASKED,
+        (_S.UNSURE, _E.REFUSE): _S.REFUSED,
+        (_S.UNSURE, _E.UNWANT): _S.DROPPED,
+        (_S.UNSURE, _E.LOSE): _S.WANTED,
+        (_S.STANDING, _E.ASK): _S.AMENDING,
+        (_S.STANDING, _E.UNWANT): _S.CANCELLING,
+        (_S.STANDING, _E.LOSE): _S.LOST,
+        (_S.STANDING, _E.EXPEL): _S.REFUSED,
+        (_S.STANDING, _E.LAPSE): _S.WANTED,
+        (_S.AMENDING, _E.ASK): _S.AMENDING,
+        (_S.AMENDING, _E.GRANT): _S.STANDING,
+        (_S.AMENDING, _E.KEEP): _S.STANDING,
+        (_S.AMENDING, _E.REFUSE): _S.REFUSED,
+        (_S.AMENDING, _E.MISS): _S.AMENDING,
+        (_S.AMENDING, _E.UNWANT): _S.DROPPED,
+        (_S.AMENDING, _E.LOSE): _S.LOST,
+        (_S.AMENDING, _E.EXPEL): _S.REFUSED,
+        (_S.AMENDING, _E.LAPSE): _S.ASKED,
+        (_S.REFUSED, _E.RETRY): _S.WANTED,
+        (_S.REFUSED, _E.GRANT): _S.STANDING,  # as for what is wanted
+        (_S.REFUSED, _E.REFUSE): _S.REFUSED,
+        (_S.REFUSED, _E.UNWANT): _S.ENDED,
+        (_S.LOST, _E.TELL): _S.WANTED,
+        (_S.LOST, _E.REFUSE): _S.REFUSED,
+        (_S.LOST, _E.UNWANT): _S.ENDED,
+        (_S.DROPPED, _E.ASK): _S.DROPPED,  # so that it can be cancelled
+        (_S.DROPPED, _E.WANT): _S.ASKED,
+        (_S.DROPPED, _E.GRANT): _S.CANCELLING,
+        (_S.DROPPED, _E.KEEP): _S.CANCELLING,
+        (_S.DROPPED, _E.REFUSE): _S.ENDED,
+        (_S.DROPPED, _E.MISS): _S.DROPPED,
+        (_S.DROPPED, _E.LOSE): _S.ENDED,
+        (_S.CANCELLING, _E.WANT): _S.WANTED,
+        (_S.CANCELLING, _E.CONFIRM): _S.ENDED,
+        (_S.CANCELLING, _E.LOSE): _S.ENDED,
+    },
+)
+
+_UNWANTED: Final = frozenset({_S.DROPPED, _S.CANCELLING, _S.ENDED})
+_STANDS: Final = frozenset({_S.STANDING, _S.AMENDING})
+_OUTSTANDING: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.LOST})
+_TO_ASK: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.AMENDING, _S.DROPPED})
+
+
+class RemoteSubscription:
+    """A subscription at the delegate."""
+
+    __slots__ = ("flow", "is_expected", "right", "state", "subscription", "was_refused", "why")
+
+    def __init__(self, subscription: LocalSubscription) -> None:
+        self.subscription = subscription
+        self.state = REMOTE_SUBSCRIPTION.initial
+        self.flow: DeliveryFlow | None = None
+        """Its objects, while it stands; and when it is lost, until that is told."""
+        self.why: JbiError | None = None
+        """The reason of its refusal; or, while it stands, why it is not evaluated for some registration."""
+        self.right = ""
+        """The right to cancel what the delegate has, and is to end: that was not answered yet."""
+        self.is_expected = False
+        """Whether it is older than what it is to stand for there: that may have had objects for it."""
+        self.was_refused = False
+        """Whether it was refused when it was asked for last: said once is enough."""
+
+    def happen(self, event: RemoteEvent) -> None:
+        """Go on to the state that follows."""
+        self.state = REMOTE_SUBSCRIPTION.after(self.state, event)
+
+    def allows(self, event: RemoteEvent) -> bool:
+        """Whether that can happen, to what has gone on while the delegate was asked."""
+        return REMOTE_SUBSCRIPTION.allows(self.state, event)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the delegate has it now."""
+        return self.state in _STANDS
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is to stand there."""
+        return self.state not in _UNWANTED
+
+    @property
+    def is_to_ask(self) -> bool:
+        """Whether the delegate is to be asked for it, which nobody is doing now."""
+        if self.state is _S.STANDING and self.flow is not None:
+            return self.flow.revision != self.subscription.revision
+        return self.state in _TO_ASK
+
+
+class RemoteSubscriptions:
+    """All of one session. `flows`: those that stand have theirs there."""
+
+    def __init__(self, flows: FlowTable) -> None:
+        self._flows = flows
+        self._records: dict[str, RemoteSubscription] = {}
+
+    def __iter__(self) -> Iterator[RemoteSubscription]:
+        return iter(list(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, uid: str) -> RemoteSubscription | None:
+        """The subscription of that id."""
+        return self._records.get(uid)
+
+    def standing(self) -> list[DeliveryFlow]:
+        """The flows of those that stand."""
+        return [each.flow for each in self if each.stands and each.flow is not None]
+
+    def is_outstanding(self) -> bool:
+        """Whether the delegate has been asked, or will be, for what may stand there by now."""
+        return any(each.state in _OUTSTANDING for each in self)
+
+    def want(self, subscription: LocalSubscription, *, is_expected: bool) -> None:
+        """It is to stand there."""
+        record = self._records.setdefault(subscription.uid, RemoteSubscription(subscription))
+        record.is_expected = record.is_expected or is_expected
+        if not record.is_wanted:
+            record.happen(_E.WANT)
+
+    def unwant(self, uid: str) -> DeliveryFlow | None:
+        """It is to stand there no more; the flow that is to be cancelled, if it stood."""
+        record = self._records.get(uid)
+        if record is None or not record.is_wanted:
+            return None
+        flow = self._end_flow(record) if record.stands else None
+        record.happen(_E.UNWANT)
+        self._settle(record)
+        return flow
+
+    def grant(self, record: RemoteSubscription, flow: DeliveryFlow) -> None:
+        """The delegate has it now."""
+        record.why = None
+        self._end_flow(record)
+        record.happen(_E.GRANT)
+        if record.stands:
+            record.flow = flow
+            self._flows.add(flow)
+
+    def refuse(self, record: RemoteSubscription, why: JbiError) -> DeliveryFlow | None:
+        """The delegate does not have it; the flow that is to be cancelled, if it stands by terms that are over."""
+        flow = self._end_flow(record) if record.stands else None
+        is_to_cancel = not record.is_wanted and bool(record.right)
+        record.why = why
+        record.happen(_E.KEEP if is_to_cancel else _E.REFUSE)
+        self._settle(record)
+        return flow
+
+    def lose(self, session_id: str, *, is_told: bool) -> list[DeliveryFlow]:
+        """That session is lost: the flows of those that stood in it. Mail goes on by its own leases. `is_told`: of what
+        may be lost they were told already."""
+        lost = []
+        for record in self:
+            record.right = "" if record.right == session_id else record.right
+            if not record.subscription.request.direct:
+                continue
+            if record.stands:
+                flow = self._end_flow(record)
+                lost += [flow] if flow is not None else []
+                record.happen(_E.LOSE)
+                if is_told:
+                    record.happen(_E.TELL)
+                else:
+                    record.flow = flow
+            elif record.state in (_S.UNSURE, _S.DROPPED, _S.CANCELLING):
+                record.happen(_E.LOSE)
+                self._settle(record)
+        return lost
+
+    def lose_granted(self, record: RemoteSubscription, flow: DeliveryFlow) -> None:
+        """It was granted in a session that is lost meanwhile."""
+        if record.state is _S.ASKED:
+            record.flow = flow
+        if record.state in (_S.ASKED, _S.DROPPED):
+            record.happen(_E.LOSE)
+            self._settle(record)
+
+    def take_lost(self) -> list[DeliveryFlow]:
+        """The flows of all that are lost, which are about to be told so."""
+        flows = []
+        for record in self:
+            if record.state is _S.LOST:
+                record.happen(_E.TELL)
+                if record.flow is not None:
+                    flows.append(record.flow)
+                record.flow = None
+        return flows
+
+    def expel(self, flow: DeliveryFlow) -> bool:
+        """The delegate has ended it, and has told it so; whether it stood."""
+        record = self._of(flow)
+        if record is None:
+            return False
+        self._end_flow(record)
+        record.happen(_E.EXPEL)
+        record.why, record.was_refused = AccessDeniedError("access was withdrawn"), True
+        return True
+
+    def lapse(self, flow: DeliveryFlow) -> bool:
+        """The lease of its mail has ended; whether it stood."""
+        record = self._of(flow)
+        if record is None:
+            return False
+        self._end_flow(record)
+        record.happen(_E.LAPSE)
+        return True
+
+    def retry(self) -> None:
+        """Those that are refused are asked for again."""
+        for record in self:
+            if record.state is _S.REFUSED:
+                record.happen(_E.RETRY)
+
+    def confirm(self, uid: str, right: str) -> None:
+        """The delegate has answered to the end of it."""
+        record = self._records.get(uid)
+        if record is not None and record.right == right:
+            record.right = ""
+            if record.state is _S.CANCELLING:
+                record.happen(_E.CONFIRM)
+                self._settle(record)
+
+    def miss(self, records: Iterable[RemoteSubscription]) -> None:
+        """No answer has come for these."""
+        for record in records:
+            if record.allows(_E.MISS):
+                record.happen(_E.MISS)
+
+    def _of(self, flow: DeliveryFlow) -> RemoteSubscription | None:
+        record = self._records.get(flow.subscription.uid)
+        return record if record is not None and record.stands and record.flow is flow else None
+
+    def _end_flow(self, record: RemoteSubscription) -> DeliveryFlow | None:
+        flow, record.flow = record.flow, None
+        if flow is not None and self._flows.by_number.get(flow.number) is flow:
+            self._flows.remove(flow.number)
+        return flow
+
+    def _settle(self, record: RemoteSubscription) -> None:
+        """Forget what has ended."""
+        if REMOTE_SUBSCRIPTION.is_final(record.state):
+            del self._records[record.subscription.uid]
