@@ -28,6 +28,8 @@ from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.services import NO_CLAIMS
 
+pytestmark = pytest.mark.processes
+
 
 class DenyAll(AllowAll):
     """Nobody may do anything."""
@@ -175,7 +177,6 @@ def servers(fixtures: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         }
 
 
-@pytest.mark.processes
 def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
     exported = {
         (name, method)
@@ -186,7 +187,6 @@ def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
     assert exported == {*ASKING, *BY_RIGHT}
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("name", "method"), ASKING, ids=str)
 def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method: str) -> None:
     call = getattr(servers[name], method)
@@ -194,7 +194,6 @@ def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method
         call(Caller("192.0.2.7:1"), *ASKING[name, method])
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("name", "method"), BY_RIGHT, ids=str)
 def test_what_an_id_opens_needs_that_id(servers: dict[str, Any], name: str, method: str) -> None:
     call = getattr(servers[name], method)
