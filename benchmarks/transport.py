@@ -19,7 +19,7 @@ from typing import Any
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
-from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.pad.server.server import _whole

@@ -66,8 +66,8 @@ from jbi_pubsub.pad.delegate.overview import (
     types_of,
 )
 from jbi_pubsub.pad.delegate.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
+from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.late_join import LateJoiners, narrowing
-from jbi_pubsub.pad.egress.queue import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.ingress.pipeline import GAP_MOST, Pipeline, Refused
 from jbi_pubsub.pad.ingress.stages import PEER, Stages, stages_of
@@ -1158,7 +1158,7 @@ class Delegate:
         for type_ in {topic.type for topic in topics}:
             decision = rights.of(type_)
             if decision:
-                predicates[type_] = effective(subscription, decision)
+                predicates[type_] = effective(subscription.predicate, decision)
                 subscription.narrowed_by = decision.rule if decision.where else subscription.narrowed_by
         return {topic: predicates[topic.type] for topic in topics if topic.type in predicates}
 

@@ -23,7 +23,8 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.pad.egress.queue import Backlog, Budget, Waiting, backlog_of
+from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.queue import Backlog, Waiting, backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.dissemination import Disseminated, Seal, disseminate, takes
 from jbi_pubsub.pad.matching.match_table import MatchTable
@@ -371,7 +372,7 @@ class LateJoiners:
             joiner.backlog.drop(parcel)
             return
         if parcel.expires and group.session is not None:
-            group.session.is_expiring = True
+            group.session.expect_expiry()
         if joiner.subscription.is_replayed:  # its queue is placed: nothing goes out together with others
             group.found += OVERHEAD + parcel.size
             joiner.backlog.owe(Waiting(parcel, arrived=parcel.since or came))

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
 from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
-from jbi_pubsub.core.wire.hub import HubSender, Turns
+from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
+from jbi_pubsub.pad.egress.batches import Batches, Parts, item_head, placed_head
+from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.flights import Flights
 from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting
-from jbi_pubsub.pad.egress.session import Delivery, Parts, SubscriberSession, chunk_head, item_head, placed_head
-from jbi_pubsub.pad.model.quality import CatchingUp, Quality
+from jbi_pubsub.pad.egress.queues import Delivery, SessionQueues
+from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.pad.model.quality import CatchingUp, PriorityQueue, Quality
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import SHARED_MOST
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST
@@ -36,37 +39,6 @@ URGED_MOST: Final = 16
 """Queues of a session that are told their losses out of turn in a sweep: losses must not take the link."""
 PREFETCH_SECONDS: Final = 0.1
 """For so long, and a round trip, an application has enough."""
-
-
-class PriorityQueue(Protocol):
-    """What holds objects back for one subscription, by level: see qos/queue.py."""
-
-    levels: int
-    next_expiry: float
-
-    def __len__(self) -> int: ...
-    def put(self, waiting: Waiting, now: float) -> None: ...
-    def select(self, level: int, now: float) -> Waiting | None: ...
-    def is_front(self, waiting: Waiting, now: float) -> bool: ...
-    def take(self) -> Waiting: ...
-    def has_room_for(self, parcel: Parcel, now: float) -> bool: ...
-    def is_least(self, parcel: Parcel) -> bool: ...
-    def drop_least(self) -> Waiting: ...
-    def drop_oldest(self) -> Waiting: ...
-    def expire(self, now: float) -> None: ...
-    def refresh(self, now: float) -> bool: ...
-
-
-class Links(Turns, Protocol):
-    """Which sessions are behind which links, and when they send: see qos/bandwidth.py."""
-
-    def assign(self, sender: HubSender, link: str) -> None:
-        """It is behind that link; "": behind none."""
-        ...
-
-    def leave(self, sender: HubSender) -> None:
-        """It is over."""
-        ...
 
 
 class Cut(Iterator[memoryview]):
@@ -110,7 +82,7 @@ class LevelledQueue(SubscriptionQueue):
 
     __slots__ = (
         "_from",
-        "_session",
+        "_queues",
         "_since",
         "contract",
         "cut_level",
@@ -121,18 +93,18 @@ class LevelledQueue(SubscriptionQueue):
         "urged",
     )
 
-    def __init__(self, subscription: Subscription, session: LevelledSession, *, held: bool) -> None:
+    def __init__(self, subscription: Subscription, queues: LevelledQueues, *, held: bool) -> None:
         super().__init__(subscription, held=held)
-        self._session = session
+        self._queues = queues
         self.contract = subscription.contract or Contract()
         if subscription.is_replayed and subscription.contract is not None:
             self.contract = CatchingUp(self.contract, self.is_past)
         self.link = ""
         """That its session was told of."""
-        self.levelled = session.quality.queue_of(
-            self.contract, lambda waiting, cause: session.dropped(self, waiting, cause)
+        self.levelled: PriorityQueue[Waiting] = queues.quality.queue_of(
+            self.contract, lambda waiting, cause: queues.dropped(self, waiting, cause)
         )
-        self.live = _Fifo(self.levelled)
+        self.live = self.levelled
         self.rings = 0
         """Bit mask of the levels that it waits for its turn at."""
         self.cut_level = 0
@@ -171,7 +143,7 @@ class LevelledQueue(SubscriptionQueue):
 
     def put(self, waiting: Waiting, size: int) -> None:
         """One more waits, of `size` bytes; whatever is lost for it is told."""
-        now = self._session.now
+        now = self._queues.now
         if not waiting.arrived:
             waiting.arrived = waiting.parcel.since or now
         waiting.put_into(self)
@@ -185,8 +157,26 @@ class LevelledQueue(SubscriptionQueue):
             return False
         return self.source.head() is waiting if self.source is not None else self.levelled.is_front(waiting, now)
 
-    def drop_least(self) -> Waiting:
-        """Of the least important the oldest, to be lost; before them what came before the subscription."""
+    @property
+    def policy(self) -> str:
+        """What happens when it is full."""
+        said = self.contract.settings.queue or self.subscription.request.policy
+        return "drop_oldest" if said == "drop_least" else said
+
+    def has_place_for(self, parcel: Parcel) -> bool:
+        """Whether that object takes another one's place; what has expired makes room."""
+        self.levelled.expire(self._queues.now)
+        return self.levelled.has_room_for(parcel, self._queues.now)
+
+    def give_way(self, parcel: Parcel) -> Waiting | None:
+        """Of the least important the oldest, before them what came before the subscription; by age alone if policies
+        say so."""
+        if self.policy != "drop_oldest":
+            return None
+        if self.contract.settings.queue == "drop_oldest":
+            return self.drop_oldest()
+        if self.levelled.is_least(parcel):
+            return None
         if self.source is not None:
             return self.drop_oldest()
         waiting = self.levelled.drop_least()
@@ -206,26 +196,6 @@ class LevelledQueue(SubscriptionQueue):
         taken = (self.consumed - self._from) / (now - self._since)
         self._since, self._from = now, self.consumed
         self.prefetch = min(self.bound, max(PREFETCH_LEAST, int(2 * taken * (PREFETCH_SECONDS + trip))))
-
-
-class _Fifo:
-    """A queue by level as subscription queues know what is live; puts go to it directly."""
-
-    def __init__(self, queue: PriorityQueue) -> None:
-        self._queue = queue
-        self.take = queue.take
-        self.drop_oldest = queue.drop_oldest
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def put(self, waiting: Waiting) -> None:
-        """Not known when."""
-        raise NotImplementedError
-
-    def head(self) -> Waiting:
-        """Not known of which level."""
-        raise NotImplementedError
 
 
 class ByLevel:
@@ -279,12 +249,6 @@ class ByLevel:
             self._known = strategy
             self._shares.set(strategy, strategy.link)
 
-    def popleft(self) -> SubscriptionQueue:
-        """Whoever is next."""
-        found = self.next(ALL)
-        assert found is not None
-        return found[0]
-
     def clear(self) -> None:
         """Nobody waits any more."""
         for ring in self._rings:
@@ -294,99 +258,45 @@ class ByLevel:
         self.levels = 0
 
 
-class LevelledSession(SubscriberSession):
-    """See the module."""
+class LevelledQueues(SessionQueues):
+    """The queues of one session, by level."""
 
-    def __init__(self, session_id: str, *, quality: Quality, **options: Any) -> None:
-        """`options`: those of SubscriberSession."""
-        super().__init__(session_id, **options)
+    def __init__(self, quality: Quality, flights: Flights, *session: Any) -> None:
+        """`session`: as that of SessionQueues."""
+        super().__init__(*session)
         self.quality = quality
-        self._ready: ByLevel = ByLevel(quality.strategy)
-        self._sender.levels = self._levels
-        self._sender.backlog = lambda: self._bytes
-        self._busy: dict[LevelledQueue, None] = {}
+        self.ready: ByLevel = ByLevel(quality.strategy)
+        self.busy: dict[LevelledQueue, None] = {}
         """Those that may have something waiting."""
         self.now = 0.0
-        self._piece = self._chunk
-        self._level = 0
-        """What is taken just now counts as."""
-        self._is_whole = False
-        """Nothing is to come behind it in its batch."""
+        self._flights = flights
 
-    # -- in -----------------------------------------------------------------------------------------------------
-
-    def add(self, subscription: Subscription, *, held: bool = False) -> None:
+    def add(self, subscription: Subscription, *, held: bool) -> LevelledQueue:
         """Open the subscription's queue; `held`: nothing goes out before `catch_up`."""
-        super().add(subscription, held=held)
-        queue = self._queues[subscription.number]
-        assert isinstance(queue, LevelledQueue)
-        self._follow_links([queue])
-
-    def _new_queue(self, subscription: Subscription, *, held: bool) -> SubscriptionQueue:
-        return LevelledQueue(subscription, self, held=held)
+        queue = self.by_number[subscription.number] = LevelledQueue(subscription, self, held=held)
+        return queue
 
     def offer(
-        self,
-        deliveries: Sequence[Delivery],
-        *,
-        at_once: bool = False,
-        blocked: list[Delivery] | None = None,
-        waited: float = 0.0,
+        self, deliveries: Sequence[Delivery], blocked: list[Delivery] | None, waited: float
     ) -> list[Subscription]:
-        """As that of SubscriberSession; how long it waited already counts for deadlines."""
-        self.now = self._clock()
-        return super().offer(deliveries, at_once=at_once, blocked=blocked, waited=waited)
+        """Let objects in; how long it waited already counts for deadlines."""
+        self.now = self.clock()
+        return super().offer(deliveries, blocked, waited)
 
-    def _put(self, queue: SubscriptionQueue, parcels: Sequence[Parcel]) -> None:
-        self.now = self._clock()
-        super()._put(queue, parcels)
+    def put(self, queue: SubscriptionQueue, parcels: Sequence[Parcel]) -> None:
+        """Objects that there is room for, each by itself."""
+        self.now = self.clock()
+        super().put(queue, parcels)
 
     def dropped(self, queue: LevelledQueue, waiting: Waiting, cause: Cause) -> None:
         """It is not in the queue any more."""
         queue.forget(waiting)
         queue.leaves(waiting.parcel)
-        if waiting.places == 0:
-            self._charge(-waiting.parcel.size)
-        self._lose(queue, cause)
+        self.free(waiting)
+        self.lose(queue, cause)
 
-    def _make_room(self, queue: SubscriptionQueue, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
-        """See SubscriberSession; the least important goes first, be it the object itself."""
-        assert isinstance(queue, LevelledQueue)
-        queue.levelled.expire(self.now)
-        if not self._is_full(queue) or queue.levelled.has_room_for(parcel, self.now):
-            return True, True
-        if self._policy(queue) != "drop_oldest":
-            return super()._make_room(queue, parcel, waits=waits)
-        is_by_age = queue.contract.settings.queue == "drop_oldest"  # because policies say so; else by importance
-        return self._displace(queue, parcel, is_by_age=is_by_age), True
-
-    def _policy(self, queue: SubscriptionQueue) -> str:
-        assert isinstance(queue, LevelledQueue)
-        said = queue.contract.settings.queue or queue.subscription.request.policy
-        return "drop_oldest" if said == "drop_least" else said
-
-    def _displace(self, queue: LevelledQueue, parcel: Parcel, *, is_by_age: bool) -> bool:
-        """Drop what is less important, or has waited longer, until there is room; whether there is."""
-        before, others_hold = queue.waiting_bytes, self._bytes >= self._budget.session_share
-        wanted = parcel.size if others_hold else 0
-        dropped = 0
-
-        def is_wanting() -> bool:
-            return queue.is_full(self._budget.share) or before - queue.waiting_bytes < wanted
-
-        while queue.waiting and is_wanting() and (is_by_age or not queue.levelled.is_least(parcel)):
-            waiting = queue.drop_oldest() if is_by_age else queue.drop_least()
-            if waiting.places == 0:
-                self._charge(-waiting.parcel.size)
-            dropped += 1
-        has_room = not is_wanting()
-        if not has_room:
-            queue.subscription.matched += 1
-        if count := dropped + (not has_room):
-            self._lose(queue, Cause.QUEUE_OVERFLOW, count)
-        return has_room
-
-    def _make_ready(self, queue: Any) -> None:
+    def make_ready(self, queue: Any) -> None:
+        """It has its turn at each level that it can send something at."""
         if queue.cutting is None and not queue.untold:
             if not queue.waiting:
                 return
@@ -394,65 +304,107 @@ class LevelledSession(SubscriberSession):
             if rings and queue.source is None and not queue.levelled.levels & ~rings:
                 return  # it waits for its turn at all levels that it has something for
         if queue.prefetch <= queue.sent - queue.consumed and queue.waiting:
-            now = self._clock()
-            queue.adapt(now, self._delay.seconds(now))
-        self._busy[queue] = None
-        self._ready.append(queue)
+            queue.adapt(self.clock(), self._flights.seconds)
+        self.busy[queue] = None
+        self.ready.append(queue)
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    def reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
+        """Meters are told how long the way to the application was behind the queue: on the link, and there."""
+        under_way = self._flights.seconds
+        for number, (waited, jitter) in delays.items():
+            queue = self.by_number.get(number)
+            meter = queue.subscription.contract.meter if queue and queue.subscription.contract else None
+            if meter is not None:
+                meter.reached(under_way + waited / 1e6, jitter / 1e6)
 
-    def _levels(self) -> int:
+    def look(self) -> list[LevelledQueue]:
+        """Lose what has expired, follow settings that have changed, let losses that had no turn have one; those that
+        had something waiting."""
+        self.now = now = self.clock()
+        self.ready.look()
+        urged, trip = 0, self._flights.seconds
+        busy = list(self.busy)
+        for queue in busy:
+            queue.levelled.refresh(now)
+            queue.levelled.expire(now)
+            queue.adapt(now, trip)
+            if queue.untold and queue.cutting is None and not queue.urged and urged < URGED_MOST:
+                queue.urged = True
+                urged += 1
+            self.ready.append(queue)
+            if not queue.waiting and not queue.rings and not queue.untold and queue.cutting is None:
+                del self.busy[queue]
+        return busy
+
+
+class LevelledBatches(Batches):
+    """The next batch of what waits, of the levels that it is allowed."""
+
+    queues: LevelledQueues
+
+    def __init__(self, sender: HubSender, *session: Any) -> None:
+        """`session`: as that of Batches."""
+        super().__init__(*session)
+        self._sender = sender
+        self._piece = self.size_of_chunk
+        self._level = 0
+        """What is taken just now counts as."""
+        self._is_whole = False
+        """Nothing is to come behind it in its batch."""
+
+    def levels(self) -> int:
         """Bit mask of what could go out now; maybe of what has just gone or expired, too. Asked without our lock."""
-        levels = self._ready.levels
-        if self._granted or self._expelled or self._is_to_ask or (self._parting and not levels):
+        levels, notices, ending = self.queues.ready.levels, self.notices, self.queues.ending
+        if notices.is_waiting or (notices.is_parting and not levels):
             return levels | TOP
-        if self._finished and self._is_finished:
+        if ending and any(queue.has_gone_out for queue in tuple(ending)):
             return levels | TOP
         return levels
 
-    def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
+    def take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
         """What goes out next, of these levels: queues take turns. On the hub's thread."""
         items: list[Parts] = []
         size = highest = 0
-        with self._changed:
-            self._freed = 0
-            self.now = self._clock()
-            self._piece = min(self._chunk, max_bytes)
-            self._is_whole = False
-            while len(items) < max_items and size < max_bytes and not self._is_whole:
-                found = self._ready.next(levels)
-                if found is None:
-                    break
-                queue, self._level = found
-                sent = self._next(queue, items, max_items, max_bytes - size)
-                self._ready.charge(self._level, sent)
-                highest = max(highest, self._level)
-                size += sent
-                self._make_ready(queue)
-            self._sender.level = highest if items else max(0, levels.bit_length() - 1)
-            self._take_rest(items, max_items)
+        queues = self.queues
+        self.freed = 0
+        queues.now = queues.clock()
+        self._piece = min(self.size_of_chunk, max_bytes)
+        self._is_whole = False
+        while len(items) < max_items and size < max_bytes and not self._is_whole:
+            found = queues.ready.next(levels)
+            if found is None:
+                break
+            queue, self._level = found
+            sent = self.take_turn(queue, items, max_items, max_bytes - size)
+            queues.ready.charge(self._level, sent)
+            highest = max(highest, self._level)
+            size += sent
+            queues.make_ready(queue)
+        self._sender.level = highest if items else max(0, levels.bit_length() - 1)
+        self.take_notices(items, max_items)
         return items
 
-    def _next(self, queue: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+    def take_turn(self, queue: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        """Put what goes out next of that queue behind `items`; its bytes."""
         if queue.cutting is not None:
-            item = self._next_chunk(queue)
+            item = self.next_chunk(queue)
         elif queue.untold:
-            item = self._next_notice(queue)
+            item = self.next_loss(queue)
             queue.urged = queue.urged and bool(queue.untold)
         else:
-            return self._next_run(queue, items, max_items, max_bytes)
+            return self._take_run(queue, items, max_items, max_bytes)
         items.append(item)
         return sum(map(len, item))
 
-    def _next_run(self, first: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
+    def _take_run(self, first: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Objects of one level, one if others wait there, too; one that others take as well goes by itself."""
         level, most = self._level, min(first.credit, max_items - len(items))
-        largest = self._chunk if self._piece >= self._chunk else 2 * self._piece
+        largest = self.size_of_chunk if self._piece >= self.size_of_chunk else 2 * self._piece
         head = item_head([first])
         is_queue, take = first.source is None, first.levelled.take
         count = size = sent = 0
         while count < most and sent < max_bytes:
-            waiting = first.levelled.select(level, self.now) if is_queue else self._head(first, level)
+            waiting = first.levelled.select(level, self.queues.now) if is_queue else self._head(first, level)
             if waiting is None or (count and (len(waiting.queues) > 1 or waiting.parcel.size > largest)):
                 break
             parcel = waiting.parcel
@@ -460,30 +412,30 @@ class LevelledSession(SubscriberSession):
                 self._take_from([first], waiting)
                 first.cutting, first.cut_level = Cut(parcel.parts), level
                 first.goes(parcel)
-                items.append(self._next_chunk(first))
+                items.append(self.next_chunk(first))
                 return sum(map(len, items[-1]))
             if len(waiting.queues) > 1:
-                return self._next_shared(first, waiting, items)
+                return self._take_shared(first, waiting, items)
             if first.feed is not None:
                 head = placed_head(first, parcel)
             if not is_queue:
                 self._take_from([first], waiting)
                 items.append((head, *parcel.parts))
-                self._fly(first.counted, 1)
+                self.flights.add(first.counted, 1)
                 return len(head) + parcel.size
             take()
             waiting.places -= 1
             if not waiting.places:
-                self._freed += parcel.size
+                self.freed += parcel.size
             items.append((head, *parcel.parts))
             count += 1
             size += parcel.size
             sent += len(head) + parcel.size
-            if self._ready.levels >> level & 1:  # somebody else's turn
+            if self.queues.ready.levels >> level & 1:  # somebody else's turn
                 break
         if count:
             first.took(count, size)
-            self._fly(first.counted, count)
+            self.flights.add(first.counted, count)
         return sent
 
     def _head(self, queue: LevelledQueue, level: int) -> Waiting | None:
@@ -491,23 +443,21 @@ class LevelledSession(SubscriberSession):
         while queue.source is not None:  # of what came before the subscription
             waiting = queue.source.head()
             deadline = queue.contract.of(waiting.parcel).deadline
-            has_expired = 0.0 < waiting.parcel.expires <= self.now
-            is_in_time = deadline is None or not waiting.arrived or self.now < waiting.arrived + deadline
+            has_expired = 0.0 < waiting.parcel.expires <= self.queues.now
+            is_in_time = deadline is None or not waiting.arrived or self.queues.now < waiting.arrived + deadline
             if is_in_time and not has_expired:
                 return waiting
-            queue.drop_oldest()
-            if waiting.places == 0:
-                self._charge(-waiting.parcel.size)
-            self._lose(queue, Cause.EXPIRED if has_expired else Cause.DEADLINE)
-        return queue.levelled.select(level, self.now)
+            self.queues.free(queue.drop_oldest())
+            self.queues.lose(queue, Cause.EXPIRED if has_expired else Cause.DEADLINE)
+        return queue.levelled.select(level, self.queues.now)
 
-    def _next_shared(self, first: LevelledQueue, waiting: Waiting, items: list[Parts]) -> int:
+    def _take_shared(self, first: LevelledQueue, waiting: Waiting, items: list[Parts]) -> int:
         """An object for all subscriptions that could send it now; it counts as what the most important of them is."""
         together: list[LevelledQueue] = [first]
         for one in waiting.queues:
             if one is not first and len(together) < SHARED_MOST:
                 assert isinstance(one, LevelledQueue)
-                if one.has_next(waiting, self.now):
+                if one.has_next(waiting, self.queues.now):
                     together.append(one)
         parcel = waiting.parcel
         level = max(self._level, *(one.contract.of(parcel).importance - 1 for one in together))
@@ -518,7 +468,7 @@ class LevelledSession(SubscriberSession):
             self._level = level
         self._take_from(together, waiting)
         waiting.queues = waiting.queues[SHARED_MOST:] or () if waiting.places else ()
-        self._fly(tuple([one.subscription for one in together]), 1)
+        self.flights.add(tuple([one.subscription for one in together]), 1)
         head = item_head(together)
         items.append((head, *parcel.parts))
         return len(head) + parcel.size
@@ -529,51 +479,48 @@ class LevelledSession(SubscriberSession):
             queue.took(1, waiting.parcel.size)
             waiting.places -= 1
         if waiting.places == 0:
-            self._freed += waiting.parcel.size
+            self.freed += waiting.parcel.size
 
-    def _next_chunk(self, queue: SubscriptionQueue) -> Parts:
+    def cut(self, queue: Any) -> tuple[list[memoryview], bool]:
+        """The next piece, as large as it may be by now, and whether it is the last one. Raises StorageError."""
+        cut: Cut = queue.cutting
+        return cut.take(self._piece)
+
+
+class LevelledSession(SubscriberSession):
+    """See the module."""
+
+    _queues: LevelledQueues
+    _batches: LevelledBatches
+
+    def __init__(self, session_id: str, *, quality: Quality, **options: Any) -> None:
+        """`options`: those of SubscriberSession."""
+        self._quality = quality
+        super().__init__(session_id, **options)
+        self._sender.levels = self._batches.levels
+        self._sender.backlog = lambda: self._queues.size
+
+    def make_queues(self, budget: Budget, clock: Callable[[], float]) -> SessionQueues:
+        """Queues by level."""
+        return LevelledQueues(self._quality, self._flights, budget, clock, self._sender.ready)
+
+    def make_batches(self, chunk: int) -> Batches:
+        """Batches by level."""
+        return LevelledBatches(self._sender, self._queues, self._flights, self._notices, chunk)
+
+    def add(self, subscription: Subscription, *, held: bool = False) -> SubscriptionQueue:
+        """Open the subscription's queue; `held`: nothing goes out before `catch_up`."""
+        queue = super().add(subscription, held=held)
         assert isinstance(queue, LevelledQueue)
-        assert isinstance(queue.cutting, Cut)
-        try:
-            pieces, is_last = queue.cutting.take(self._piece)
-        except StorageError as exc:
-            return self._break_off(queue, exc)
-        if is_last:
-            queue.cutting = None
-        self._fly(queue.counted if is_last else (), 1)
-        return chunk_head(queue, is_last=is_last), *pieces
-
-    # -- meanwhile ----------------------------------------------------------------------------------------------
-
-    def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
-        """Meters are told how long the way to the application was behind the queue: on the link, and there."""
-        under_way = self._delay.seconds(self._clock())
-        for number, (waited, jitter) in delays.items():
-            queue = self._queues.get(number)
-            meter = queue.subscription.contract.meter if queue and queue.subscription.contract else None
-            if meter is not None:
-                meter.reached(under_way + waited / 1e6, jitter / 1e6)
+        self._follow_links([queue])
+        return queue
 
     def sweep(self) -> None:
-        """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,
-        a few times a second."""
-        if not self._busy:
+        """What waits is looked at, see LevelledQueues. On the hub's thread, a few times a second."""
+        if not self._queues.busy:
             return
         with self._changed:
-            self.now = now = self._clock()
-            self._ready.look()
-            urged, trip = 0, self._delay.seconds(now)
-            busy = list(self._busy)
-            for queue in busy:
-                queue.levelled.refresh(now)
-                queue.levelled.expire(now)
-                queue.adapt(now, trip)
-                if queue.untold and queue.cutting is None and not queue.urged and urged < URGED_MOST:
-                    queue.urged = True
-                    urged += 1
-                self._ready.append(queue)
-                if not queue.waiting and not queue.rings and not queue.untold and queue.cutting is None:
-                    del self._busy[queue]
+            busy = self._queues.look()
             self._changed.notify_all()
         self._follow_links(busy)
         self._sender.ready()
@@ -585,13 +532,13 @@ class LevelledSession(SubscriberSession):
             link = queue.contract.settings.link
             if link != queue.link:
                 queue.link = link
-                self.quality.links.assign(self._sender, link)
-                if self._closed:  # meanwhile: it has left already
-                    self.quality.links.leave(self._sender)
+                self._quality.links.assign(self._sender, link)
+                if self._queues.is_closed:  # meanwhile: it has left already
+                    self._quality.links.leave(self._sender)
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
         super().close(cause)
         with self._changed:  # a sweep may be under way
-            self._busy.clear()
-        self.quality.links.leave(self._sender)
+            self._queues.busy.clear()
+        self._quality.links.leave(self._sender)

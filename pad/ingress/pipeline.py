@@ -32,7 +32,7 @@ from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LargeObject, Pa
 from jbi_pubsub.core.quality import LEVELS, Shape
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.ingress.stages import Stages
 from jbi_pubsub.pad.ingress.totals import Account

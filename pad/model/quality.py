@@ -12,13 +12,12 @@ import msgspec
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Settings, Shape, Strategy, Wish
+from jbi_pubsub.core.wire import hub
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
 
 if TYPE_CHECKING:
     from jbi_pubsub.lookup.client.join import JoinManager
-    from jbi_pubsub.pad.egress.queue import Waiting
-    from jbi_pubsub.pad.ingress.levels import Links, PriorityQueue
 
 
 class Shaping(Protocol):
@@ -89,6 +88,47 @@ class Turns(Protocol):
         ...
 
 
+class QueuedObject(Protocol):
+    """An object that waits for a subscriber."""
+
+    parcel: Parcel
+    arrived: float
+
+
+Q = TypeVar("Q", bound=QueuedObject)
+
+
+class PriorityQueue(Protocol[Q]):
+    """What holds objects back for one subscription, by level: see qos/queue.py."""
+
+    levels: int
+    next_expiry: float
+
+    def __len__(self) -> int: ...
+    def put(self, waiting: Q, now: float) -> None: ...
+    def select(self, level: int, now: float) -> Q | None: ...
+    def is_front(self, waiting: Q, now: float) -> bool: ...
+    def take(self) -> Q: ...
+    def has_room_for(self, parcel: Parcel, now: float) -> bool: ...
+    def is_least(self, parcel: Parcel) -> bool: ...
+    def drop_least(self) -> Q: ...
+    def drop_oldest(self) -> Q: ...
+    def expire(self, now: float) -> None: ...
+    def refresh(self, now: float) -> bool: ...
+
+
+class Links(hub.Turns, Protocol):
+    """Which sessions are behind which links, and when they send: see qos/bandwidth.py."""
+
+    def assign(self, sender: hub.HubSender, link: str) -> None:
+        """It is behind that link; "": behind none."""
+        ...
+
+    def leave(self, sender: hub.HubSender) -> None:
+        """It is over."""
+        ...
+
+
 class Quality(Protocol):
     """Makes contracts and enforces them. Safe from several threads. Whoever is given one closes it."""
 
@@ -121,7 +161,7 @@ class Quality(Protocol):
         """How levels share what is short, now."""
         ...
 
-    def queue_of(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> PriorityQueue:
+    def queue_of(self, contract: Contract, lost: Callable[[Q, Cause], None]) -> PriorityQueue[Q]:
         """What holds objects back for a contract; `lost`: what it has lost, or not let in."""
         ...
 

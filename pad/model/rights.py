@@ -14,7 +14,6 @@ from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, narrowed
-from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -65,14 +64,14 @@ def type_wanted(request: SubscriptionRequest) -> TypeName:
     return TypeName(subject.type, subject.version)
 
 
-def effective(subscription: Subscription, decision: Decision) -> Predicate | None:
-    """What a subscription is matched by: its predicate, and what the rules let through. Raises PredicateError, which
-    does not say what the rules are."""
+def effective(own: Predicate | None, decision: Decision) -> Predicate | None:
+    """What a subscription is matched by: its own predicate, and what the rules let through. Raises PredicateError,
+    which does not say what the rules are."""
     if not decision.where:
-        return subscription.predicate
+        return own
     condition: Condition = (decision.where, decision.namespaces)
     try:
-        return narrowed(subscription.predicate, condition)
+        return narrowed(own, condition)
     except PredicateError as exc:
         raise PredicateError(
             "the predicate is too long or too costly together with what the access policy adds",

@@ -20,8 +20,8 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.wire.endpoint import Caller
+    from jbi_pubsub.pad.model.durable import Durable
     from jbi_pubsub.pad.model.rights import Rights
-    from jbi_pubsub.pad.past.durable import Durable
 
 
 FAR: Final = sys.maxsize

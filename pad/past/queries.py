@@ -68,11 +68,12 @@ from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate, size_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.dissemination import Seal, disseminate, takes
+from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.quality import Pulled, Shaping
 from jbi_pubsub.pad.model.quota import NO_SHARE, RequestQuota, Share
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of, provenance_of
-from jbi_pubsub.pad.past.durable import Durable, Durables, owner_of
+from jbi_pubsub.pad.past.durable import Durables, owner_of
 from jbi_pubsub.pad.past.store_protocol import Results
 from jbi_pubsub.protocol.replies import Counted, Deleted, Described, Explained, Finished, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, Start, SubscriptionRequest, View, check_namespaces
@@ -411,7 +412,7 @@ class History:
         with self._changed:
             self._replays[feed.key] = feed
             self._begin()
-        session.add_replay(subscription, feed, durable)
+        session.feeds.add_replay(subscription, feed, durable)
 
     def attach(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """A durable subscription comes, perhaps again; a new one that begins with the present, with the object at
@@ -469,7 +470,7 @@ class History:
         with self._changed:
             open_now = [feed for feed in self._replays.values() if feed.subscription.durable is durable]
         for feed in open_now:
-            feed.session.fall_back(feed.subscription, position)
+            feed.session.feeds.fall_back(feed.subscription, position)
             feed.wake()
         return True
 
@@ -698,7 +699,7 @@ class History:
             feed.share = self._quota.take(feed.caller, size_of("a query", feed.request))
             self._feeds[feed.key] = feed
             self._begin()
-        feed.session.add_query(feed.subscription, feed)
+        feed.session.feeds.add_query(feed.subscription, feed)
 
     def _begin(self) -> None:
         """Under the lock: there is something for the thread."""
@@ -790,9 +791,9 @@ class History:
             return
         until = self._clock() + SLICE_SECONDS
         while True:
-            count, size = feed.session.room(feed.subscription)
+            count, size = feed.session.feeds.room(feed.subscription)
             if count < 0:  # its end is told, or on its way, or its session is over
-                if feed.session.has(feed.subscription):
+                if feed.session.feeds.has(feed.subscription):
                     return
                 self._leave(feed, feed.told.state if feed.told is not None else "cancelled")
                 return
@@ -845,7 +846,7 @@ class History:
                 feed.session.lose(subscription, Cause.OVERSIZE)
             parcels += [selected.parcel for selected in result.selected]
         self._results += len(parcels)
-        feed.session.put(subscription, parcels)
+        feed.session.feeds.put(subscription, parcels)
         return len(parcels)
 
     # -- who catches up -------------------------------------------------------------------------------------------
@@ -856,7 +857,7 @@ class History:
             return
         until = self._clock() + SLICE_SECONDS
         while True:
-            count, size = feed.session.room(feed.subscription)
+            count, size = feed.session.feeds.room(feed.subscription)
             if count < 0:
                 self._leave_replay(feed)
                 return
@@ -915,7 +916,7 @@ class History:
         """Ask for what is between where it is and where positions stand now. False: later."""
         try:
             if feed.target <= feed.after:
-                feed.target = self._archive.here(lambda position: feed.session.rearm(feed.subscription, position))
+                feed.target = self._archive.here(lambda position: feed.session.feeds.rearm(feed.subscription, position))
             self._archive.wait_synced(feed.target)
             feed.revision = feed.subscription.revision & ~1  # one that is being amended is asked for again
             query = self._round(feed)
@@ -975,10 +976,10 @@ class History:
 
     def _goes_on(self, feed: ReplayFeed) -> bool:
         """A round is over: whether there is another one now."""
-        found = feed.session.go_live(feed.subscription)
+        found = feed.session.feeds.go_live(feed.subscription)
         if found == "overrun":
             feed.is_through = False
-            if (again := feed.session.again_from(feed.subscription)) >= 0:
+            if (again := feed.session.feeds.again_from(feed.subscription)) >= 0:
                 feed.after, feed.target = again, 0
         elif found == "full":
             self._alarm(feed, FULL_SECONDS)  # nobody tells that what waits has gone out
@@ -1009,7 +1010,7 @@ class History:
             state, progress.matched, progress.candidates, progress.verified, self._clock() - feed.opened, why,
             feed.asked.left_out,
         )  # fmt: skip
-        feed.session.finish(feed.subscription, msgspec.msgpack.encode(told), drop=drop)
+        feed.session.feeds.finish(feed.subscription, msgspec.msgpack.encode(told), drop=drop)
 
 
 def _seen(progress: Progress, asked: Asked) -> Progress:

@@ -217,7 +217,7 @@ class SubscriberCalls:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
             if session_id and isinstance(exc, AccessDeniedError | QosDeniedError):
-                delegate.session(session_id).was_refused = True
+                delegate.session(session_id).note_refused()
             return Subscribed(error=report(exc))
 
     @exported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jbi_pubsub.pad.egress.queue import DELAY_SECONDS, Delay
+from jbi_pubsub.pad.egress.flights import DELAY_SECONDS, Delay
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -47,9 +47,9 @@ def test_a_status_tells_the_delay_of_a_subscriber_that_does_not_acknowledge(
 
     # When a day goes by on the delegate's clock without an acknowledgement of the next one
     (session,) = pad.delegate._sessions.values()
-    clock = session._clock
-    session._delay.sent(1, clock)
-    session._clock = lambda: clock() + 86_400
+    clock = session._flights.clock
+    session._flights.delay.sent(1, clock)
+    session._flights.clock = lambda: clock() + 86_400
 
     # Expect it to be told
     assert pad.status()["delay_ms"] > 86_000_000

@@ -17,7 +17,7 @@ from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, LOSS, OBJECT, Heard

@@ -223,7 +223,7 @@ def test_what_is_overtaken_while_a_slow_one_falls_back_is_not_lost(
     place.take()
     # When it falls back, as it takes no more, and that object is offered then; and it acknowledges what it has
     place.send(fast, *range(3, 15))
-    replay = place.session._queues[granted.number].replay
+    replay = place.session._queues.by_number[granted.number].replay
     assert replay is not None
     assert not replay.is_live
     deliver()
@@ -387,7 +387,7 @@ def test_it_may_be_set_anywhere(place: Lasting, keeping: MemoryKeeping) -> None:
         place.found[granted.number].clear()
         assert place.history.reset("fusion-1", MINE, start, None)
         assert place.until(granted, len(positions)) == positions
-        queue = place.session._queues[granted.number]
+        queue = place.session._queues.by_number[granted.number]
         place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: queue.sent})))
     place.again()
     assert place.history.reset("fusion-1", MINE, Start("after", after=9), None)

@@ -162,7 +162,7 @@ def test_a_query_gets_what_its_conditions_say(place: Asking, request_: dict[str,
     assert opened.end == min(20, request_.get("up_to", 20))
     # And nothing of it is left
     eventually(lambda: place.history.status()["open"] == 0)
-    assert place.session.queries == 0
+    assert not place.session._queues
 
 
 def test_a_query_and_a_subscription_of_one_predicate_get_the_same(place: Asking) -> None:
@@ -301,7 +301,7 @@ def test_a_delegate_has_a_limit_too(make: Callable[..., Asking], monkeypatch: py
     with pytest.raises(BackPressureError, match="too many"):
         place.ask()
     eventually(lambda: not place.history.status()["open"])
-    assert place.session.queries == 0
+    assert not place.session._queues
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(
     with pytest.raises(error, match=what):
         place.ask(**request_)
     assert not place.history._feeds
-    assert place.session.queries == 0
+    assert not place.session._queues
 
 
 # -- who may ------------------------------------------------------------------------------------------------------

@@ -348,33 +348,33 @@ def test_what_is_offered_late_or_early_comes_once(
     def offer(*positions: int) -> None:
         assert session.offer([(subscription, at(position)) for position in positions]) == []
 
-    session.add_replay(subscription, feed)
-    assert session.room(subscription)[0] == 0, "held"
+    session.feeds.add_replay(subscription, feed)
+    assert session.feeds.room(subscription)[0] == 0, "held"
     session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
     # When objects are offered before it is armed with 5, and after
     offer(1, 4)
-    session.rearm(subscription, 5)
+    session.feeds.rearm(subscription, 5)
     offer(3, 5, 6, 8)
-    session.put(subscription, [at(1), at(2)])
+    session.feeds.put(subscription, [at(1), at(2)])
     place.take()
     # Expect none of those up to 5 but from the feed, and later ones behind
     assert found == [1, 2]
     # When more comes than it may hold, and it is armed again
     offer(9, 10, 11, 12, 13)
-    assert session.go_live(subscription) == "overrun"
+    assert session.feeds.go_live(subscription) == "overrun"
     offer(14)
-    session.rearm(subscription, 14)
+    session.feeds.rearm(subscription, 14)
     offer(13, 14, 15, 0)
     place.take()
     assert found == [1, 2, 0]
     # Expect it to be armed afresh, also when nothing was too much: what was behind comes from the feed
-    session.rearm(subscription, 15)
+    session.feeds.rearm(subscription, 15)
     offer(15, 16, 17)
-    session.put(subscription, [at(3), at(5), at(15)])
+    session.feeds.put(subscription, [at(3), at(5), at(15)])
     # Expect it not to live while its queue is more than half full, and then to have each once
-    assert session.go_live(subscription) == "full"
+    assert session.feeds.go_live(subscription) == "full"
     place.take()
-    assert session.go_live(subscription) == "live"
+    assert session.feeds.go_live(subscription) == "live"
     offer(14, 15, 18)
     session._acked(0, msgspec.msgpack.encode([{77: 6}]))
     place.take()
@@ -383,18 +383,18 @@ def test_what_is_offered_late_or_early_comes_once(
     assert feed.woken
     # And what is behind to be counted when it ends
     other = compile_subscription(SubscriptionRequest("s", bound=6), owner=place.session_id, number=78)
-    session.add_replay(other, feed)
-    session.rearm(other, 20)
+    session.feeds.add_replay(other, feed)
+    session.feeds.rearm(other, 20)
     assert session.offer([(other, at(21)), (other, at(22))]) == []
     assert session.remove(other) == other.matched == 2
     assert session.remove(subscription) == 0, "all was acknowledged"
     assert place.delegate._budget.used == 0
     # And one that is behind by no more than half of its queue to live, however full that would be
     third = compile_subscription(SubscriptionRequest("t", bound=6), owner=place.session_id, number=79)
-    session.add_replay(third, feed)
-    session.rearm(third, 30)
+    session.feeds.add_replay(third, feed)
+    session.feeds.rearm(third, 30)
     assert session.offer([(third, at(position)) for position in (31, 32, 33, 34)]) == []
-    assert session.go_live(third) == "live"
+    assert session.feeds.go_live(third) == "live"
     session.remove(third)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.pad.egress import session as delivery
-from jbi_pubsub.pad.egress.queue import Budget
+from jbi_pubsub.pad.egress import batches
+from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import CHUNK_BYTES, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
@@ -116,7 +116,7 @@ def test_an_object_for_more_than_one_item_can_name_goes_in_several(
     session: SubscriberSession, subscribe: Callable[..., Subscription], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given items that can name two, and five subscriptions, of which the last can take an object before the others can
-    monkeypatch.setattr(delivery, "SHARED_MOST", 2)
+    monkeypatch.setattr(batches, "SHARED_MOST", 2)
     ours = [subscribe(n, bound=1) for n in (1, 2, 3, 4, 5)]
     first, second = _parcel(1), _parcel(2)
     session.offer([(s, first) for s in ours[:4]])
@@ -225,8 +225,8 @@ def test_what_waits_for_one_alone_leaves_as_a_run_within_its_credit(
     reader.read()
     reader.acknowledge({1: 2})
     looks: list[int] = []
-    next_one = session._next
-    monkeypatch.setattr(session, "_next", lambda *given: (looks.append(1), next_one(*given))[1])
+    next_one = session._batches.take_turn
+    monkeypatch.setattr(session._batches, "take_turn", lambda *given: (looks.append(1), next_one(*given))[1])
     # When five more come in a batch, expect four to go at once, with one look at who is next, and one to wait
     session.offer([(subscription, _parcel(n)) for n in range(4, 9)])
     assert reader.read() == 4
@@ -236,7 +236,7 @@ def test_what_waits_for_one_alone_leaves_as_a_run_within_its_credit(
     session._acked(3, b"")
     assert (subscription.delivered, session.in_flight) == (6, 1)
     assert session.remove(subscription) == 2
-    assert (session.in_flight, session._budget.used) == (0, 0)
+    assert (session.in_flight, session._queues.budget.used) == (0, 0)
 
 
 def test_a_run_stops_at_a_batchs_end(session: SubscriberSession, subscribe: Callable[..., Subscription]) -> None:
@@ -277,7 +277,7 @@ def test_a_run_for_several_goes_once_and_ends_where_they_part(
     assert reader.items[:3] == [(SHARED, (1, 2), n) for n in (1, 2, 3)]
     reader.acknowledge({})
     assert [s.delivered for s in ours] == [4, 5]
-    assert session._budget.used == 0
+    assert session._queues.budget.used == 0
 
 
 def test_a_batch_of_acknowledged_objects_is_accounted_for_in_one_step(
@@ -286,9 +286,9 @@ def test_a_batch_of_acknowledged_objects_is_accounted_for_in_one_step(
     subscription = subscribe(1)
     session.offer([(subscription, _parcel(n)) for n in range(1, 401)])
     Subscriber(session).read()
-    assert len(session._flying) == 1
+    assert len(session._flights) == 1
     session._acked(400, b"")
-    assert (subscription.delivered, len(session._flying)) == (400, 0)
+    assert (subscription.delivered, len(session._flights)) == (400, 0)
 
 
 @pytest.mark.long

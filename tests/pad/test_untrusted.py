@@ -52,7 +52,7 @@ from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delegate.delegate import UNATTACHED_SECONDS
-from jbi_pubsub.pad.egress.queue import SHARE, Budget
+from jbi_pubsub.pad.egress.budget import SHARE, Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.pad.server.server import DisseminationServer

@@ -24,7 +24,8 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.egress.queue import Backlog, Budget, Waiting
+from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.queue import Backlog, Waiting
 from jbi_pubsub.pad.ingress.levels import ALL, LevelledSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
@@ -310,7 +311,7 @@ def test_a_session_that_closes_while_it_is_swept_is_on_no_link_afterwards() -> N
     # Expect the link to have nobody
     [row] = scene.quality.links.status()
     assert row["destinations"] == 0
-    assert not scene.session._busy
+    assert not scene.session._queues.busy
 
 
 def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
