@@ -21,40 +21,34 @@ from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar, Unpack
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakMethod, WeakSet
 
 import msgspec
 
-from jbi_pubsub.codegen.bundle import read_bundle
-from jbi_pubsub.codegen.repository import InformationType as OpenType
-from jbi_pubsub.codegen.repository import TypeRepository, type_name
-from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import (
     AdapterStateError,
     ConfigurationError,
     JbiError,
-    MetadataError,
     QosDeniedError,
-    SchemaError,
     UnknownUidError,
     WireError,
     unknown_uid,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
+from jbi_pubsub.core.info_object import InfoObject, TypeName
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.xml import Element, parse_metadata
-from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.conditions import compile_conditions
-from jbi_pubsub.protocol.entries import PAD_TYPE, PUBLISHER_TYPE, ArchiveEntry, InformationType
+from jbi_pubsub.protocol.entries import ArchiveEntry
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import (
     NEW,
@@ -76,7 +70,6 @@ from .asking import (
     Explanations,
     archives_with,
     bindings,
-    check_version,
     key_of,
     request_for,
     request_of,
@@ -84,7 +77,7 @@ from .asking import (
     split_type,
 )
 from .coverage import places_of
-from .fitness import Fitness
+from .first_level import FirstLevel, FirstLevelTemplates
 from .listeners import ListenerPool
 from .moments import Moment, start_at
 from .owner import secret_of
@@ -92,8 +85,9 @@ from .published import Matching, Published, type_asked
 from .query import QUERY_SECONDS, Query, QueryListener, QueryPart
 from .session import DelegateSession
 from .signed import SignatureCheck
-from .subscription import FirstLevel, LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
+from .subscription import LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
 from .waiting import Waiting
+from .watches import TemplateWatch, has_past
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
@@ -106,8 +100,6 @@ CLOSED_AT_ONCE: Final = 16
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
 
 class SubscriberAdapter:
@@ -135,11 +127,10 @@ class SubscriberAdapter:
         self._closed = True  # until there is something to close
         self._name = self._claimed(name)
         self._signatures: SignatureCheck | None = None
-        self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
         self._subscriptions: dict[str, LocalSubscription] = {}
-        self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
-        self._by_uid: dict[str, _Watch] = {}
+        self._watches: dict[tuple[EntryRep, ...], TemplateWatch] = {}
+        self._by_uid: dict[str, TemplateWatch] = {}
         self._sessions: dict[str, DelegateSession] = {}
         self._told: dict[str, str] = {}
         """Of subscriptions without a match: why, as it was told last."""
@@ -155,6 +146,9 @@ class SubscriberAdapter:
         self._closed = False
         self._published = Published(self._community, self._config)
         self._archives = Archives(self._config)
+        forget_if_idle = _weakly(self._forget_if_idle, otherwise=None)
+        types = TypeRepository(cache_dir=self._config.type_cache())
+        self._templates = FirstLevelTemplates(self._published, types, forget_if_idle)
         self._queries: WeakSet[Query] = WeakSet()
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
@@ -272,28 +266,27 @@ class SubscriberAdapter:
         begin = start_at(start, now=time.time(), latest_by=latest_by or "")
         secret = self._secret(durable) if durable is not None else token_hex(16)
         request = SubscriptionRequest(
-            owned_uid("subscription", secret),
-            (),
-            predicate or "",
-            payload_filter or "",
-            tuple(namespaces.items()),
-            language,
-            suppress_empty,
-            not recipients if direct is None else direct,
-            tuple(recipients or ()),
-            self._config.queue.bound if bound is None else bound,
-            policy or self._config.queue.policy,
-            self._config.queue.block_seconds,
-            tuple((attributes or {}).items()),
-            secret if recipients or durable else "",  # others are their session's, and told to every peer that matches
-            qos or Wish(),
-            begin,
-            durable or "",
-            ack or "auto",
-            view or "metadata",
-            unlike or "",
-            local,
-            unfiltered or "withhold",
+            uid=owned_uid("subscription", secret),
+            predicate=predicate or "",
+            payload_filter=payload_filter or "",
+            namespaces=tuple(namespaces.items()),
+            language=language,
+            suppress_empty=suppress_empty,
+            direct=not recipients if direct is None else direct,
+            recipients=tuple(recipients or ()),
+            bound=self._config.queue.bound if bound is None else bound,
+            policy=policy or self._config.queue.policy,
+            block_seconds=self._config.queue.block_seconds,
+            attributes=tuple((attributes or {}).items()),
+            secret=secret if recipients or durable else "",  # others are their session's, and told to all that match
+            qos=qos or Wish(),
+            start=begin,
+            durable=durable or "",
+            ack=ack or "auto",
+            view=view or "metadata",
+            unlike=unlike or "",
+            local=local,
+            unfiltered=unfiltered or "withhold",
         )
         _check_durable(request)
         compile_conditions(request)  # bad input is refused here, before anybody is asked or told
@@ -302,13 +295,12 @@ class SubscriberAdapter:
         first_level = FirstLevel(
             template=template, schema=schema, marks=marks, name=type_name or "", version=version or "",
             is_derived=language == "xpath" and view != "combined", locations=locations or {},
+            well_formed=well_formed, validate=validate,
         )  # fmt: skip
-        entries, type_of_template = self._entries(first_level, predicate or "", namespaces)
+        entries, type_of_template = self._templates.entries(first_level, predicate or "", namespaces)
         request = msgspec.structs.replace(request, entries=entries)
         check_request(request)
-        fitness = self._fitness(
-            schema, marks, type_name or "", version or "", locations or {}, well_formed=well_formed, validate=validate
-        )
+        fitness = self._templates.fitness(first_level)
         told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
         kind = PlacedSubscription if durable or begin != NEW else LocalSubscription
         subscription = kind(request, told, self._listeners)
@@ -363,7 +355,7 @@ class SubscriberAdapter:
             )  # fmt: skip
             compile_conditions(request)
             assert local.first_level is not None
-            entries, opened = self._entries(local.first_level, predicate, prefixes)
+            entries, opened = self._templates.entries(local.first_level, predicate, prefixes)
             request = msgspec.structs.replace(request, entries=entries)
             try:
                 with self._rewatching(local, entries, opened, deadline):
@@ -603,17 +595,17 @@ class SubscriberAdapter:
         """What is asked, of which archives."""
         self._check_open()
         timeout = seconds_of(given.get("timeout"), QUERY_SECONDS)
-        called, template = type_name or "", given.get("template")
+        called, version = type_name or "", given.get("version") or ""
         entries: tuple[EntryRep, ...] = ()
-        version = given.get("version") or ""
         client = self._config.client
         request_of(called, (), given, client=client, now=time.time(), timeout=timeout)  # bad input: nobody is asked
-        if template is not None:
-            first_level = FirstLevel(
-                template=template, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
-                locations=given.get("locations") or {},
-            )  # fmt: skip
-            entries, opened = self._entries(first_level, "", {})
+        first_level = FirstLevel(
+            template=given.get("template"), schema=given.get("schema"), marks=given.get("marks"), name=called,
+            version=version, locations=given.get("locations") or {}, well_formed=given.get("well_formed", False),
+            validate=given.get("validate", False),
+        )  # fmt: skip
+        if first_level.template is not None:
+            entries, opened = self._templates.entries(first_level, "", {})
             self._forget_if_idle(opened)
             typed, entries = split_type(entries)
             called = typed.name or called
@@ -621,45 +613,8 @@ class SubscriberAdapter:
             called, self._listed_archives(), is_published=self._published.is_published, at=given.get("at")
         )
         request = request_of(name, entries, given, client=client, now=time.time(), timeout=timeout)
-        fitness = self._fitness(
-            given.get("schema"), given.get("marks"), name, version, given.get("locations") or {},
-            well_formed=given.get("well_formed", False), validate=given.get("validate", False),
-        )  # fmt: skip
+        fitness = self._templates.fitness(replace(first_level, name=name))
         return Asking(request, archives, key_of(request), timeout, fitness)
-
-    def _fitness(
-        self,
-        schema: Source | None,
-        marks: Source | None,
-        name: str,
-        version: str,
-        locations: Mapping[str, Path],
-        *,
-        well_formed: bool,
-        validate: bool,
-    ) -> Fitness | None:
-        """What metadata have to be. Raises ConfigurationError, SchemaError."""
-        if not validate:
-            return Fitness(None) if well_formed else None
-        if schema is not None:
-            bundle = read_bundle(
-                source(schema), marks=None if marks is None else source(marks), name=name,
-                version=version or DEFAULT_VERSION, locations=locations,
-            )  # fmt: skip
-            return Fitness(self._published.by(bundle))
-        if not (name and version):
-            raise ConfigurationError(
-                "validate=True needs the type and its version", hint="Name both, or give the schema"
-            )
-        wanted = TypeName(self._published.meant(name).name or name, version)
-        by = self._published.opened(wanted.name, version) or self._published.registered(wanted)
-        if by is None:
-            raise SchemaError(
-                f"no schema is known to validate {wanted} by",
-                hint="Give the schema, or add the type to the type repository (`jbi types add`)",
-                type=str(wanted),
-            )
-        return Fitness(by)
 
     def _archive_items(self) -> list[ServiceItem]:
         """One of each archive. Raises LookupNotFoundError."""
@@ -760,65 +715,6 @@ class SubscriberAdapter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # -- first level --------------------------------------------------------------------------------------------
-
-    def _entries(
-        self, given: FirstLevel, predicate: str, namespaces: Mapping[str, str]
-    ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
-        """The templates of the first level, and the type whose schema was opened for them."""
-        name, version, schema = given.name, given.version, given.schema
-        check_version(version)
-        root = None
-        predicate = predicate if given.is_derived else ""
-        if given.template is not None:
-            root = parse_metadata(content(given.template, what="template"), what="template")
-            schema = schema or _hinted_schema(root, given.template)
-        if schema is None:
-            if root is not None:
-                return self._entries_by_name(root, name, version, predicate, namespaces), None
-            return self._entries_of_type(name, version, predicate, namespaces), None
-        bundle = read_bundle(
-            source(schema),
-            marks=None if given.marks is None else source(given.marks),
-            name=name,
-            version=version or DEFAULT_VERSION,
-            locations=given.locations,
-        )
-        opened = self._types.open_schema(bundle)
-        typed = InformationType(name=opened.type.name, version=version or None).rep()
-        try:
-            bound = () if root is None else opened.template(root)
-            return (typed, *bound, *_derived(opened, predicate, namespaces)), opened.type
-        except JbiError:
-            self._forget_if_idle(opened.type)
-            raise
-
-    def _entries_by_name(
-        self, root: Element, name: str, version: str, predicate: str, namespaces: Mapping[str, str]
-    ) -> tuple[EntryRep, ...]:
-        """The templates of the first level for a template document without a schema: by that of a type repository.
-        Raises MetadataError."""
-        wanted = TypeName(name or type_name(root), version or DEFAULT_VERSION)
-        opened = self._published.registered(wanted)
-        if opened is None:
-            raise MetadataError(
-                f"no schema is known for the template's type {wanted}",
-                hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template, or add the type "
-                "to the type repository (`jbi types add`)",
-            )
-        typed = InformationType(name=wanted.name, version=version or None).rep()
-        return (typed, *opened.template(root), *_derived(opened, predicate, namespaces))
-
-    def _entries_of_type(
-        self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
-    ) -> tuple[EntryRep, ...]:
-        """The templates of the first level for whoever knows a type by name at most."""
-        meant = self._published.meant(called) if called else InformationType()
-        typed = (replace(meant, version=version or None).rep(),) if called or version else ()
-        # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
-        opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
-        return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
-
     def _await_lookup_service(self, timeout: float) -> None:
         """Raises LookupNotFoundError when none answers within `timeout` seconds."""
         deadline = time.monotonic() + timeout
@@ -836,7 +732,7 @@ class SubscriberAdapter:
         count = len(watch.cache.items()) if watch is not None else 0
         why = "" if count else self._published.why_none(subscription.request.entries)
         return Matching(
-            count, f"{why}; what archives have comes all the same" if why and _has_past(subscription) else why
+            count, f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
         )
 
     def _look_again(self, uid: str) -> bool:
@@ -861,11 +757,11 @@ class SubscriberAdapter:
         with self._lock:
             used = opened is None or any(watch.type == opened for watch in self._watches.values())
         if opened is not None and not used:
-            self._types.forget(opened)
+            self._templates.forget(opened)
 
     # -- delegates ----------------------------------------------------------------------------------------------
 
-    def _watch(self, subscription: LocalSubscription, opened: TypeName | None) -> _Watch:
+    def _watch(self, subscription: LocalSubscription, opened: TypeName | None) -> TemplateWatch:
         with self._lock:
             watch = self._held(subscription, subscription.request.entries, opened)
             self._subscriptions[subscription.uid] = subscription
@@ -873,11 +769,13 @@ class SubscriberAdapter:
         watch.begin(subscription, self._community)
         return watch
 
-    def _held(self, subscription: LocalSubscription, entries: tuple[EntryRep, ...], opened: TypeName | None) -> _Watch:
+    def _held(
+        self, subscription: LocalSubscription, entries: tuple[EntryRep, ...], opened: TypeName | None
+    ) -> TemplateWatch:
         """Under the lock: the watch of that template, which ends with the last subscription that it holds."""
         watch = self._watches.get(entries)
         if watch is None:
-            watch = self._watches[entries] = _Watch(self, entries, opened)
+            watch = self._watches[entries] = TemplateWatch(self._serve, entries, opened)
         watch.hold(subscription)
         return watch
 
@@ -974,7 +872,7 @@ class SubscriberAdapter:
             session.unwant(subscription.uid)
         subscription.close()
 
-    def _let_go(self, watch: _Watch, subscription: LocalSubscription) -> None:
+    def _let_go(self, watch: TemplateWatch, subscription: LocalSubscription) -> None:
         """Under the lock: a watch ends with the last subscription that it holds."""
         if watch.remove(subscription):
             del self._watches[watch.entries]
@@ -1034,117 +932,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Watch:
-    """The subscriptions of one template, and the caches that tell where they match (a ServiceListener)."""
-
-    def __init__(self, adapter: SubscriberAdapter, entries: tuple[EntryRep, ...], opened: TypeName | None) -> None:
-        """`opened`: the type whose schema was opened for them."""
-        self.entries = entries
-        self.type = opened
-        self._adapter = ref(adapter)
-        self._lock = threading.Lock()
-        self._subscriptions: dict[str, LocalSubscription] = {}
-        self._cache: LookupCache | None = None
-        self._delegates: LookupCache | None = None
-        self._archives: LookupCache | None = None
-
-    @property
-    def cache(self) -> LookupCache:
-        """Publisher registrations whose entries match."""
-        assert self._cache is not None
-        return self._cache
-
-    def caches(self) -> list[LookupCache]:
-        return [cache for cache in (self._cache, self._delegates, self._archives) if cache is not None]
-
-    def hold(self, subscription: LocalSubscription) -> None:
-        """One of its subscriptions from now on."""
-        with self._lock:
-            self._subscriptions[subscription.uid] = subscription
-
-    def begin(self, subscription: LocalSubscription, community: JoinManager) -> None:
-        """Have it stand wherever it matches."""
-        with self._lock:
-            if self._cache is None:
-                template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=self.entries)
-                self._cache = community.watch(template, self)
-            if not subscription.request.direct and self._delegates is None:
-                # An e-mail subscription also serves publishers that come when we are gone: every delegate gets it.
-                self._delegates = community.watch(ServiceTemplate(types=(PAD_TYPE,)), _Elsewhere(self, _is_mail))
-            if _has_past(subscription) and self._archives is None:
-                # An archive has objects of publishers that are gone, and keeps those of publishers that will come.
-                template = ServiceTemplate(entries=(ArchiveEntry().rep(),))
-                self._archives = community.watch(template, _Elsewhere(self, _has_past))
-            items = self._cache.items()
-            items += self._delegates.items() if self._delegates and _is_mail(subscription) else []
-            items += self._archives.items() if self._archives and _has_past(subscription) else []
-        for item in items:
-            self._serve(subscription, item)
-
-    def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
-        adapter = self._adapter()
-        if adapter is not None:
-            adapter._serve(subscription, item)
-
-    def remove(self, subscription: LocalSubscription) -> bool:
-        """Whether it was the last one."""
-        with self._lock:
-            self._subscriptions.pop(subscription.uid, None)
-            return not self._subscriptions
-
-    def service_added(self, item: ServiceItem, whom: Callable[[LocalSubscription], bool] = lambda _: True) -> None:
-        with self._lock:
-            subscriptions = list(self._subscriptions.values())
-        for subscription in subscriptions:
-            if whom(subscription):
-                self._serve(subscription, item)
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
-        if old.proxy != new.proxy:
-            self.service_added(new)
-
-    def service_removed(self, item: ServiceItem) -> None:
-        """Nothing: the subscription stays with the delegate, which may have the next matching publisher soon. The
-        session itself notices when the delegate is gone."""
-
-
-def _is_mail(subscription: LocalSubscription) -> bool:
-    return not subscription.request.direct
-
-
-def _has_past(subscription: LocalSubscription) -> bool:
-    request = subscription.request
-    return bool(request.durable) or request.start != NEW
-
-
-class _Elsewhere:
-    """Hands every delegate, or archive, to some of a watch's subscriptions, whether something matches there or not."""
-
-    def __init__(self, watch: _Watch, whom: Callable[[LocalSubscription], bool]) -> None:
-        self._watch = watch
-        self._whom = whom
-
-    def service_added(self, item: ServiceItem) -> None:
-        self._watch.service_added(item, self._whom)
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
-        if old.proxy != new.proxy:
-            self.service_added(new)
-
-    def service_removed(self, item: ServiceItem) -> None:
-        """Nothing: see the watch."""
-
-
-def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) -> tuple[EntryRep, ...]:
-    return opened.derive(predicate, namespaces) if predicate else ()
-
-
-def _hinted_schema(root: Element, template: Document) -> Path | None:
-    """The file named by xsi:noNamespaceSchemaLocation or xsi:schemaLocation, beside the template or in this folder."""
-    hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
-    file = path_of(template)
-    folders = [file.parent] if file is not None else []
-    candidates = [folder / hint for folder in (*folders, Path.cwd())] if hint and "://" not in hint else []
-    return next((path for path in candidates if path.is_file()), None)

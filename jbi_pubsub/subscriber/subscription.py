@@ -8,14 +8,12 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
-from jbi_pubsub.core.arguments import Document, Source, called, may_have
+from jbi_pubsub.core.arguments import called, may_have
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
@@ -24,6 +22,7 @@ from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.protocol.replies import Granted
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 
+from .first_level import FirstLevel
 from .fitness import Fitness
 from .intervals import LEAST, Intervals
 from .listeners import ListenerPool, Tries
@@ -100,20 +99,6 @@ class Told:
 
 FILTERS_MOST: Final = 4
 """Payload filters of a subscription, the last ones, by which what comes may be cut."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstLevel:
-    """What an application has given of the first level: the template is made of it, and made anew for another
-    predicate. `is_derived`: with what follows from the predicate."""
-
-    template: Document | None
-    schema: Source | None = None
-    marks: Source | None = None
-    name: str = ""
-    version: str = ""
-    is_derived: bool = False
-    locations: Mapping[str, Path] = field(default_factory=dict)
 
 
 def _digests(request: SubscriptionRequest) -> tuple[bytes, ...]:

@@ -400,7 +400,7 @@ def test_who_waits_to_amend_what_is_cancelled_is_told(federation: Federation, fi
     # Given a subscription that is cancelled while its new terms are made out
     federation.pad()
     app, uid, _ = _stands(federation, figures)
-    entries = app._entries
+    entries = app._templates.entries
 
     def cancelled(*arguments: Any) -> Any:
         found = entries(*arguments)
@@ -408,7 +408,7 @@ def test_who_waits_to_amend_what_is_cancelled_is_told(federation: Federation, fi
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "_entries", cancelled)
+        patched.setattr(app._templates, "entries", cancelled)
         # When it is amended, expect that said, and nothing of it left
         with pytest.raises(UnknownUidError):
             app.amend_subscription(uid, predicate=PUBLISHER % "999th")
