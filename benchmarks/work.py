@@ -60,7 +60,7 @@ def profiled(view: Any, objects: int) -> dict[str, Any]:
                 type_name=TYPE, predicate=predicate, view=view, listener=lambda _uid, _obj: None
             )
         light.wait_for_subscribers(uid, 20, 20.0)
-        registration = server.delegate._registrations[uid]
+        registration = server.delegate.tables.registrations[uid]
         documents = (METADATA.replace(b"<lat>33.34<", b"<lat>33.%06d<" % (300_000 + at)) for at in range(3 * objects))
         parcels = [
             pack(Head(object_id_of(uid, at), uid, at, 1.0, TYPE, "1.0", metadata, 1_024), bytes(1_024))
@@ -71,7 +71,7 @@ def profiled(view: Any, objects: int) -> dict[str, Any]:
             used = time.thread_time()
             for parcel in parcels:
                 deliveries = Deliveries()
-                refused = server.delegate.publish(registration, [parcel], deliveries)
+                refused = server.delegate.publishers.publish(registration, [parcel], deliveries)
                 assert not refused, refused
                 deliveries.offer()
             return (time.thread_time() - used) / len(parcels) * 1e6

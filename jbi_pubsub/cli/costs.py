@@ -139,7 +139,7 @@ class _Bench:
             for at in range(0, len(publications), RUN):
                 run = [_parcel(registration, n, each) for n, each in enumerate(publications[at : at + RUN], 1)]
                 deliveries, begin = Deliveries(), time.thread_time()
-                self._delegate.publish(registration, run, deliveries)
+                self._delegate.publishers.publish(registration, run, deliveries)
                 judged = time.thread_time()
                 self._delegate.pipeline.deliver(deliveries)
                 judging, delivering = judging + judged - begin, delivering + time.thread_time() - judged
@@ -156,7 +156,7 @@ class _Bench:
 
     def _publishers(self, contracts: Contracts, sample: Sequence[Publication]) -> dict[str, Registration]:
         known = {each.registration: each for each in contracts.registrations}
-        connection = self._delegate.connect("publisher", 3600.0)[0].connection_id
+        connection = self._delegate.publishers.connect("publisher", 3600.0)[0].connection_id
         found: dict[str, Registration] = {}
         for number, uid in enumerate(sorted({each.publisher for each in sample}), 1):
             given = known.get(uid)
@@ -167,7 +167,7 @@ class _Bench:
             own = tuple(e for e in entries if e.cls.name != InformationType.entry_name)
             secret = f"{number:032d}"
             request = PublisherRequest(SchemaBundle(digest, (), type=type_), own, validate=False, secret=secret)
-            found[uid] = self._delegate.register_publisher(
+            found[uid] = self._delegate.registrations.register(
                 connection, request, uid=owned_uid("registration", secret), number=number
             )
         return found
@@ -183,13 +183,13 @@ class _Bench:
                 each.language, each.suppress_empty, bound=1_000_000,
             )  # fmt: skip
             try:
-                self._delegate.subscribe(sessions[place], request, 3600.0)
+                self._delegate.subscribers.subscribe(sessions[place], request, 3600.0)
             except JbiError:
                 self.refused += 1
 
     def _attached(self, stack: ExitStack) -> str:
         """A session whose subscriber takes all that comes."""
-        session, _ = self._delegate.open_session("subscriber", 3600.0)
+        session, _ = self._delegate.sessions.open("subscriber", 3600.0)
         ours, theirs = socket.socketpair()
         counts: dict[int, int] = {}
 
@@ -215,8 +215,8 @@ class _Bench:
             ours.close()
 
         stack.callback(end)
-        self._delegate.attached(session)
-        self._delegate.session(session).attach(ours, 0, ours.close)
+        self._delegate.tables.attached(session)
+        self._delegate.tables.session(session).attach(ours, 0, ours.close)
         reading.start()
         return session
 

@@ -357,13 +357,13 @@ class Reports:
     def start(self) -> None:
         """Begin."""
         if self._tells_events:
-            self._delegate.witness = self._note
+            self._delegate.events.witness = self._note
             self._telling.start()
         self._measuring.start(after=self._measuring.seconds)
 
     def stop(self) -> None:
         """Tell nothing more. Safe to repeat."""
-        self._delegate.witness = None
+        self._delegate.events.witness = None
         self._telling.stop()
         self._measuring.stop()
 

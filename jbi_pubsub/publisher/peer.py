@@ -46,7 +46,7 @@ class PublisherAdapter:
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._payloads = Payloads(self._server.spool)
         self._server.start()
-        self._connection = self._server.delegate.connect_own()
+        self._connection = self._server.delegate.publishers.connect_own()
         self._publications: dict[RegistrationUid, tuple[Publication, Registration]] = {}
         self._lock = threading.Lock()
         self._next_number = 0
@@ -86,7 +86,7 @@ class PublisherAdapter:
         try:
             publication = opened(info_type, invariants, terms, self._signer)
         except JbiError:
-            self._server.delegate.forget_type(info_type.type)
+            self._server.delegate.registrations.forget_type(info_type.type)
             raise
         request = publication.request()
         self._server.check_type(request)
@@ -103,7 +103,7 @@ class PublisherAdapter:
 
     def _register(self, publication: Publication) -> Registration:
         """At our own delegate; again, when another certificate answers for its key."""
-        return self._server.delegate.register_publisher(
+        return self._server.delegate.registrations.register(
             self._connection.connection_id, publication.request(), uid=publication.uid, number=publication.number
         )
 
@@ -147,7 +147,7 @@ class PublisherAdapter:
             try:
                 for pair in run:
                     (parcel,) = publication.next_objects([pair])
-                    refused = self._server.delegate.publish(registered, [parcel], deliveries)
+                    refused = self._server.delegate.publishers.publish(registered, [parcel], deliveries)
                     for _, why in refused:  # the number is used again, subscribers see no gap
                         registered.sequence = publication.sequence = publication.sequence - 1
                         why.facts["published"] = len(ids)
@@ -166,7 +166,7 @@ class PublisherAdapter:
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher. Raises UnknownUidError."""
         self._find(registration)
-        self._server.delegate.unregister_publisher(self._connection.connection_id, registration)
+        self._server.delegate.publishers.unregister(self._connection.connection_id, registration)
         del self._publications[registration]
 
     @checked
@@ -179,7 +179,7 @@ class PublisherAdapter:
         """How many subscriptions match the registration, as soon as there are `count`, or after `timeout` seconds.
         Raises UnknownUidError."""
         self._find(registration)
-        return self._server.delegate.wait_for_subscriptions(
+        return self._server.delegate.publishers.wait_for_subscriptions(
             self._connection.connection_id, registration, count, timeout
         )
 

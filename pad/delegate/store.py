@@ -7,10 +7,13 @@ that neither waits for the other's disk writes.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,9 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.sqlite import check_tables, opened
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import Place
+from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 UNSUBSCRIBED_MOST: Final = 100_000
@@ -161,3 +167,35 @@ class SubscriptionStore:
 
 def _encoded(whose: Whose | None) -> bytes | None:
     return msgspec.msgpack.encode(whose) if whose is not None else None
+
+
+def whose_of(caller: Caller | None) -> Whose | None:
+    """For the disk."""
+    if caller is None:
+        return None
+    return Whose(caller.address, caller.user, caller.claimed, caller.client, caller.holder)
+
+
+def caller_of(whose: Whose | None) -> Caller:
+    """From the disk; nobody, for a subscription of an earlier version, which did not say whose it is."""
+    if whose is None:
+        return Caller("")
+    place = Place(holder=whose.holder)
+    return Caller(whose.address, place=place, user=whose.user, claimed=whose.claimed, client=whose.client)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegateOptions:
+    """Given to a delegate by the process that it lives in; by default it keeps nothing over restarts, and is alone."""
+
+    peer: bool = False
+    """Inside a publishing application."""
+    store: SubscriptionStore | None = None
+    """Keeps e-mail subscriptions; those in it are taken over."""
+    mails: MailStore | None = None
+    """Keeps their mail; what is in it is taken over."""
+    node: str = ""
+    """The id of the node that it is part of."""
+    wall: Callable[[], float] = time.time
+    stall: float = math.inf
+    """Seconds between two calls of `expire` beyond which it did not listen (see Landlord)."""

@@ -84,7 +84,7 @@ class PublisherCalls:
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_draining()
-            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
+            connection, lease = self._server.delegate.publishers.connect(name[:200], duration, caller)
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -94,7 +94,7 @@ class PublisherCalls:
 
     @exported
     def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
-        self._server.delegate.disconnect(connection_id)
+        self._server.delegate.publishers.disconnect(connection_id)
         self._server.forget_publications(connection_id)
 
     @exported
@@ -107,7 +107,7 @@ class PublisherCalls:
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
         except JbiError as exc:
-            if exc.is_final and self._server.delegate.take_back_unlisted(connection_id, uid):
+            if exc.is_final and self._server.delegate.publishers.take_back_unlisted(connection_id, uid):
                 raise
             log.warning("registration %s is listed later: %s", uid, exc)
         return granted
@@ -115,7 +115,7 @@ class PublisherCalls:
     def _register(
         self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
     ) -> Registered:
-        connection = self._server.delegate.connection(connection_id)
+        connection = self._server.delegate.tables.connection(connection_id)
         caller = _named(caller, connection.name, NO_CLAIMS)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
@@ -128,28 +128,28 @@ class PublisherCalls:
                 self._server.allow(caller, "bridge", Subject(opened.name, opened.version))
                 self._server.check_relayed(uid, request.origin)
         except JbiError:
-            self._server.delegate.forget_type(opened)
+            self._server.delegate.registrations.forget_type(opened)
             raise
-        registration = self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        registration = self._server.delegate.registrations.register(connection_id, request, uid=uid, number=number)
         return self._server.granted(registration)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
-        self._server.delegate.unregister_publisher(connection_id, uid)
+        self._server.delegate.publishers.unregister(connection_id, uid)
 
     @exported
     def filtered(self, caller: Caller, connection_id: str, uid: str, count: int) -> None:  # noqa: ARG002  # the id is the right
-        self._server.delegate.tell_filtered(connection_id, uid, count)
+        self._server.delegate.publishers.tell_filtered(connection_id, uid, count)
 
     @exported
     def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
-        return self._server.delegate.wait_for_subscriptions(
+        return self._server.delegate.publishers.wait_for_subscriptions(
             connection_id, uid, count, min(max(0.0, seconds), STANDING_SECONDS)
         )
 
     @exported
     def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
-        self._server.delegate.connection(connection_id)
+        self._server.delegate.tables.connection(connection_id)
         return self._server.issue_token("publish", connection_id)
 
 
@@ -166,7 +166,7 @@ class SubscriberCalls:
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_stopping()
-            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
+            session_id, lease = self._server.delegate.sessions.open(name[:200], duration, caller)
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -176,7 +176,7 @@ class SubscriberCalls:
 
     @exported
     def close(self, caller: Caller, session_id: str) -> None:  # noqa: ARG002  # the session id is the right
-        self._server.delegate.close_session(session_id)
+        self._server.delegate.sessions.close(session_id)
 
     @exported
     def subscribe(
@@ -195,14 +195,14 @@ class SubscriberCalls:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        name = self._server.delegate.session(session_id).name if session_id else ""
+        name = self._server.delegate.tables.session(session_id).name if session_id else ""
         caller = _named(caller, name, claims)
         with self._server.deciding():
             given = tuple(
                 self._subscribe(caller, session_id, request, duration, age, elapsed)
                 for request, age in zip(requests, ages, strict=True)
             )
-        return Answers(given, self._server.delegate.open_for(session_id))
+        return Answers(given, self._server.delegate.sessions.seconds_open(session_id))
 
     def _subscribe(
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
@@ -211,52 +211,52 @@ class SubscriberCalls:
         try:
             late = max(0.0, elapsed)
             return Subscribed(
-                delegate.subscribe(session_id, _request(said), duration, age, elapsed=late, caller=caller)
+                delegate.subscribers.subscribe(session_id, _request(said), duration, age, elapsed=late, caller=caller)
             )
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
             if session_id and isinstance(exc, AccessDeniedError | QosDeniedError):
-                delegate.session(session_id).note_refused()
+                delegate.tables.session(session_id).note_refused()
             return Subscribed(error=report(exc))
 
     @exported
     def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
         if not right:  # somebody else's e-mail subscription; otherwise the session or lease id is the right
             self._server.allow(caller, "administer")
-        self._server.delegate.unsubscribe(right, uid, administer=not right)
+        self._server.delegate.subscribers.unsubscribe(right, uid, administer=not right)
 
     @exported
     def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right
-        self._server.delegate.session(session_id)
+        self._server.delegate.tables.session(session_id)
         return self._server.issue_token("deliver", session_id)
 
     @exported
     def explain(self, caller: Caller, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
         self._server.allow(caller, "status")
-        return self._server.delegate.explain(uid, metadata, payload)
+        return self._server.delegate.reports.explain(uid, metadata, payload)
 
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
-        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
-        return self._server.delegate.explain_object(uid, object_id)
+        self._server.allow_object(caller, recall(object_id, self._server.delegate.tables.kept))
+        return self._server.delegate.reports.explain_object(uid, object_id)
 
     @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
-        return self._server.delegate.mail_subscriptions()
+        return self._server.delegate.mail.rows()
 
     @exported
     def mail_losses(self, caller: Caller, lease_ids: tuple[str, ...]) -> dict[str, dict[str, int]]:  # noqa: ARG002  # the lease id is the right
         if len(lease_ids) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(lease_ids)} leases in one call, the limit is {SUBSCRIBE_AT_ONCE}")
-        return self._server.delegate.mail_losses(lease_ids)
+        return self._server.delegate.mail.losses(lease_ids)
 
     @exported
     def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
         self._server.allow(caller, "administer")
-        return self._server.delegate.renew_mail(uid, duration)
+        return self._server.delegate.mail.renew_by_uid(uid, duration)
 
     @exported
     def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
@@ -273,7 +273,7 @@ class HistoryCalls:
     @exported
     def open_query(self, caller: Caller, session_id: str, request: QueryRequest, claims: Claims) -> QueryOpened:
         self._server.refuse_when_stopping()
-        session = self._server.delegate.session(session_id)
+        session = self._server.delegate.tables.session(session_id)
         with self._server.deciding():
             return self._history.open(session, request, _named(caller, session.name, claims))
 
@@ -342,7 +342,7 @@ class MailLinkCalls:
 
     @exported
     def follow(self, caller: Caller, action: LinkAction, token: str) -> None:  # noqa: ARG002  # the token is the right
-        self._server.delegate.follow(action, token)
+        self._server.delegate.mail.follow(action, token)
 
 
 class JoinAdminCalls:
@@ -386,12 +386,12 @@ class StatusCalls:
     @exported
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
         self._server.allow(caller, "status")
-        return self._server.delegate.page(search, order, start, count)
+        return self._server.delegate.reports.page(search, order, start, count)
 
     @exported
     def terms(self, caller: Caller, after: int, count: int) -> tuple[Terms, ...]:
         self._server.allow(caller, "administer")  # what somebody asks for says what he looks for
-        return self._server.delegate.terms(after, count)
+        return self._server.delegate.reports.terms(after, count)
 
 
 class AdminCalls(AccessAdmin):
@@ -413,7 +413,7 @@ class AdminCalls(AccessAdmin):
     @exported
     def explain_contract(self, caller: Caller, uid: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")
-        return self._server.delegate.explain_contract(uid)
+        return self._server.delegate.reports.explain_contract(uid)
 
     @exported
     def set_policy(self, caller: Caller, key: str, value: str, why: str) -> PolicyChanged:
@@ -436,7 +436,7 @@ class AdminCalls(AccessAdmin):
     @exported
     def cancel(self, caller: Caller, uid: str) -> int:
         self._server.allow(caller, "administer")
-        return self._server.delegate.cancel(uid)
+        return self._server.delegate.subscribers.cancel(uid)
 
     @exported
     def drain(self, caller: Caller, seconds: float) -> int:

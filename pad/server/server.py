@@ -65,8 +65,9 @@ from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.delegate.delegate import PART_SECONDS, Delegate
-from jbi_pubsub.pad.delegate.store import SubscriptionStore
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.delegate.sessions import PART_SECONDS
+from jbi_pubsub.pad.delegate.store import DelegateOptions, SubscriptionStore
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.admission import Intake, Reports, reported
 from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, RUN_MOST, Refused
@@ -238,12 +239,10 @@ class DisseminationServer:
             announcer=self.community,
             subscriptions_ref=self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS),
             clock=self._clock,
-            peer=self.characteristics is None,
-            store=store,
-            mails=mails,
             stages=self._stages,
-            node=self._node,
-            stall=STALL_SECONDS,
+            options=DelegateOptions(
+                peer=self.characteristics is None, store=store, mails=mails, node=self._node, stall=STALL_SECONDS
+            ),
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
@@ -402,7 +401,7 @@ class DisseminationServer:
             self.metrics.stop()
         if self._measurements is not None:
             self._measurements.stop()
-        self.delegate.wait_for_late_joiners()
+        self.delegate.publishers.wait_for_late_joiners()
         self.community.close()
         self._stopping.set()
         if self._tasks is not None and self._reports is not None:
@@ -434,7 +433,7 @@ class DisseminationServer:
         """Around what opens a contract: rules that change in the middle of it are asked about it."""
         version = self._access.version
         yield
-        self.delegate.decided(version)
+        self.delegate.contracts.permissions.decided(version)
 
     def allow_type(self, caller: Caller, type_: TypeName) -> None:
         """Whether somebody may know what a type is: who has to do with it. Raises AccessDeniedError."""
@@ -468,11 +467,11 @@ class DisseminationServer:
         SchemaError, TypeConflictError."""
         for described in request.entries:
             check_rep(described)
-        gate = self.delegate.open_type(request.schema, caller)
+        gate = self.delegate.registrations.open_type(request.schema, caller)
         try:
             self.repositories.check(gate)
         except JbiError:
-            self.delegate.forget_type(gate.type)
+            self.delegate.registrations.forget_type(gate.type)
             raise
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
@@ -484,7 +483,7 @@ class DisseminationServer:
         for item in standing:
             entry = next((e for e in item.entries if e.cls == wanted.cls), None)
             if entry is not None and InformationType.from_rep(entry).schema != gate.digest:
-                self.delegate.forget_type(gate.type)
+                self.delegate.registrations.forget_type(gate.type)
                 raise TypeConflictError(
                     f"information object type {gate.type} is published with another schema already",
                     hint="Use that schema, or publish under another version",
@@ -504,7 +503,8 @@ class DisseminationServer:
 
     def type_users(self, type_: TypeName) -> tuple[str, ...]:
         """What uses a type, in words; () for nothing."""
-        return users_of(type_, self.delegate.publishing(type_), self.community, self.server_id, self.users)
+        standing = self.delegate.registrations.publishing(type_)
+        return users_of(type_, standing, self.community, self.server_id, self.users)
 
     def wait_announced(self, uid: str, timeout: float) -> None:
         """Wait until the lookup services hold a registration, and know that something of its type is archived: who asks
@@ -516,11 +516,11 @@ class DisseminationServer:
 
     def _joined(self, service_id: str, told: int) -> None:
         """A lookup service has an item of ours that it had not."""
-        self.delegate.announced(service_id, told)
+        self.delegate.registrations.announced(service_id, told)
 
     def _unlisted(self, service_id: str, why: JbiError) -> None:
         """A lookup service refuses an item of ours."""
-        self.delegate.unlisted(service_id, why)
+        self.delegate.publishers.unlisted(service_id, why)
 
     def issue_token(self, kind: str, uid: str) -> str:
         """For a data connection."""
@@ -541,7 +541,7 @@ class DisseminationServer:
 
     def clients(self) -> list[dict[str, Any]]:
         """Publishers and subscriber processes, with who they are and where."""
-        return self.delegate.clients()
+        return self.delegate.reports.clients()
 
     def overview(self) -> dict[str, Any]:
         """The same for who looks every second (see pad/delegate/overview.py)."""
@@ -605,23 +605,23 @@ class DisseminationServer:
 
     def _deliver(self, sock: socket.socket, line: Line, uid: str, hello: Hello, endpoint: Endpoint) -> None:
         try:
-            session = self.delegate.session(uid)
+            session = self.delegate.tables.session(uid)
         except UnknownUidError as exc:
             refuse(line, str(exc))
             return
-        self.delegate.attached(uid)
+        self.delegate.tables.attached(uid)
         welcome(line, 0, self._compressed.grant(hello.compression))
         session.attach(sock, hello.position, endpoint.hand_over(sock), line.compression)
 
     def _take_publications(self, line: Line, connection_id: str, hello: Hello) -> None:
         receiver = self._publications.setdefault(connection_id, self._receiver(connection_id))
         try:
-            self.delegate.connection(connection_id)  # now that whoever ends it finds the receiver
+            self.delegate.tables.connection(connection_id)  # now that whoever ends it finds the receiver
         except UnknownUidError as exc:
             self.forget_publications(connection_id)
             refuse(line, str(exc))
             return
-        self.delegate.attached(connection_id)
+        self.delegate.tables.attached(connection_id)
         compression = self._compressed.grant(hello.compression)
         receiver.run(line, lambda position: welcome(line, position, compression))
 
@@ -660,10 +660,10 @@ class DisseminationServer:
         `coming` holds the chunks of large objects by registration number, `refused` what is to be reported.
         """
         try:
-            registrations = (connection := self.delegate.connection(connection_id)).registrations
+            registrations = (connection := self.delegate.tables.connection(connection_id)).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        refused += self.delegate.refusals(connection)
+        refused += self.delegate.publishers.refusals(connection)
         deliveries = Deliveries()
         pipeline = self.delegate.pipeline
         taken: list[Parcel] = []
@@ -691,10 +691,10 @@ class DisseminationServer:
     def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, Gathering], intake: Intake) -> None:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
         try:
-            registrations = (connection := self.delegate.connection(connection_id)).registrations
+            registrations = (connection := self.delegate.tables.connection(connection_id)).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        intake.tell(self.delegate.refusals(connection))
+        intake.tell(self.delegate.publishers.refusals(connection))
         intake.begin()
         try:
             for number, run in _runs(items, coming, self._clock()):
@@ -709,7 +709,7 @@ class DisseminationServer:
             return Registered()
         settings = (registration.contract or Contract()).settings
         qos, pad = self._config.qos, self._config.pad
-        share = pad.max_queued_bytes // CREDIT_SHARE // max(1, self.delegate.registrations)
+        share = pad.max_queued_bytes // CREDIT_SHARE // max(1, len(self.delegate.tables.registrations))
         return Registered(
             qos.credit,
             settings.importance,
@@ -726,21 +726,21 @@ class DisseminationServer:
         if registration is None:
             why = UnknownUidError("publication for no registration of this publisher", number=number)
             return [(parcel, why) for parcel in run]
-        return self.delegate.publish(registration, run, deliveries)
+        return self.delegate.publishers.publish(registration, run, deliveries)
 
     def _clean_up(self) -> None:
         if self._tasks is not None and self._clock() - self._balanced >= BALANCE_SECONDS:
             self._balanced = self._clock()
-            self.delegate.balance()
+            self.delegate.registrations.balance()
         facts = self._endpoint.facts()
         if facts is not None and facts is not self._certificates:
             self._certificates = facts
-            if ended := self.delegate.end_held(facts.is_revoked):
+            if ended := self.delegate.review.end_held(facts.is_revoked):
                 log.warning("%s: %d contracts of revoked certificates ended", self.name, ended)
         if self.delegate.expire():
             for connection_id in list(self._publications):
                 try:
-                    self.delegate.connection(connection_id)
+                    self.delegate.tables.connection(connection_id)
                 except UnknownUidError:
                     self.forget_publications(connection_id)
 

@@ -62,10 +62,12 @@ class OwnRegistration:
             self._generation = self._signer.generation
             signing = self._signer.bound(self.uid, anchor_of(self._secret))
         try:
-            self._connection = self._connection or self._delegate.connect_own().connection_id
-            entries = self._delegate.open_type(self._schema, "").entries(parse_metadata(self._invariants))
+            self._connection = self._connection or self._delegate.publishers.connect_own().connection_id
+            entries = self._delegate.registrations.open_type(self._schema, "").entries(parse_metadata(self._invariants))
             request = PublisherRequest(self._schema, entries, secret=self._secret, signing=signing, qos=WISH)
-            self._registration = self._delegate.register_publisher(self._connection, request, uid=self.uid, number=1)
+            self._registration = self._delegate.registrations.register(
+                self._connection, request, uid=self.uid, number=1
+            )
         except JbiError as exc:
             if str(exc) != self._fault:
                 self._fault = str(exc)
@@ -81,7 +83,7 @@ class OwnRegistration:
         parcels = [self._next(registration, each) for each in documents]
         deliveries = Deliveries()
         try:
-            refused = self._delegate.publish(registration, parcels, deliveries)
+            refused = self._delegate.publishers.publish(registration, parcels, deliveries)
         finally:
             self._delegate.pipeline.deliver(deliveries)
         self._delegate.pipeline.sync()

@@ -126,7 +126,7 @@ class TypeCalls:
     def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
         type_ = TypeName(name, version)
         self._server.allow_type(caller, type_)
-        found = self._server.repositories.schema(type_) or self._server.delegate.former_schema(type_)
+        found = self._server.repositories.schema(type_) or self._server.delegate.registrations.former_schema(type_)
         if found is None:
             raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here, and in no type repository")
         return found

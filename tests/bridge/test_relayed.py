@@ -54,10 +54,9 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> An
         def registered(self) -> tuple[Any, str, Any]:
             """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
             delegate = self.here.pad.delegate
-            connection, gate = delegate.connect_own().connection_id, delegate.open_type(bundle, "")
-            made = delegate.register_relayed(
-                UID, entries, gate, Origin(FAR, "b1"), connection_id=connection, number=1, secret=SECRET
-            )
+            connection = delegate.publishers.connect_own().connection_id
+            request = PublisherRequest(bundle, entries, secret=SECRET, origin=Origin(FAR, "b1"))
+            made = delegate.registrations.register(connection, request, uid=UID, number=1)
             return delegate, connection, made
 
         def object(self, number: int, uid: str = UID, **changed: str) -> InfoObject:
@@ -138,8 +137,8 @@ def test_what_a_bridge_of_before_says_is_told(relay: Any) -> None:
     delegate, connection, made = relay.registered()
     assert adapter.wait_matched(uid) == 1
     # When it does so, expect that told
-    delegate.tell_filtered(connection, UID, 3)
-    delegate.publish(made, [packed(relay.object(9)).relayed("far")], deliveries := Deliveries())
+    delegate.publishers.tell_filtered(connection, UID, 3)
+    delegate.publishers.publish(made, [packed(relay.object(9)).relayed("far")], deliveries := Deliveries())
     delegate.pipeline.deliver(deliveries)
     assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [9]
     assert adapter.losses(uid) == {"filtered": 3}
@@ -258,7 +257,7 @@ def test_an_object_that_names_no_platform_is_not_relayed(relay: Any) -> None:
     delegate, _, made = relay.registered()
     # When an object comes that says nothing of the way that it came
     plain = packed(relay.object(1))
-    refused = delegate.publish(made, [plain, plain.relayed("far")], Deliveries())
+    refused = delegate.publishers.publish(made, [plain, plain.relayed("far")], Deliveries())
     # Expect it refused, and the one that does taken
     assert [type(why).__name__ for _, why in refused] == ["MetadataError"]
     assert made.published == 1
@@ -308,8 +307,8 @@ def test_a_publisher_that_comes_to_where_it_was_relayed_takes_its_registration_o
     relay.register(bridge, mine)
     # When its publisher comes there
     delegate = relay.here.pad.delegate
-    connection = delegate.connect_own().connection_id
-    made = delegate.register_publisher(connection, PublisherRequest(bundle, (), secret=SECRET), uid=mine, number=1)
+    connection = delegate.publishers.connect_own().connection_id
+    made = delegate.registrations.register(connection, PublisherRequest(bundle, (), secret=SECRET), uid=mine, number=1)
     # Expect the original
     assert made.origin is None
     assert [r["via"] for r in relay.here.pad.status()["registrations"]] == [[]]

@@ -96,7 +96,7 @@ def test_what_a_delegate_does_for_an_object_of_a_known_structure(
         listener = lambda _uid, _obj: None  # noqa: E731
         subscriber.register_subscriber(type_name=TYPE, predicate=wanted, view=view, listener=listener)
     light.wait_for_subscribers(uid, 20, 20.0)
-    registration = server.delegate._registrations[uid]
+    registration = server.delegate.tables.registrations[uid]
     parcels = [
         pack(Head(object_id_of(uid, at), uid, at, 1.0, TYPE, "1.0", metadata.encode(), 9), b"any bytes")
         for at, metadata in enumerate(moved(document, 2 * OBJECTS), start=1)
@@ -106,7 +106,7 @@ def test_what_a_delegate_does_for_an_object_of_a_known_structure(
         size = 0
         for parcel in parcels:
             deliveries = Deliveries()
-            assert server.delegate.publish(registration, [parcel], deliveries) == []
+            assert server.delegate.publishers.publish(registration, [parcel], deliveries) == []
             size += deliveries.size
             deliveries.offer()
         return size // parcels[0].size

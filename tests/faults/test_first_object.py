@@ -13,8 +13,8 @@ import pytest
 from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.hub import HubSender
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.protocol.requests import NOT_BEFORE
 
 pytestmark = pytest.mark.processes
 
@@ -199,17 +199,19 @@ def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
     peer = federation.peer()
     delegate, seen = peer._server.delegate, list[int]()
     come = threading.Event()
-    notify, subscribe, published = delegate._stood.notify_all, delegate.subscribe, threading.Event()
-    monkeypatch.setattr(delegate, "subscribe", lambda *of, **more: published.wait(60.0) and subscribe(*of, **more))
-    monkeypatch.setattr(delegate._late_joiners, "step", lambda: come.wait(0.1))  # it takes its time
+    notify, subscribe, published = delegate.tables.changed.notify_all, delegate.subscribers.subscribe, threading.Event()
+    monkeypatch.setattr(
+        delegate.subscribers, "subscribe", lambda *of, **more: published.wait(60.0) and subscribe(*of, **more)
+    )
+    monkeypatch.setattr(delegate.subscribers.late_joiners, "step", lambda: come.wait(0.1))  # it takes its time
 
     def notified() -> None:
         notify()
-        if delegate._subscriptions:
-            seen.append(delegate._late_joiners.count)
+        if delegate.tables.subscriptions:
+            seen.append(delegate.subscribers.late_joiners.count)
             come.set()
 
-    monkeypatch.setattr(delegate._stood, "notify_all", notified)
+    monkeypatch.setattr(delegate.tables.changed, "notify_all", notified)
     # When it subscribes, and those who wait for that are woken
     peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1)
     published.set()
@@ -226,7 +228,7 @@ def test_a_publisher_that_nobody_was_told_of_waits_for_nobody(federation: Any, f
     peer.publish(registration, figures.figure_1)
     # When it closes; Expect that it asks for no time
     waited: list[float] = []
-    peer._server.delegate._stood.wait = waited.append  # type: ignore[assignment,method-assign]
+    peer._server.delegate.tables.changed.wait = waited.append  # type: ignore[assignment,method-assign]
     peer.close()
     assert waited == []
 
@@ -242,7 +244,7 @@ def test_who_has_come_and_gone_is_not_waited_for(federation: Any, figures: Any) 
     subscriber.close()
     # When the publisher closes; Expect it to wait for nobody
     waited: list[float] = []
-    peer._server.delegate._stood.wait = waited.append  # type: ignore[assignment,method-assign]
+    peer._server.delegate.tables.changed.wait = waited.append  # type: ignore[assignment,method-assign]
     peer.close()
     assert waited == []
 

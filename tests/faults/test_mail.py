@@ -315,7 +315,7 @@ def test_what_was_lost_of_mail_is_told_once_over_restarts_and_by_several_delegat
     pad.stop(0.5)
     other.stop(0.5)
     again, _ = federation.pad(config=kept), federation.pad("bravo", "paris")
-    [standing] = again.delegate.mail_subscriptions()
+    [standing] = again.delegate.mail.rows()
     assert standing["lost"] == {"mail_refused": 1}
     publish("alpha", "rome")
     publish("bravo", "paris")

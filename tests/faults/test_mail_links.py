@@ -153,7 +153,7 @@ def test_the_last_recipient_who_unsubscribes_ends_it_and_only_its_owner_makes_a_
     publisher.publish(registration, figures.figure_1)
     eventually(lambda: post.to(A))
     token = post.link(A, "unsubscribe")
-    request = pad.delegate._subscriptions["mail", uid].request
+    request = pad.delegate.tables.subscriptions["mail", uid].request
     # When he unsubscribes; Expect it to end
     follow(pad, "unsubscribe", token)
     assert pad.status()["subscriptions"] == []
@@ -161,7 +161,7 @@ def test_the_last_recipient_who_unsubscribes_ends_it_and_only_its_owner_makes_a_
     eventually(lambda: subscriber.losses(uid) == {"refused": 1}, what=lambda: subscriber.losses(uid))
     assert f"all recipients of subscription {uid} have unsubscribed" in caplog.text
     with pytest.raises(ConfigurationError, match=r"all recipients of subscription .* have unsubscribed"):
-        pad.delegate.subscribe("", request, 60.0)
+        pad.delegate.subscribers.subscribe("", request, 60.0)
     # Expect the link to be good for nothing any more, as one that is none
     for used in (token, token[:-2] + "AA", "A" * 43):
         with pytest.raises(UnknownUidError, match="no subscription of this link here"):
@@ -207,7 +207,7 @@ def test_who_has_unsubscribed_stays_so_over_a_restart_and_when_the_subscription_
     publisher.publish(registration, figures.figure_1)
     eventually(lambda: len(post.mails) == 2)
     of_b = post.link(B, "unsubscribe")
-    request = pad.delegate._subscriptions["mail", uid].request
+    request = pad.delegate.tables.subscriptions["mail", uid].request
     follow(pad, "unsubscribe", post.link(A, "unsubscribe"))
     subscriber.close()
     publisher.close()
@@ -215,8 +215,8 @@ def test_who_has_unsubscribed_stays_so_over_a_restart_and_when_the_subscription_
     # When it is started again; Expect him to be out still, also when the subscription has ended and is made again
     again = federation.pad(config=config)
     assert row(again, uid)["mail_suspended"] == {A: "unsubscribed by the recipient"}
-    again.delegate.unsubscribe("", uid, administer=True)
-    again.delegate.subscribe("", request, 60.0)
+    again.delegate.subscribers.unsubscribe("", uid, administer=True)
+    again.delegate.subscribers.subscribe("", request, 60.0)
     publisher = federation.light()
     registration = figures.register(publisher)
     publisher.publish(registration, figures.figure_1)
@@ -229,7 +229,7 @@ def test_who_has_unsubscribed_stays_so_over_a_restart_and_when_the_subscription_
     # Expect the subscription to have ended, for good
     assert last.status()["subscriptions"] == []
     with pytest.raises(ConfigurationError, match="unsubscribed"):
-        last.delegate.subscribe("", request, 60.0)
+        last.delegate.subscribers.subscribe("", request, 60.0)
 
 
 def test_what_of_a_mail_could_be_sent_is_not_sent_again_for_the_sake_of_the_others(
@@ -273,9 +273,9 @@ def lasting(federation: Any) -> Any:
 
 def pass_time(pad: DisseminationServer, seconds: float) -> None:
     """For the delegate's leases, and not as if it had stalled."""
-    pad.delegate._landlord._stall = math.inf
-    clock = pad.delegate._clock
-    pad.delegate._clock = lambda: clock() + seconds
+    pad.delegate.tables.leases.landlord._stall = math.inf
+    clock = pad.delegate.tables.clock
+    pad.delegate.tables.clock = lambda: clock() + seconds
 
 
 def left_alone(federation: Any, *recipients: str) -> str:
@@ -305,7 +305,7 @@ def test_who_is_mailed_is_reminded_once_before_the_lease_ends_and_renews_it_with
     assert (row(pad, uid)["matched"], row(pad, uid)["mailed"], row(pad, uid)["lost"]) == (0, 0, {})
     # When one of them renews by his link; Expect the lease to be a whole one again, and mail to come
     follow(pad, "renew", post.link(B, "renew"))
-    [listed] = pad.delegate.mail_subscriptions()
+    [listed] = pad.delegate.mail.rows()
     assert DAY - 60 < listed["lease"] <= DAY
     publisher.publish(registration, figures.figure_1)
     eventually(lambda: row(pad, uid)["mailed"] == 2)
@@ -350,14 +350,14 @@ def test_a_subscription_that_is_renewed_is_not_reminded_of_and_an_operator_renew
     left = field.jbi("subscribe", "--type", TYPE, "--email", B, "--json").fact()["subscription"]
     eventually(lambda: {s["uid"] for s in pad.status()["subscriptions"]} == {kept, left})
     pass_time(pad, 20 * HOUR)
-    pad.delegate.renew(pad.delegate._subscriptions["mail", kept].lease_id, DAY)
+    pad.delegate.renew(pad.delegate.tables.subscriptions["mail", kept].lease_id, DAY)
     # When the day is nearly over; Expect the other one alone to be reminded of
     pass_time(pad, 3 * HOUR)
     eventually(lambda: post.reminders() == [(B,)])
     # When an operator renews it for two days, by its first characters; Expect that, and no further mail
     renewing = field.jbi("--set", "lease.mail=172800", "subscriptions", "renew", left[:25])
     assert renewing.communicate()[0] == "renewed at 1 delegate, for 172800 s\n"
-    listed = {s["uid"]: s["lease"] for s in pad.delegate.mail_subscriptions()}
+    listed = {s["uid"]: s["lease"] for s in pad.delegate.mail.rows()}
     assert 2 * DAY - 60 < listed[left] <= 2 * DAY
     pass_time(pad, 2 * HOUR)
     pad.delegate.expire()
@@ -380,7 +380,7 @@ def test_a_reminder_is_sent_once_over_restarts_and_when_the_mail_server_is_back(
     pad = federation.pad(config=away)
     eventually(lambda: pad.status()["mail"]["away"])
     assert pad.status()["mail"]["reminders_waiting"] == 1
-    pad.delegate.renew_mail(uid, DAY)
+    pad.delegate.mail.renew_by_uid(uid, DAY)
     assert pad.status()["mail"]["reminders_waiting"] == 0
     # When the next one is due, and it is stopped with that unsent
     brought_forward(tmp_path / "state", pad)

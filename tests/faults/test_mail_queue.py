@@ -485,8 +485,8 @@ def test_a_recipient_refused_for_good_again_and_again_is_suspended_until_the_sub
     # When the recipient exists again, and the same subscription is made again
     server.answer_rcpt = lambda _address: "250 OK"
     delegate = (publishing.pad if publishing.kind == "delegate" else publishing.adapter._server).delegate
-    [known] = [s for s in delegate._subscriptions.values() if s.uid == uid]
-    delegate.subscribe("", known.request, 10.0)
+    [known] = [s for s in delegate.tables.subscriptions.values() if s.uid == uid]
+    delegate.subscribers.subscribe("", known.request, 10.0)
     publishing.publish(registration, figures.figure_1)
     # Expect its mail
     eventually(lambda: server.ids("gone@x.org"))
@@ -648,7 +648,7 @@ def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
     secret = "0123456789abcdef" * 2
     uid = owned_uid("subscription", secret)
     request = SubscriptionRequest(uid, direct=False, recipients=("one@x.org",), secret=secret)
-    pad.delegate.subscribe("", request, 60.0)
+    pad.delegate.subscribers.subscribe("", request, 60.0)
     adapter = federation.light()
     registration = figures.register(adapter)
     # When an object is published; Expect it not to be acknowledged before the mail is there

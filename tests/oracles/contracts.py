@@ -11,7 +11,7 @@ from jbi_pubsub.pad.model.subscription import Subscription
 
 def stand_under(delegate: Delegate, uid: str, **settings: Any) -> list[Subscription]:
     """The subscriptions of that id, under such settings from now on."""
-    found = [each for (_, known), each in delegate._subscriptions.items() if known == uid]
+    found = [each for (_, known), each in delegate.tables.subscriptions.items() if known == uid]
     for each in found:
         each.contract = Contract(Settings(**settings))
     assert found

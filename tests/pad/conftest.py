@@ -30,10 +30,10 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
     yield stand
     for made in worlds:
-        made.delegate._late_joiners._thread = None
+        made.delegate.subscribers.late_joiners._thread = None
         made.delegate.close()
-        if made.delegate._quality is not None:
-            made.delegate._quality.close()
+        if made.delegate.contracts.quality is not None:
+            made.delegate.contracts.quality.close()
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.protocol.deliveries import ITEM
-from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.requests import NOT_BEFORE, SubscriptionRequest
 from tests.pad.test_first_object import UNIT, World
 
 pytestmark = pytest.mark.processes
@@ -27,13 +26,13 @@ class Amended(World):
     def __init__(self, **pad: Any) -> None:
         super().__init__(**pad)
         self.payloads: list[bytes] = []
-        self.session = self.delegate.open_session("subscriber", 1e6)[0]
-        self.delegate.attached(self.session)
+        self.session = self.delegate.sessions.open("subscriber", 1e6)[0]
+        self.delegate.tables.attached(self.session)
         self.request = SubscriptionRequest("s", predicate="/m/@n = 1", payload_filter="/p/a")
 
     def amend(self, **changed: Any) -> None:
         self.request = msgspec.structs.replace(self.request, **changed)
-        self.delegate.subscribe(self.session, self.request, 60.0)
+        self.delegate.subscribers.subscribe(self.session, self.request, 60.0)
 
     def _read_one(self, session_id: str, data: bytes) -> None:  # noqa: ARG002  # there is one
         self.payloads.append(bytes(Parcel.received(data[ITEM.size :]).payload))
@@ -51,7 +50,7 @@ class Amended(World):
 def world() -> Any:
     made = Amended()
     yield made
-    made.delegate._late_joiners._thread = None
+    made.delegate.subscribers.late_joiners._thread = None
     made.delegate.close()
 
 
@@ -91,7 +90,7 @@ def test_who_catches_up_does_so_by_the_new_terms(world: Amended) -> None:
     registration = world.register()
     for number in (1, 2, 1):
         world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
-    world.delegate.subscribe(world.session, world.request, 60.0, 1e3)
+    world.delegate.subscribers.subscribe(world.session, world.request, 60.0, 1e3)
     world.amend(predicate="/m/@n = 2", payload_filter="/p/b")
     # When it catches up; Expect what the new terms give
     world.serve_all()
@@ -121,8 +120,8 @@ def test_terms_that_cost_too_much_leave_the_old_ones_in_force(world: Amended, mo
     registration = world.register()
     world.amend()
     table = registration.judgement.table
-    costs = len(table.budget), len(world.delegate._costs[world.session])
-    real = world.delegate._check_cost
+    costs = len(table.budget), len(world.delegate.tables.costs[world.session])
+    real = world.delegate.tables.check_cost
 
     def check(subscription: Any, let_in: Any) -> None:
         assert len(table.budget) == 0, "its own old terms do not count against the new ones"
@@ -130,10 +129,10 @@ def test_terms_that_cost_too_much_leave_the_old_ones_in_force(world: Amended, mo
         raise OversizeError("too much")
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.delegate, "_check_cost", check)
+        patched.setattr(world.delegate.tables, "check_cost", check)
         with pytest.raises(OversizeError):
             world.amend(predicate="/m/@n = 2 and string-length(/m) < 3", payload_filter="/p/b")
-    assert (len(table.budget), len(world.delegate._costs[world.session])) == costs
+    assert (len(table.budget), len(world.delegate.tables.costs[world.session])) == costs
     for number in (1, 2):
         world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
     assert world.taken() == [b"a"]
@@ -144,7 +143,9 @@ def test_other_terms_than_these_stand_as_they_are(world: Amended, changed: dict[
     world.register()
     world.amend()
     with pytest.raises(ConfigurationError):
-        world.delegate.subscribe(world.session, msgspec.structs.replace(world.request, **changed), 60.0, NOT_BEFORE)
+        world.delegate.subscribers.subscribe(
+            world.session, msgspec.structs.replace(world.request, **changed), 60.0, NOT_BEFORE
+        )
     world.amend()
 
 
@@ -158,7 +159,7 @@ def test_at_a_partitioned_table_it_keeps_its_level(world: Amended) -> None:
     for number in (1, 2):
         world.publish(registration, b'<m n="%d"/>' % number, PAYLOAD)
     assert world.taken() == [b"b"]
-    world.delegate.unsubscribe(world.session, "s")
+    world.delegate.subscribers.unsubscribe(world.session, "s")
     assert len(registration.judgement.table) == 0
 
 

@@ -54,9 +54,9 @@ class Archived(World):
         number = len(self.registrations) + 1
         uid = owned_uid("registration", secret(name))
         request = PublisherRequest(SchemaBundle("main.xsd", ()), (), secret=secret(name), persist=persist)
-        made = self.delegate.register_publisher(self.connection, request, uid=uid, number=number)
+        made = self.delegate.registrations.register(self.connection, request, uid=uid, number=number)
         self.registrations.append(made)
-        self.delegate.announced(uid, 0)
+        self.delegate.registrations.announced(uid, 0)
         return made
 
     def send(
@@ -73,7 +73,7 @@ class Archived(World):
         heads = [Head(object_id_of(uid, n), uid, n, 1.0, "t", "1.0", metadata, len(payload)) for n in sequences]
         run = [Parcel.received(b"".join(pack(head, payload).parts)) for head in heads]
         deliveries = Deliveries()
-        refused = self.delegate.publish(registration, run, deliveries)
+        refused = self.delegate.publishers.publish(registration, run, deliveries)
 
         def deliver() -> Refusals:
             self.delegate.pipeline.deliver(deliveries)
@@ -167,11 +167,11 @@ def test_without_an_archive_nothing_can_be_marked() -> None:
         uid = owned_uid("registration", secret(1))
         request = PublisherRequest(SchemaBundle("main.xsd", ()), (), secret=secret(1), persist=True)
         with pytest.raises(ConfigurationError, match="needs an archive"):
-            place.delegate.register_publisher(place.connection, request, uid=uid, number=1)
-        assert not place.delegate.registrations
+            place.delegate.registrations.register(place.connection, request, uid=uid, number=1)
+        assert not place.delegate.tables.registrations
         place.register()
     finally:
-        place.delegate._late_joiners._thread = None
+        place.delegate.subscribers.late_joiners._thread = None
         place.delegate.close()
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_kept_is_refused_and_nobodys(place: Archived, keeping: Me
     place.serve_all()
     assert [place.sequences(there), place.sequences(late)] == [[1], [1]]
     assert place.got[there] == place.got[late] == [(other.uid, 1)]
-    assert place.delegate.kept(object_id_of(kept.uid, 1)) is None
+    assert place.delegate.tables.kept(object_id_of(kept.uid, 1)) is None
     assert (kept.published, kept.refused) == (0, 2)
     # And when the disk is mended, it goes on behind a gap that was told
     keeping.fails.clear()
@@ -228,7 +228,7 @@ def test_a_registration_whose_entries_can_not_be_kept_is_refused(place: Archived
     keeping.fails["register"] = True
     with pytest.raises(StorageError):
         place.enter("a", persist=True)
-    assert not place.delegate.registrations
+    assert not place.delegate.tables.registrations
     keeping.fails.clear()
     place.enter("a", persist=True)
 

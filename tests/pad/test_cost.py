@@ -30,7 +30,7 @@ def subscribed(delegate: Any, session: str, predicate: str, count: int, **option
     for number in range(count):
         request = SubscriptionRequest(f"{session}-{predicate}-{number}", predicate=predicate.format(number), **options)
         try:
-            delegate.subscribe(session, request, 60.0)
+            delegate.subscribers.subscribe(session, request, 60.0)
         except OversizeError:
             break
         made.append(request.uid)
@@ -38,7 +38,7 @@ def subscribed(delegate: Any, session: str, predicate: str, count: int, **option
 
 
 def session(delegate: Any) -> str:
-    return str(delegate.open_session("test", 60.0)[0])
+    return str(delegate.sessions.open("test", 60.0)[0])
 
 
 def test_a_subscriber_over_its_budget_is_refused_and_told_how_to_mend_it(delegate: Any) -> None:
@@ -48,14 +48,14 @@ def test_a_subscriber_over_its_budget_is_refused_and_told_how_to_mend_it(delegat
     assert 0 < len(held) < 20
     # Expect the next one to be refused, by name of the budget
     with pytest.raises(OversizeError, match=r"of this subscriber may take .* the limit is 20 ms") as caught:
-        delegate.subscribe(hostile, SubscriptionRequest("next", predicate=COSTLY.format("next")), 60.0)
+        delegate.subscribers.subscribe(hostile, SubscriptionRequest("next", predicate=COSTLY.format("next")), 60.0)
     assert "child steps" in caught.value.hint
     # Expect what the index takes, and what is evaluated already, to be taken still
     assert len(subscribed(delegate, hostile, INDEXED, 200)) == 200
-    delegate.subscribe(hostile, SubscriptionRequest("again", predicate=COSTLY.format(0)), 60.0)
+    delegate.subscribers.subscribe(hostile, SubscriptionRequest("again", predicate=COSTLY.format(0)), 60.0)
     # Expect room for another one when one is cancelled
-    delegate.unsubscribe(hostile, held[1])
-    delegate.subscribe(hostile, SubscriptionRequest("next", predicate=COSTLY.format("next")), 60.0)
+    delegate.subscribers.unsubscribe(hostile, held[1])
+    delegate.subscribers.subscribe(hostile, SubscriptionRequest("next", predicate=COSTLY.format("next")), 60.0)
 
 
 def test_usual_predicates_are_far_from_the_budget(delegate: Any) -> None:
@@ -70,16 +70,16 @@ def test_a_registration_has_a_budget_that_many_subscribers_share(delegate: Any) 
     assert held[-1] == 0
     late = session(delegate)
     with pytest.raises(OversizeError, match="all subscriptions to a registration"):
-        delegate.subscribe(late, SubscriptionRequest("late", predicate=COSTLY.format("late")), 60.0)
+        delegate.subscribers.subscribe(late, SubscriptionRequest("late", predicate=COSTLY.format("late")), 60.0)
     assert len(subscribed(delegate, late, INDEXED, 100)) == 100
 
 
 def test_the_budget_goes_with_the_session(delegate: Any) -> None:
     hostile = session(delegate)
     subscribed(delegate, hostile, COSTLY, 100)
-    delegate.close_session(hostile)
-    assert delegate._costs == {}
-    assert all(topic.table.budget.spent == 0.0 for topic in delegate._topics)
+    delegate.sessions.close(hostile)
+    assert delegate.tables.costs == {}
+    assert all(topic.table.budget.spent == 0.0 for topic in delegate.tables.topics)
 
 
 def test_filters_are_charged_too(delegate: Any) -> None:

@@ -46,7 +46,7 @@ def test_a_status_tells_the_delay_of_a_subscriber_that_does_not_acknowledge(
     assert 0 < pad.status()["delay_ms"] < 5_000
 
     # When a day goes by on the delegate's clock without an acknowledgement of the next one
-    (session,) = pad.delegate._sessions.values()
+    (session,) = pad.delegate.tables.sessions.values()
     clock = session._flights.clock
     session._flights.delay.sent(1, clock)
     session._flights.clock = lambda: clock() + 86_400

@@ -23,8 +23,8 @@ class Subscriber:
     def __init__(self, pad: DisseminationServer, name: str) -> None:
         self.pad = pad
         self.name = name
-        self.session, _ = pad.delegate.open_session(name, 60.0)
-        pad.delegate.subscribe(self.session, SubscriptionRequest(name), 60.0)
+        self.session, _ = pad.delegate.sessions.open(name, 60.0)
+        pad.delegate.subscribers.subscribe(self.session, SubscriptionRequest(name), 60.0)
         self.sock: socket.socket
         self.line: Line
 

@@ -40,9 +40,9 @@ class Lasting(Replaying):
 
     def again(self) -> None:
         """Another process."""
-        self.delegate.close_session(self.session_id)
-        self.session_id = self.delegate.open_session("asker", 1e6)[0]
-        self.delegate.attached(self.session_id)
+        self.delegate.sessions.close(self.session_id)
+        self.session_id = self.delegate.sessions.open("asker", 1e6)[0]
+        self.delegate.tables.attached(self.session_id)
 
     def acknowledge(self, granted: Granted, *positions: int) -> None:
         heard = Heard({}, {}, {granted.number: positions})
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was_with_another_process(place: Lasting, keeping: M
     assert place.until(first, 12) == list(range(1, 13))
     place.again()
     place.fill(5)
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
     # When another process opens it
     second = place.open()
     # Expect what it has not had, then what comes live; nothing is lost or counted so
@@ -89,7 +89,7 @@ def test_it_goes_on_after_a_restart_of_the_delegate(make: Callable[..., Lasting]
     before = make(keeping)
     before.fill(10)
     assert before.until(before.open(), 10) == list(range(1, 11))
-    before.delegate._late_joiners._thread = None
+    before.delegate.subscribers.late_joiners._thread = None
     before.delegate.close()
     assert [(each.name, each.position) for each in keeping.durables.values()] == [("fusion-1", 10)]
     assert MINE.encode() not in next(iter(keeping.durables.values())).request
@@ -138,7 +138,7 @@ def test_a_slow_one_loses_nothing_though_it_lives(
     for _ in range(10):
         place.fill(10)
         place.take()
-    assert place.delegate._budget.used < 20 * place.objects[0].size
+    assert place.delegate.sessions.budget.used < 20 * place.objects[0].size
     # When it takes again, while more is published
     place.consumes = True
     for _ in range(5):
@@ -286,12 +286,12 @@ def test_a_name_alone_is_no_right(place: Lasting, monkeypatch: pytest.MonkeyPatc
     assert not place.history.reset("fusion-1", "x" * 32, ALL, None)
     # And one process to have it at a time, until it is not connected any more
     mine = place.session_id
-    place.session_id = place.delegate.open_session("other", 1e6)[0]
+    place.session_id = place.delegate.sessions.open("other", 1e6)[0]
     with pytest.raises(ConfigurationError, match="open in another process"):
         place.open()
     assert not place.session._take(10, 1 << 20)
     # When that one closes one of its own, expect who was refused to be told to ask again
-    place.delegate.unsubscribe(mine, "r3")
+    place.delegate.subscribers.unsubscribe(mine, "r3")
     assert place.session._take(10, 1 << 20) == [(ITEM.pack(END, ASK_AGAIN),)]
     monkeypatch.setattr(SubscriberSession, "has_gone", property(lambda self: self.session_id == mine))
     place.fill(1)
@@ -324,7 +324,7 @@ def test_it_ends_with_its_lease_or_when_it_is_cancelled(place: Lasting, keeping:
     place.open(name="other")
     assert len(keeping.durables) == 2
     # When one is cancelled by its subscriber, and the other's lease runs out while it is away
-    place.delegate.unsubscribe(place.session_id, place.subscription(granted).uid)
+    place.delegate.subscribers.unsubscribe(place.session_id, place.subscription(granted).uid)
     assert [name for name, _ in keeping.durables] == ["other"]
     durables = place.history.durables
     durables._wall = lambda: time.time() + 10 * durables._lease
@@ -430,7 +430,7 @@ def test_what_makes_no_sense_is_refused(place: Lasting, keeping: MemoryKeeping) 
     assert not place.session._queues
     assert place.history.durables.status() == []
     with pytest.raises(UnknownUidError):
-        place.delegate.unsubscribe(place.session_id, "r1")
+        place.delegate.subscribers.unsubscribe(place.session_id, "r1")
 
 
 def test_without_an_archive_there_is_none() -> None:
@@ -439,7 +439,7 @@ def test_without_an_archive_there_is_none() -> None:
         with pytest.raises(ConfigurationError, match="needs an archive"):
             bare.subscribe(age=0.0, durable="fusion-1", secret=MINE)
     finally:
-        bare.delegate._late_joiners._thread = None
+        bare.delegate.subscribers.late_joiners._thread = None
         bare.delegate.close()
 
 
@@ -466,7 +466,7 @@ def test_one_that_stood_before_an_object_was_published_gets_it(make: Callable[..
     place.now += 1.0
     place.fill(3)
     # When a durable subscription comes late that stood before three of them
-    granted = place.open(NEW, age=0.5 + place.delegate.session(place.session_id).opened - stood)
+    granted = place.open(NEW, age=0.5 + place.delegate.tables.session(place.session_id).opened - stood)
     # Expect these, and to be asked for them again
     assert place.until(granted, 3) == [3, 4, 5]
     place.again()
@@ -481,7 +481,7 @@ def test_what_came_before_it_made_objects_be_archived_is_not_lost(make: Callable
     assert not place.send(registration, 1, metadata=b"<m><n>1</n></m>")
     # When a durable subscription that stood before its first object comes, and it goes on
     granted = place.open(NEW, age=1e3)
-    place.delegate._late_joiners.step()
+    place.delegate.subscribers.late_joiners.step()
     assert not place.send(registration, 2, metadata=b"<m><n>2</n></m>")
     # Expect both: the first one comes from the buffer, and has no place in the archive
     eventually(lambda: place.take() or len(place.found[granted.number]) == 2)

@@ -23,7 +23,7 @@ def test_each_level_says_why(federation: Any, figures: Any) -> None:
     )
     assert subscriber.wait_matched(uid) == 1
     # When asked about figure 1 with the target list, expect every level to say yes
-    facts = pad.delegate.explain(uid, figures.figure_1, figures.figure_4)
+    facts = pad.delegate.reports.explain(uid, figures.figure_1, figures.figure_4)
     assert facts["delivered"] is True
     assert facts["first_level"] == {
         registration: {
@@ -36,7 +36,7 @@ def test_each_level_says_why(federation: Any, figures: Any) -> None:
     }
     assert (facts["predicate_true"], facts["selected"]) == (True, 2)
     # And with another area, the predicate to say no
-    facts = pad.delegate.explain(uid, figures.metadata(Area="Rome"), b"")
+    facts = pad.delegate.reports.explain(uid, figures.metadata(Area="Rome"), b"")
     assert (facts["delivered"], facts["predicate_true"]) == (False, False)
 
 
@@ -49,7 +49,7 @@ def test_a_first_level_miss_names_field_and_values(federation: Any, figures: Any
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
     assert subscriber.wait_matched(uid) == 1
-    levels = pad.delegate.explain(uid, figures.figure_1, b"")["first_level"].values()
+    levels = pad.delegate.reports.explain(uid, figures.figure_1, b"")["first_level"].values()
     missed = [level["misses"] for level in levels if not level["matches"]]
     assert len(missed) == 1
     assert missed[0][0].endswith("RequiredMetadataEntry.publisher: wants '418th', has '999th'")
@@ -72,7 +72,7 @@ class Standing:
         return str(uid)
 
     def explain(self, uid: str, metadata: bytes, payload: bytes = b"") -> Any:
-        return self.delegate.explain(uid, metadata, payload)
+        return self.delegate.reports.explain(uid, metadata, payload)
 
 
 @pytest.fixture
@@ -187,9 +187,9 @@ def test_an_object_that_is_still_known_is_explained_by_its_id(federation: Any, f
     published = publisher.publish(registration, figures.figure_1, figures.figure_4)
     assert subscriber.receive(uid, 60.0) is not None
     # Expect the same as for its document, and a clear word when it is not known
-    facts = delegate.explain_object(uid, published)
+    facts = delegate.reports.explain_object(uid, published)
     assert (facts["delivered"], facts["selected"]) == (True, 2)
-    assert facts["conditions"] == delegate.explain(uid, figures.figure_1, figures.figure_4)["conditions"]
+    assert facts["conditions"] == delegate.reports.explain(uid, figures.figure_1, figures.figure_4)["conditions"]
     with pytest.raises(UnknownUidError, match="no object object-8 is known here any more") as caught:
-        delegate.explain_object(uid, "object-8")
+        delegate.reports.explain_object(uid, "object-8")
     assert "explain its document" in caught.value.hint

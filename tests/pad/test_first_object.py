@@ -25,7 +25,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE, Delegate
+from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.pipeline import GAP_MOST
 from jbi_pubsub.pad.matching.recent import OLD_SECONDS, RecentBuffers
@@ -33,7 +33,7 @@ from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.matching.topics import GHOST_SECONDS
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.ownership import owned_uid
-from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest, SubscriptionRequest
 
 pytestmark = pytest.mark.processes
 
@@ -67,7 +67,7 @@ class Gate:
 
 def take(delegate: Delegate, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> None:
     """As a delegate takes one object; raises why it was refused."""
-    for _, why in delegate.publish(registration, [parcel], deliveries):
+    for _, why in delegate.publishers.publish(registration, [parcel], deliveries):
         raise why
 
 
@@ -84,11 +84,11 @@ class World:
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: self.now,
         )
-        joiners = self.delegate._late_joiners
+        joiners = self.delegate.subscribers.late_joiners
         joiners._clock = lambda: self.now
         joiners._thread = object()  # type: ignore[assignment]  # a pass is made by hand
-        self.connection = self.delegate.connect("publisher", 1e6)[0].connection_id
-        self.delegate.attached(self.connection)
+        self.connection = self.delegate.publishers.connect("publisher", 1e6)[0].connection_id
+        self.delegate.tables.attached(self.connection)
         self.registrations: list[Registration] = []
         self.published: dict[tuple[str, int], float] = {}
         self.sessions: dict[str, str] = {}
@@ -110,10 +110,10 @@ class World:
         number = len(self.registrations) + 1
         uid = owned_uid("registration", secret(number))
         request = PublisherRequest(SchemaBundle("main.xsd", ()), entries, secret=secret(number))
-        made = self.delegate.register_publisher(self.connection, request, uid=uid, number=number)
+        made = self.delegate.registrations.register(self.connection, request, uid=uid, number=number)
         self.registrations.append(made)
         if announced:
-            self.delegate.announced(uid, 0)
+            self.delegate.registrations.announced(uid, 0)
         return made
 
     def publish(self, registration: Registration, metadata: bytes = b"<m/>", payload: bytes = b"") -> None:
@@ -126,27 +126,27 @@ class World:
 
     def subscribe(self, age: float, *, session: str = "", **options: Any) -> str:
         name = f"s{next(self._names)}"
-        session = session or self.delegate.open_session("subscriber", 1e6)[0]
-        self.delegate.attached(session)
+        session = session or self.delegate.sessions.open("subscriber", 1e6)[0]
+        self.delegate.tables.attached(session)
         self.sessions[name] = session
         self.got[name], self.lost[name] = [], Counter()
         request = SubscriptionRequest(name, **options)
-        self.numbers[name] = self.delegate.subscribe(session, request, 60.0, age).number
+        self.numbers[name] = self.delegate.subscribers.subscribe(session, request, 60.0, age).number
         return name
 
     def serve(self) -> None:
         """One slice, as the thread makes it."""
-        self.delegate._late_joiners.step()
+        self.delegate.subscribers.late_joiners.step()
 
     def serve_all(self) -> None:
-        while self.delegate._late_joiners.count:
+        while self.delegate.subscribers.late_joiners.count:
             self.serve()
             self.now += 1.0
 
     def read(self) -> None:
         """Subscribers take all that goes out."""
         for session_id in set(self.sessions.values()):
-            session = self.delegate._sessions.get(session_id)
+            session = self.delegate.tables.sessions.get(session_id)
             if session is None:
                 continue
             while items := session._take(500, 1 << 30):
@@ -187,7 +187,7 @@ def make() -> Iterator[Callable[..., World]]:
 
     yield world
     for made in worlds:
-        made.delegate._late_joiners._thread = None
+        made.delegate.subscribers.late_joiners._thread = None
         made.delegate.close()
 
 
@@ -230,7 +230,7 @@ def test_an_object_published_before_the_subscription_stood_never_comes(world: Wo
 def test_a_subscription_made_after_its_session_was_opened_stands_since_then(world: World) -> None:
     # Given a session that was opened at 100, and objects at 105 and 107
     registration = world.register()
-    session = world.delegate.open_session("subscriber", 1e6)[0]
+    session = world.delegate.sessions.open("subscriber", 1e6)[0]
     for second in (105.0, 107.0):
         world.now = second
         world.publish(registration)
@@ -322,7 +322,7 @@ def test_a_subscription_to_several_topics_catches_up_in_the_order_of_publication
 def test_a_publisher_that_has_left_leaves_its_objects_for_those_who_stood(world: World) -> None:
     registration = world.register()
     world.publish(registration)
-    world.delegate.disconnect(world.connection)
+    world.delegate.publishers.disconnect(world.connection)
     world.delegate.expire()
     late = world.subscribe(age=5.0)
     world.serve()
@@ -331,14 +331,14 @@ def test_a_publisher_that_has_left_leaves_its_objects_for_those_who_stood(world:
     world.now += 10.0 + OLD_SECONDS + 1.0
     world.delegate.expire()
     assert world.status()["kept"]["objects"] == 0
-    assert world.delegate._topics
+    assert world.delegate.tables.topics
     later = world.subscribe(age=20.0)
     world.serve_all()
     assert (world.sequences(later), world.lost[later]) == ([], {Cause.MISSED: 1})
     world.now += GHOST_SECONDS
     world.delegate.expire()
-    assert not world.delegate._topics
-    assert not world.delegate._topics.ghosts
+    assert not world.delegate.tables.topics
+    assert not world.delegate.tables.topics.ghosts
 
 
 def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +346,9 @@ def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytes
     for number in range(30):
         made = world.register(EntryRep(UNIT, (f"unit-{number}",)))
         world.publish(made)
-        world.delegate.unregister_publisher(world.connection, made.uid)
+        world.delegate.publishers.unregister(world.connection, made.uid)
         world.delegate.expire()
-    assert len(world.delegate._topics) == len(world.delegate._topics.ghosts) == 10
+    assert len(world.delegate.tables.topics) == len(world.delegate.tables.topics.ghosts) == 10
     assert world.status()["kept"]["objects"] == 10
 
 
@@ -362,7 +362,7 @@ def test_a_new_registration_lets_its_topic_wait_for_its_announcement(world: Worl
     world.now += 60.0
     world.delegate.expire()
     # Expect that who is told then gets all
-    world.delegate.announced(second.uid, 1)
+    world.delegate.registrations.announced(second.uid, 1)
     late = world.subscribe(age=100.0)
     world.serve()
     assert world.sequences(late) == [1]
@@ -403,10 +403,10 @@ def test_several_of_one_process_get_what_they_catch_up_with_over_the_link_once(w
     registration = world.register()
     for _ in range(4):
         world.publish(registration)
-    session = world.delegate.open_session("subscriber", 1e6)[0]
+    session = world.delegate.sessions.open("subscriber", 1e6)[0]
     names = [world.subscribe(age=50.0, session=session) for _ in range(3)]
     world.serve()
-    items = world.delegate._sessions[session]._take(500, 1 << 30)
+    items = world.delegate.tables.sessions[session]._take(500, 1 << 30)
     assert [ITEM.unpack_from(b"".join(parts)) for parts in items] == [(SHARED, 3)] * 4
     assert len(names) == 3
 
@@ -417,7 +417,7 @@ def test_a_pass_takes_no_more_memory_than_a_queue_may(make: Callable[..., World]
     registration = world.register()
     for _ in range(4):
         world.publish(registration, payload=b"<p>" + b"<a>%s</a>" % (b"x" * 200_000) + b"</p>")
-    session = world.delegate.open_session("subscriber", 1e6)[0]
+    session = world.delegate.sessions.open("subscriber", 1e6)[0]
     names = [world.subscribe(age=50.0, session=session, payload_filter=f"//a[{n} = {n}]") for n in range(20)]
     world.serve_all()
     assert world.status()["queued_bytes"] < (1 << 20) + 500_000
@@ -433,15 +433,15 @@ def test_whose_pass_took_long_comes_behind_those_who_have_used_less(world: World
     registration = world.register()
     world.publish(registration)
     first = world.subscribe(age=50.0)
-    look = world.delegate._buffers.look
+    look = world.delegate.tables.buffers.look
 
     def slow(*args: Any) -> Any:
         world.now += 2.0
         return look(*args)
 
-    world.delegate._buffers.look = slow  # type: ignore[method-assign]
+    world.delegate.tables.buffers.look = slow  # type: ignore[method-assign]
     world.serve()
-    world.delegate._buffers.look = look  # type: ignore[method-assign]
+    world.delegate.tables.buffers.look = look  # type: ignore[method-assign]
     # When it subscribes again, and then another one does
     again = world.subscribe(age=50.0, session=world.sessions[first])
     other = world.subscribe(age=50.0)
@@ -458,27 +458,27 @@ def test_peers_with_many_sessions_have_one_share(world: World) -> None:
     world.publish(registration)
 
     def subscribe(peer: str) -> str:
-        session = world.delegate.open_session("subscriber", 1e6)[0]
+        session = world.delegate.sessions.open("subscriber", 1e6)[0]
         request = SubscriptionRequest(f"{peer}-{session}")
-        world.delegate.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
+        world.delegate.subscribers.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
         return session
 
-    look = world.delegate._buffers.look
+    look = world.delegate.tables.buffers.look
 
     def slow(*args: Any) -> Any:
         world.now += 0.5
         return look(*args)
 
-    world.delegate._buffers.look = slow  # type: ignore[method-assign]
+    world.delegate.tables.buffers.look = slow  # type: ignore[method-assign]
     greedy = [subscribe("greedy") for _ in range(5)]
     world.serve()
     # When somebody else comes behind them
     honest = subscribe("honest")
     world.serve()
     # Expect that he is the next
-    held = world.delegate._late_joiners
-    assert world.delegate._sessions[honest] not in held._waiting
-    assert sum(world.delegate._sessions[session] in held._waiting for session in greedy) == 4
+    held = world.delegate.subscribers.late_joiners
+    assert world.delegate.tables.sessions[honest] not in held._waiting
+    assert sum(world.delegate.tables.sessions[session] in held._waiting for session in greedy) == 4
     world.serve_all()
 
 
@@ -492,14 +492,14 @@ def test_of_what_leaves_the_buffer_during_a_pass_it_is_told_how_much(
         world.publish(registration)
     monkeypatch.setattr("jbi_pubsub.pad.egress.late_join.SLICE_SECONDS", -1.0)
     late = world.subscribe(age=50.0)
-    owe = world.delegate._late_joiners._owe
+    owe = world.delegate.subscribers.late_joiners._owe
     taken: list[int] = []
 
     def one_each(kept: Any, group: Any) -> None:
         taken.append(kept.parcel.head.sequence)
         owe(kept, group)
 
-    world.delegate._late_joiners._owe = one_each  # type: ignore[method-assign]
+    world.delegate.subscribers.late_joiners._owe = one_each  # type: ignore[method-assign]
     world.serve()
     assert taken == []
     # When the buffer is filled with others before it goes on
@@ -534,7 +534,7 @@ def test_who_cancels_while_catching_up_gets_nothing_and_costs_nothing(world: Wor
     world.publish(registration)
     late = world.subscribe(age=50.0)
     world.publish(registration)
-    world.delegate.unsubscribe(world.sessions[late], late)
+    world.delegate.subscribers.unsubscribe(world.sessions[late], late)
     world.serve()
     assert world.sequences(late) == []
     status = world.status()
@@ -554,7 +554,7 @@ def test_a_publisher_that_fills_the_buffers_at_once_waits_once_for_late_joiners(
         world.publish(loud)
     assert waits == []
     # When somebody was
-    world.delegate.announced(loud.uid, 1)
+    world.delegate.registrations.announced(loud.uid, 1)
     for _ in range(100):
         world.publish(loud)
     # Expect it to wait once, and the quiet one, which has not filled them, not at all
@@ -601,12 +601,12 @@ class Interleaved(World):
         self._busy: set[str] = set()
         self.register()
         self.register()
-        self.hook(self.delegate._buffers, "keep")
-        self.hook(self.delegate._buffers, "look")
-        self.hook(self.delegate._buffers, "owes")
-        self.hook(self.delegate._late_joiners, "_let_go")
+        self.hook(self.delegate.tables.buffers, "keep")
+        self.hook(self.delegate.tables.buffers, "look")
+        self.hook(self.delegate.tables.buffers, "owes")
+        self.hook(self.delegate.subscribers.late_joiners, "_let_go")
         self.hook(self.delegate.pipeline, "hand_out")
-        for topic in self.delegate._topics:
+        for topic in self.delegate.tables.topics:
             self.hook(topic.table, "add")
             self.hook(topic.table, "match")
 
@@ -642,7 +642,7 @@ class Interleaved(World):
         elif action == "serve":
             self.occupied("pass", self.serve)
         elif action == "trim":
-            self.delegate._buffers.trim(self.now)
+            self.delegate.tables.buffers.trim(self.now)
         else:
             self.now += 1.0
 
@@ -663,7 +663,7 @@ class Interleaved(World):
         standing = [name for name in self.since if name not in self.cancelled]
         if standing:
             self.cancelled.add(standing[0])
-            self.delegate.unsubscribe(self.sessions[standing[0]], standing[0])
+            self.delegate.subscribers.unsubscribe(self.sessions[standing[0]], standing[0])
 
 
 @settings(max_examples=400, deadline=None)
@@ -692,7 +692,7 @@ def test_in_every_interleaving_each_object_comes_once_in_order_or_is_told_as_mis
         assert status["published"] == len(world.published)
         assert status["queued"] == status["in_flight"] == status["queued_bytes"] == 0
     finally:
-        world.delegate._late_joiners._thread = None
+        world.delegate.subscribers.late_joiners._thread = None
         world.delegate.close()
 
 
@@ -706,10 +706,10 @@ def test_who_still_catches_up_when_the_delegate_stops_is_told(world: World) -> N
     late = world.subscribe(age=50.0)
     world.publish(registration)
     # When the delegate stops
-    world.delegate._late_joiners._thread = None
-    world.delegate._late_joiners.stop()
-    world.delegate._sessions[world.sessions[late]].part()
-    session = world.delegate._sessions[world.sessions[late]]
+    world.delegate.subscribers.late_joiners._thread = None
+    world.delegate.subscribers.late_joiners.stop()
+    world.delegate.tables.sessions[world.sessions[late]].part()
+    session = world.delegate.tables.sessions[world.sessions[late]]
     notices = [
         msgspec.msgpack.decode(data[ITEM.size :], type=LossNotice)
         for parts in session._take(500, 1 << 30)
@@ -724,7 +724,7 @@ def test_without_a_thread_late_joiners_live_and_are_told(world: World, monkeypat
     # Given a system that has no thread for us
     registration = world.register()
     world.publish(registration)
-    world.delegate._late_joiners._thread = None
+    world.delegate.subscribers.late_joiners._thread = None
 
     def refuse(_thread: Any) -> None:
         raise RuntimeError("can't start new thread")
@@ -736,7 +736,7 @@ def test_without_a_thread_late_joiners_live_and_are_told(world: World, monkeypat
     world.publish(registration)
     assert world.sequences(late) == [2]
     assert world.lost[late] == {Cause.MISSED: 0}
-    assert world.delegate._late_joiners._thread is None
+    assert world.delegate.subscribers.late_joiners._thread is None
 
 
 def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -744,11 +744,11 @@ def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypat
     monkeypatch.setattr("jbi_pubsub.pad.matching.topics.GHOSTS_MOST", 2)
     honest = world.register(EntryRep(UNIT, ("honest",)))
     world.publish(honest)
-    world.delegate.unregister_publisher(world.connection, honest.uid)
+    world.delegate.publishers.unregister(world.connection, honest.uid)
     # When a stranger registers and leaves many times, the same topic and others
     for number in range(20):
         made = world.register(EntryRep(UNIT, (f"stranger-{number % 5}",)))
-        world.delegate.unregister_publisher(world.connection, made.uid)
+        world.delegate.publishers.unregister(world.connection, made.uid)
     world.delegate.expire()
     # Expect who stood for the honest one to get it
     late = world.subscribe(age=50.0, entries=(EntryRep(UNIT, ("honest",)),))
@@ -761,7 +761,7 @@ def test_a_registration_that_leaves_unannounced_keeps_no_buffer_young_for_ever(w
     registration = world.register()
     world.publish(registration)
     second = world.register(announced=False)
-    world.delegate.unregister_publisher(world.connection, second.uid)
+    world.delegate.publishers.unregister(world.connection, second.uid)
     # Expect its buffer to become old as ever
     world.now += 60.0
     world.delegate.expire()
@@ -786,14 +786,14 @@ def test_one_session_that_takes_nothing_leaves_the_others_their_room(make: Calla
     # Given a session with many subscriptions that takes nothing, and another subscriber
     world = make(max_queued_bytes=100_000)
     registration = world.register()
-    session = world.delegate.open_session("silent", 1e6)[0]
+    session = world.delegate.sessions.open("silent", 1e6)[0]
     for _ in range(10):
         world.subscribe(age=0.0, session=session, bound=1_000)
     honest = world.subscribe(age=0.0)
     # When far more is published than there is room for
     for _ in range(100):
         world.publish(registration, payload=bytes(2_000))
-        for parts in world.delegate._sessions[world.sessions[honest]]._take(500, 1 << 30):
+        for parts in world.delegate.tables.sessions[world.sessions[honest]]._take(500, 1 << 30):
             world._read_one(world.sessions[honest], b"".join(parts))
     # Expect no publish to be refused, and the other one to have all
     assert len(world.got[honest]) == 100
@@ -806,7 +806,7 @@ def test_one_that_hoards_costs_another_of_its_session_no_more_than_the_room_for_
     # Given a session whose share is filled by one subscription, while another has a few objects waiting
     world = make(max_queued_bytes=400_000)
     registration = world.register()
-    session = world.delegate.open_session("subscriber", 1e6)[0]
+    session = world.delegate.sessions.open("subscriber", 1e6)[0]
     small = world.subscribe(age=0.0, session=session, predicate="/m[@small]")
     for _ in range(5):
         world.publish(registration, b"<m small='1'/>", bytes(1_000))
@@ -827,7 +827,7 @@ def test_who_comes_late_with_others_gets_what_its_own_template_says(world: World
     registrations = {name: world.register(EntryRep(UNIT, (name,))) for name in ("a", "b")}
     for registration in registrations.values():
         world.publish(registration)
-    session = world.delegate.open_session("subscriber", 1e6)[0]
+    session = world.delegate.sessions.open("subscriber", 1e6)[0]
     names = {unit: world.subscribe(10.0, session=session, entries=(EntryRep(UNIT, (unit,)),)) for unit in ("a", "b")}
     # When they catch up together
     world.serve_all()

@@ -31,14 +31,13 @@ from jbi_pubsub.core.info_object import LossNotice, Parcel
 from jbi_pubsub.core.quality import Contract, Rate, Settings
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.quality import Pulled
 from jbi_pubsub.pad.past.queries import AGAIN_SECONDS, SESSION_MOST, History
 from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.entries import ArchiveEntry
 from jbi_pubsub.protocol.replies import Finished, QueryOpened
-from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.requests import NOT_BEFORE, QueryRequest
 from jbi_pubsub.protocol.services import HistoryProxy, SubscriptionsProxy
 from tests.conftest import Federation, Figures, eventually
 from tests.pad.test_archiving import Archived
@@ -54,8 +53,8 @@ class Asking(Archived):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.session_id = self.delegate.open_session("asker", 1e6)[0]
-        self.delegate.attached(self.session_id)
+        self.session_id = self.delegate.sessions.open("asker", 1e6)[0]
+        self.delegate.tables.attached(self.session_id)
         self.found: dict[int, list[int]] = {}
         """Positions by number of the query."""
         self.objects: list[Parcel] = []
@@ -66,7 +65,7 @@ class Asking(Archived):
 
     @property
     def session(self) -> SubscriberSession:
-        return self.delegate.session(self.session_id)
+        return self.delegate.tables.session(self.session_id)
 
     @property
     def history(self) -> History:
@@ -172,7 +171,7 @@ def test_a_query_and_a_subscription_of_one_predicate_get_the_same(place: Asking)
     place.fill(30)
     found = place.all(predicate=predicate, after=20)
     assert found
-    session = place.delegate.session(place.sessions[live])
+    session = place.delegate.tables.session(place.sessions[live])
     heads = [Parcel.received(b"".join(parts)[ITEM.size :]).head for parts in session._take(500, 1 << 20)]
     assert [head.sequence for head in heads] == found
 
@@ -259,7 +258,7 @@ def test_nothing_piles_up_at_the_delegate(place: Asking, keeping: MemoryKeeping)
     assert place.found[opened.number] == [1, 2, 3, 4]
     assert keeping.open_now[-1].most_taken <= 4
     assert len(keeping.open_now[-1]._left) == 16
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
     # And all of them when it takes them
     place.consumes = True
     place.session._acked(0, msgspec.msgpack.encode(Heard({opened.number: 4})))
@@ -267,12 +266,12 @@ def test_nothing_piles_up_at_the_delegate(place: Asking, keeping: MemoryKeeping)
 
 
 def test_without_memory_it_waits_and_goes_on(place: Asking) -> None:
-    place.delegate._budget.add(place.delegate._budget.limit)
+    place.delegate.sessions.budget.add(place.delegate.sessions.budget.limit)
     opened = place.ask()
     time.sleep(2 * AGAIN_SECONDS)
     place.take()
     assert place.found[opened.number] == []
-    place.delegate._budget.add(-place.delegate._budget.limit)
+    place.delegate.sessions.budget.add(-place.delegate.sessions.budget.limit)
     assert place.answer(opened) == list(range(1, 21))
 
 
@@ -357,10 +356,10 @@ def test_a_query_that_fails_says_why_behind_what_it_had(place: Asking, keeping: 
 def test_with_the_session_its_queries_end(place: Asking, keeping: MemoryKeeping) -> None:
     place.ask(bound=2)
     place.ask(bound=2, timeout=1e6)
-    place.delegate.close_session(place.session_id)
+    place.delegate.sessions.close(place.session_id)
     eventually(lambda: not place.history.status()["open"])
     assert all(each.cancelled for each in keeping.open_now)
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
 
 
 def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:
@@ -612,7 +611,7 @@ def test_a_delegate_is_asked_over_the_wire(
         asked = history.open_query(opened.uid, QueryRequest(bound=10, limit=25))
         assert history.progress(opened.uid, asked.number).matched == 25
         # And its results to come through the session's queue; a real subscriber reads them in tests/subscriber
-        server = pad.delegate.session(opened.uid)
+        server = pad.delegate.tables.session(opened.uid)
         positions: list[int] = []
         finished: list[Finished] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import jbi_pubsub.pad.delegate.delegate as delegate_module
+import jbi_pubsub.pad.delegate.subscribers as subscribers_module
 from jbi_pubsub import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate.delegate import Delegate
-from jbi_pubsub.pad.delegate.store import Kept, SubscriptionStore, Whose
+from jbi_pubsub.pad.delegate.store import DelegateOptions, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.ownership import owned_uid
@@ -66,8 +66,7 @@ class World:
             announcer=self,
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: self.now,
-            store=self,  # type: ignore[arg-type]  # and of a store
-            wall=lambda: self.now,
+            options=DelegateOptions(store=self, wall=lambda: self.now),  # type: ignore[arg-type]  # and of a store
         )
 
     def later(self, seconds: float) -> None:
@@ -133,10 +132,10 @@ def world() -> Iterator[World]:
 
 def test_an_email_subscription_sent_again_is_the_same_one_under_the_same_lease(world: World) -> None:
     # Given an e-mail subscription under a lease of 10 s
-    first = world.delegate.subscribe("", MAIL, 10.0)
+    first = world.delegate.subscribers.subscribe("", MAIL, 10.0)
     # When it is sent again after 4 s, as a client does that has not seen the answer
     world.later(4.0)
-    second = world.delegate.subscribe("", MAIL, 10.0)
+    second = world.delegate.subscribers.subscribe("", MAIL, 10.0)
     # Expect the same number, the same lease, and what is left of it
     assert first.lease is not None
     assert second.lease is not None
@@ -149,25 +148,25 @@ def test_an_email_subscription_sent_again_hangs_on_the_certificate_it_was_sent_w
     # Given an e-mail subscription of somebody, who has got another certificate since and sends it again
     for holder in ("1:old", "2:new"):
         anna = Caller("192.0.2.1:7", place=Place(holder=holder), user="anna")
-        world.delegate.subscribe("", MAIL, 10.0, caller=anna)
+        world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=anna)
         assert world.kept == Whose("192.0.2.1:7", "anna", claimed=False, client="", holder=holder)
     # When the old one is revoked, expect it to stand; when the new one is, to end
-    assert world.delegate.end_held("1:old".__eq__) == 0
-    assert world.delegate.end_held("2:new".__eq__) == 1
+    assert world.delegate.review.end_held("1:old".__eq__) == 0
+    assert world.delegate.review.end_held("2:new".__eq__) == 1
     assert world.held() == {}
 
 
 def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(world: World) -> None:
     # Given an e-mail subscription that was sent twice
-    world.delegate.subscribe("", MAIL, 10.0)
-    lease = world.delegate.subscribe("", MAIL, 10.0).lease
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    lease = world.delegate.subscribers.subscribe("", MAIL, 10.0).lease
     assert lease is not None
     # When the lease is renewed beyond its first term
     world.later(9.0)
     world.delegate.renew(lease.lease_id, 10.0)
     world.later(9.0)
     # Expect the subscription to stand
-    assert [s["uid"] for s in world.delegate.mail_subscriptions()] == [MAIL.uid]
+    assert [s["uid"] for s in world.delegate.mail.rows()] == [MAIL.uid]
     # When nobody renews it
     world.later(2.0)
     # Expect nothing to be left
@@ -177,20 +176,20 @@ def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(
 def test_an_amended_email_subscription_is_kept_as_it_is_by_then(world: World, tmp_path: Path) -> None:
     # Given a delegate that keeps its e-mail subscriptions
     store = SubscriptionStore(tmp_path / "subscriptions")
-    world.delegate._store = store
-    world.delegate.subscribe("", MAIL, 10.0)
-    lease = world.delegate.mail_subscriptions()[0]["lease"]
+    world.delegate.mail.store = store
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    lease = world.delegate.mail.rows()[0]["lease"]
     # When one is amended
     amended = msgspec.structs.replace(MAIL, predicate="/m/@n = 2", payload_filter="//a")
-    granted = world.delegate.subscribe("", amended, 10.0)
+    granted = world.delegate.subscribers.subscribe("", amended, 10.0)
     # Expect its lease to be the one that it had, and what is on disk to be the new terms
     assert granted.lease is not None
-    assert [s["lease"] for s in world.delegate.mail_subscriptions()] == [lease]
+    assert [s["lease"] for s in world.delegate.mail.rows()] == [lease]
     (kept,) = store.load(0.0)
     assert kept.request == amended
     assert kept.lease_id == granted.lease.lease_id
     store.close()
-    world.delegate._store = None
+    world.delegate.mail.store = None
 
 
 def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
@@ -198,10 +197,10 @@ def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
 ) -> None:
     # Given an e-mail subscription
     store = SubscriptionStore(tmp_path / "subscriptions")
-    monkeypatch.setattr(world.delegate, "_store", store)
-    world.delegate.subscribe("", MAIL, 10.0)
-    (standing,) = world.delegate._subscriptions.values()
-    taken = dict(world.delegate._quota._taken)
+    monkeypatch.setattr(world.delegate.mail, "store", store)
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    (standing,) = world.delegate.tables.subscriptions.values()
+    taken = dict(world.delegate.contracts.quota._taken)
     amended = msgspec.structs.replace(MAIL, predicate="/m/@n = 2")
     # When it is amended, and the disk takes nothing any more
 
@@ -211,12 +210,12 @@ def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
     with monkeypatch.context() as patched:
         patched.setattr(store, "amend", full)
         with pytest.raises(StorageError, match="no room"):
-            world.delegate.subscribe("", amended, 10.0)
+            world.delegate.subscribers.subscribe("", amended, 10.0)
     # Expect the old terms in force, and nothing taken for the new ones
     assert (standing.request, standing.predicate) == (MAIL, None)
-    assert dict(world.delegate._quota._taken) == taken
+    assert dict(world.delegate.contracts.quota._taken) == taken
     # and, asked for again, the new ones in force and on the disk
-    world.delegate.subscribe("", amended, 10.0)
+    world.delegate.subscribers.subscribe("", amended, 10.0)
     assert standing.request == amended
     (kept,) = store.load(0.0)
     assert kept.request == amended
@@ -226,19 +225,19 @@ def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
 
 def test_nobody_turns_an_email_subscription_to_other_recipients(world: World) -> None:
     # Given an e-mail subscription
-    world.delegate.subscribe("", MAIL, 10.0)
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
     # When somebody registers one of the same id for other recipients
     other = msgspec.structs.replace(MAIL, recipients=("somebody.else@example.net",))
     # Expect a refusal, and the first to stand as it was
     with pytest.raises(ConfigurationError, match="other terms"):
-        world.delegate.subscribe("", other, 10.0)
-    assert [s["recipients"] for s in world.delegate.mail_subscriptions()] == [["chief@example.org"]]
+        world.delegate.subscribers.subscribe("", other, 10.0)
+    assert [s["recipients"] for s in world.delegate.mail.rows()] == [["chief@example.org"]]
     assert world.held()["leases"] == 1
 
 
 def test_a_cancelled_email_subscription_leaves_no_lease(world: World) -> None:
-    world.delegate.subscribe("", MAIL, 10.0)
-    world.delegate.unsubscribe("", MAIL.uid, administer=True)
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    world.delegate.subscribers.unsubscribe("", MAIL.uid, administer=True)
     assert world.held() == {}
 
 
@@ -247,28 +246,28 @@ def test_a_cancelled_email_subscription_leaves_no_lease(world: World) -> None:
 
 def test_a_lease_that_runs_out_while_its_publisher_registers_leaves_nothing(world: World) -> None:
     # Given a publisher with 10 s left
-    connection, _ = world.delegate.connect("publisher", 10.0)
+    connection, _ = world.delegate.publishers.connect("publisher", 10.0)
     # When opening the schema of its registration takes longer
     world.opening = lambda: world.later(11.0)
     # Expect the publisher to be unknown, and no registration, announcement or type
     with pytest.raises(UnknownUidError):
-        world.delegate.register_publisher(connection.connection_id, REQUEST, uid=UID, number=1)
+        world.delegate.registrations.register(connection.connection_id, REQUEST, uid=UID, number=1)
     assert world.held() == {}
     assert world.types == set()
     # When it comes back, expect its registration to be taken
     world.opening = lambda: None
-    again, _ = world.delegate.connect("publisher", 10.0)
-    world.delegate.register_publisher(again.connection_id, REQUEST, uid=UID, number=1)
+    again, _ = world.delegate.publishers.connect("publisher", 10.0)
+    world.delegate.registrations.register(again.connection_id, REQUEST, uid=UID, number=1)
     assert world.announced == [UID]
 
 
 def test_a_lease_that_runs_out_before_the_registration_is_announced_leaves_no_announcement(world: World) -> None:
     # Given a publisher with 10 s left
-    connection, _ = world.delegate.connect("publisher", 10.0)
+    connection, _ = world.delegate.publishers.connect("publisher", 10.0)
     # When they pass between the decision to register and the announcement
     world.announcing = lambda: world.later(11.0)
     with suppress(UnknownUidError):
-        world.delegate.register_publisher(connection.connection_id, REQUEST, uid=UID, number=1)
+        world.delegate.registrations.register(connection.connection_id, REQUEST, uid=UID, number=1)
     # Expect nothing to be announced for ever
     assert world.held() == {}
 
@@ -277,18 +276,18 @@ def test_a_lease_that_runs_out_while_its_subscriber_subscribes_leaves_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a subscriber with 10 s left
-    session, _ = world.delegate.open_session("subscriber", 10.0)
+    session, _ = world.delegate.sessions.open("subscriber", 10.0)
     # When compiling its subscription takes longer
-    compiled = delegate_module.compile_subscription
+    compiled = subscribers_module.compile_subscription
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         world.later(11.0)
         return compiled(*arguments, **options)
 
-    monkeypatch.setattr(delegate_module, "compile_subscription", slowly)
+    monkeypatch.setattr(subscribers_module, "compile_subscription", slowly)
     # Expect the session to be unknown, and no subscription that nobody's lease covers
     with pytest.raises(UnknownUidError):
-        world.delegate.subscribe(session, SubscriptionRequest("late"), 10.0)
+        world.delegate.subscribers.subscribe(session, SubscriptionRequest("late"), 10.0)
     assert world.held() == {}
 
 
@@ -297,9 +296,9 @@ def test_a_lease_that_runs_out_while_its_subscriber_subscribes_leaves_nothing(
 
 def test_a_disk_that_fails_while_one_lease_ends_keeps_no_other_alive(world: World) -> None:
     # Given an e-mail subscription that is on disk, a session and a publisher, all with 10 s left
-    world.delegate.subscribe("", MAIL, 10.0)
-    world.delegate.open_session("subscriber", 10.0)
-    world.delegate.connect("publisher", 10.0)
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    world.delegate.sessions.open("subscriber", 10.0)
+    world.delegate.publishers.connect("publisher", 10.0)
     # When the disk fails, and all leases run out
     world.disk_is_broken = True
     world.later(11.0)
@@ -313,7 +312,7 @@ def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
     # Given a delegate that keeps its e-mail subscriptions on a disk, one of them there
     section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
     pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
-    pad.delegate.subscribe("", MAIL, 0.1)
+    pad.delegate.subscribers.subscribe("", MAIL, 0.1)
     asked = []
 
     def failing(uid: str) -> None:
@@ -321,10 +320,10 @@ def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
         raise StorageError("disk I/O error")
 
     # When the disk fails as its lease ends
-    monkeypatch.setattr(pad.delegate._store, "forget", failing)
+    monkeypatch.setattr(pad.delegate.mail.store, "forget", failing)
     eventually(lambda: asked == [MAIL.uid])
     # Expect a lease that ends later to be seen
-    pad.delegate.open_session("subscriber", 0.1)
+    pad.delegate.sessions.open("subscriber", 0.1)
     eventually(lambda: pad.status()["sessions"] == [] and pad.status()["leases"] == 0)
 
 
@@ -336,7 +335,7 @@ def _register(world: World, connection: str, number: int, entry: EntryRep) -> st
     secret = f"{number:032}"
     request = msgspec.structs.replace(REQUEST, entries=(entry,), secret=secret)
     uid = owned_uid("registration", secret)
-    world.delegate.register_publisher(connection, request, uid=uid, number=number)
+    world.delegate.registrations.register(connection, request, uid=uid, number=number)
     return uid
 
 
@@ -345,15 +344,15 @@ def test_the_end_of_a_subscription_costs_nothing_at_registrations_that_it_does_n
 ) -> None:
     # Given many registrations that differ, and a session with a subscription to each of some, and one to all
     world = World()
-    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    connection = world.delegate.publishers.connect("publisher", 60.0)[0].connection_id
     for number in range(1, 101):
         _register(world, connection, number, EntryRep(UNIT, (f"unit-{number}",)))
-    session, _ = world.delegate.open_session("subscriber", 60.0)
+    session, _ = world.delegate.sessions.open("subscriber", 60.0)
     for number in range(1, 11):
         entries = (EntryRep(UNIT, (f"unit-{number}",)),)
-        world.delegate.subscribe(session, SubscriptionRequest(f"subscription-{number}", entries), 60.0)
-    world.delegate.subscribe(session, SubscriptionRequest("all"), 60.0)
-    assert sum(len(topic.table) for topic in world.delegate._topics) == 110
+        world.delegate.subscribers.subscribe(session, SubscriptionRequest(f"subscription-{number}", entries), 60.0)
+    world.delegate.subscribers.subscribe(session, SubscriptionRequest("all"), 60.0)
+    assert sum(len(topic.table) for topic in world.delegate.tables.topics) == 110
     removals: list[object] = []
     remove = MatchTable.remove
 
@@ -363,30 +362,32 @@ def test_the_end_of_a_subscription_costs_nothing_at_registrations_that_it_does_n
 
     monkeypatch.setattr(MatchTable, "remove", counted)
     # When it ends
-    world.delegate.close_session(session)
+    world.delegate.sessions.close(session)
     # Expect nothing to be left in any table, and only those to be asked that had it: first all, then one by one
-    assert sum(len(topic.table) for topic in world.delegate._topics) == 0
+    assert sum(len(topic.table) for topic in world.delegate.tables.topics) == 0
     assert len(removals) <= 2 * 110
 
 
 def test_a_subscription_ends_whose_class_has_got_other_fields_meanwhile() -> None:
     # Given a subscription to a class of which only another generation is registered by now
     world = World()
-    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    connection = world.delegate.publishers.connect("publisher", 60.0)[0].connection_id
     before = _register(world, connection, 1, EntryRep(UNIT, ("unit",)))
-    session, _ = world.delegate.open_session("subscriber", 60.0)
-    world.delegate.subscribe(session, SubscriptionRequest("subscription", (EntryRep(UNIT, ("unit",)),)), 60.0)
-    world.delegate.unregister_publisher(connection, before)
+    session, _ = world.delegate.sessions.open("subscriber", 60.0)
+    world.delegate.subscribers.subscribe(
+        session, SubscriptionRequest("subscription", (EntryRep(UNIT, ("unit",)),)), 60.0
+    )
+    world.delegate.publishers.unregister(connection, before)
     _register(world, connection, 2, EntryRep(OTHER_UNIT, ("unit", "country")))
     # When it is cancelled
-    world.delegate.unsubscribe(session, "subscription")
+    world.delegate.subscribers.unsubscribe(session, "subscription")
     # Expect it to be gone
     assert world.delegate.status()["subscriptions"] == []
 
 
 def test_the_registrations_of_a_publisher_that_ends_leave_the_lookup_services_together(world: World) -> None:
     # Given a publisher with registrations
-    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    connection = world.delegate.publishers.connect("publisher", 60.0)[0].connection_id
     uids = [_register(world, connection, number, EntryRep(UNIT, (f"unit-{number}",))) for number in range(1, 6)]
     # When its lease runs out
     world.later(61.0)

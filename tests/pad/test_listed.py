@@ -121,7 +121,7 @@ def test_what_another_lookup_service_refuses_later_comes_back_with_the_next_obje
     assert subscriber.wait_matched(standing) == 1
     federation.lookup(limits=FEW)
     pad.community.look_in(federation.config.lookup.groups, federation.config.lookup.locators)
-    eventually(lambda: any(registration in each.untold for each in pad.delegate._connections.values()))
+    eventually(lambda: any(registration in each.untold for each in pad.delegate.tables.connections.values()))
     publisher.publish(registration, track(30, n=1))
     assert subscriber.receive(standing, 60.0) is not None
     assert isinstance(eventually(lambda: told.get(registration)), OversizeError)
@@ -137,23 +137,23 @@ def test_a_refusal_that_comes_while_another_is_told_is_told_next(
     delegate, publisher = federation.pad().delegate, federation.light()
     alpha = publisher.connect_to_delegate("alpha", "rome")
     first, second = (str(publisher.register_publisher(alpha, TRACK, track(points))) for points in (2, 3))
-    (connection,) = delegate._connections.values()
-    delegate.unlisted(first, OversizeError("first"))
-    delegate.unlisted(second, OversizeError("second"))
+    (connection,) = delegate.tables.connections.values()
+    delegate.publishers.unlisted(first, OversizeError("first"))
+    delegate.publishers.unlisted(second, OversizeError("second"))
 
     def telling(why: JbiError) -> ErrorReport:
         if why.message == "first":
-            delegate.unlisted(first, OversizeError("again"))
+            delegate.publishers.unlisted(first, OversizeError("again"))
         return report(why)
 
-    monkeypatch.setattr("jbi_pubsub.pad.delegate.delegate.report", telling)
-    told = [(uid, why.message) for uid, why in delegate.refusals(connection)]
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.publishers.report", telling)
+    told = [(uid, why.message) for uid, why in delegate.publishers.refusals(connection)]
     assert told == [(first, "first"), (second, "second")]
-    assert [(uid, why.message) for uid, why in delegate.refusals(connection)] == [(first, "again")]
-    assert delegate.refusals(connection) == []
-    delegate.unlisted(second, OversizeError("second"))
+    assert [(uid, why.message) for uid, why in delegate.publishers.refusals(connection)] == [(first, "again")]
+    assert delegate.publishers.refusals(connection) == []
+    delegate.publishers.unlisted(second, OversizeError("second"))
     publisher.unregister_publisher(second)
-    assert delegate.refusals(connection) == []
+    assert delegate.publishers.refusals(connection) == []
 
 
 def test_what_passes_by_itself_is_waited_for_and_called_by_its_name(

@@ -265,7 +265,7 @@ def test_secrets_are_in_no_log_status_or_lookup_item(
         with pytest.raises(AccessDeniedError) as refusal:
             figures.register(publisher)
     # Expect them to be in nothing that others see
-    told = [pad.status(), publisher.status(), subscriber.status(), pad.delegate.mail_subscriptions()]
+    told = [pad.status(), publisher.status(), subscriber.status(), pad.delegate.mail.rows()]
     listed = str(subscriber._community.lookup(ServiceTemplate(service_id=registration)))
     assert registration in listed
     for text in (json.dumps(told), caplog.text, listed, str(refusal.value), repr(refusal.value.facts)):

@@ -17,13 +17,12 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PredicateError
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.replies import Granted
-from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest
+from jbi_pubsub.protocol.requests import NEW, NOT_BEFORE, Start, SubscriptionRequest
 from tests.conftest import eventually
 from tests.pad.test_first_object import World
 from tests.pad.test_history import EVERYBODY, Asking, Rules
@@ -37,12 +36,12 @@ class Replaying(Asking):
     def begin(self, start: Start, *, age: float = NOT_BEFORE, caller: Any = None, **options: Any) -> Granted:
         self.names = getattr(self, "names", 0) + 1
         request = SubscriptionRequest(f"r{self.names}", start=start, **options)
-        granted = self.delegate.subscribe(self.session_id, request, 60.0, age, caller=caller)
+        granted = self.delegate.subscribers.subscribe(self.session_id, request, 60.0, age, caller=caller)
         self.found[granted.number] = []
         return granted
 
     def subscription(self, granted: Granted) -> Subscription:
-        return next(s for s in self.delegate._subscriptions.values() if s.number == granted.number)
+        return next(s for s in self.delegate.tables.subscriptions.values() if s.number == granted.number)
 
     def is_live(self) -> bool:
         return not self.history.status()["replays"]
@@ -155,7 +154,7 @@ def test_nothing_is_lost_or_comes_twice_however_fast_objects_come_meanwhile(
             assert of == sorted(of)
     assert not place.losses
     eventually(lambda: place.take() or place.is_live())
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
 
 
 @pytest.mark.parametrize("durable", ["", "d"])
@@ -167,8 +166,8 @@ def test_deadline_rate_and_replacement_are_for_what_comes_when_it_has_caught_up(
     place.fill(20)
     settings = Settings(deadline=5.0, max_rate=Rate(1.0, "objects"), replace="type")
     given = Contract(settings), GrantedQos()
-    monkeypatch.setattr(place.delegate, "_contract_of", lambda *_: given)
-    monkeypatch.setattr(place.delegate, "_end_contract", lambda _: None)
+    monkeypatch.setattr(place.delegate.contracts, "open_for", lambda *_: given)
+    monkeypatch.setattr(place.delegate.contracts, "end", lambda _: None)
     place.consumes = False
     granted = place.begin(ALL, bound=8, durable=durable, secret="m" * 32 if durable else "")
     for _ in range(5):
@@ -200,7 +199,7 @@ def test_who_takes_nothing_loses_nothing_while_it_catches_up(place: Replaying) -
         place.take()
         place.fill(20)
     assert not place.subscription(granted).lost
-    assert place.delegate._budget.used <= 10 * place.objects[0].size
+    assert place.delegate.sessions.budget.used <= 10 * place.objects[0].size
     # When it takes them
     place.consumes = True
     place.session._acked(0, msgspec.msgpack.encode([{granted.number: len(place.found[granted.number])}]))
@@ -258,12 +257,12 @@ def test_who_leaves_in_the_middle_leaves_nothing(place: Replaying, keeping: Memo
     place.begin(ALL, bound=2)
     eventually(lambda: place.take() or len(keeping.open_now) == 2)
     place.fill(30)
-    place.delegate.unsubscribe(place.session_id, "r1")
+    place.delegate.subscribers.unsubscribe(place.session_id, "r1")
     eventually(lambda: place.history.status()["replays"] == 1)
-    place.delegate.close_session(place.session_id)
+    place.delegate.sessions.close(place.session_id)
     eventually(place.is_live)
     assert all(each.cancelled for each in keeping.open_now)
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
 
 
 def test_when_rules_change_in_the_middle_the_new_ones_hold(
@@ -294,7 +293,7 @@ def test_without_an_archive_it_begins_now() -> None:
         place.publish(registration)
         assert place.sequences(name) == [2]
     finally:
-        place.delegate._late_joiners._thread = None
+        place.delegate.subscribers.late_joiners._thread = None
         place.delegate.close()
 
 
@@ -388,7 +387,7 @@ def test_what_is_offered_late_or_early_comes_once(
     assert session.offer([(other, at(21)), (other, at(22))]) == []
     assert session.remove(other) == other.matched == 2
     assert session.remove(subscription) == 0, "all was acknowledged"
-    assert place.delegate._budget.used == 0
+    assert place.delegate.sessions.budget.used == 0
     # And one that is behind by no more than half of its queue to live, however full that would be
     third = compile_subscription(SubscriptionRequest("t", bound=6), owner=place.session_id, number=79)
     session.feeds.add_replay(third, feed)

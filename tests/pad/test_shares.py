@@ -43,7 +43,7 @@ class Stranger:
         self.subscribing = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
         self.asking = HistoryProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
         self.session = self.subscribing.open("stranger", 60.0).uid
-        self.taken = pad.delegate._quota._taken
+        self.taken = pad.delegate.contracts.quota._taken
 
     def subscribe(self, request: SubscriptionRequest) -> None:
         """Raises what the delegate says."""
@@ -196,9 +196,9 @@ def test_a_registration_that_comes_to_nothing_takes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(MatchTable, "add", fails)
         with pytest.raises(RuntimeError, match="a fault"):
-            pad.delegate.register_publisher(connection, request, uid=uid, number=1)
+            pad.delegate.registrations.register(connection, request, uid=uid, number=1)
     assert standing() == before
-    made = pad.delegate.register_publisher(connection, request, uid=uid, number=1)
+    made = pad.delegate.registrations.register(connection, request, uid=uid, number=1)
     assert len(made.topic.table) == 1
     assert standing() != before
 

@@ -83,12 +83,12 @@ class World:
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: 0.0,
         )
-        self.connection = self.delegate.connect("publisher", 60.0)[0].connection_id
+        self.connection = self.delegate.publishers.connect("publisher", 60.0)[0].connection_id
         self.registration = self.register(1)
 
     def register(self, number: int) -> Registration:
         """One more registration of the publisher."""
-        return self.delegate.register_publisher(
+        return self.delegate.registrations.register(
             self.connection, request(number), uid=registration(number), number=number
         )
 
@@ -98,7 +98,7 @@ class World:
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
         deliveries = Deliveries()
         parcel = Parcel.received(b"".join(pack(head, payload).parts))
-        for _, why in self.delegate.publish(self.registration, [parcel], deliveries):
+        for _, why in self.delegate.publishers.publish(self.registration, [parcel], deliveries):
             raise why
         if offer:
             self.delegate.pipeline.deliver(deliveries)
@@ -106,9 +106,9 @@ class World:
 
     def subscribe(self, *requests: SubscriptionRequest) -> str:
         """Subscribe, under one session."""
-        session, _ = self.delegate.open_session("subscriber", 60.0)
+        session, _ = self.delegate.sessions.open("subscriber", 60.0)
         for request in requests:
-            self.delegate.subscribe(session, request, 60.0)
+            self.delegate.subscribers.subscribe(session, request, 60.0)
         return session
 
     def totals(self) -> tuple[int, dict[str, int]]:
@@ -152,7 +152,7 @@ def test_a_mail_has_the_payload_of_its_own_subscription(
         sent[subscription.uid] = payload
         return True
 
-    monkeypatch.setattr(world.delegate._mail, "offer", offer)
+    monkeypatch.setattr(world.delegate.mail.dispatcher, "offer", offer)
     # When an object comes, expect each to be mailed what is its own
     world.publish(1, b"<x><y>kept</y><z>left out</z></x>")
     assert b"left out" not in sent[cut.uid]
@@ -165,34 +165,34 @@ def test_an_object_whose_email_subscription_is_cancelled_meanwhile_counts_once(
 ) -> None:
     # Given an e-mail subscription to two recipients that is cancelled between the match and the mail queue
     world.subscribe(MAIL)
-    offer = world.delegate._mail.offer
+    offer = world.delegate.mail.dispatcher.offer
 
     def cancelled_before(subscription: Subscription, obj: InfoObject, payload: bytes) -> bool:
-        world.delegate.unsubscribe("", MAIL.uid, administer=True)
+        world.delegate.subscribers.unsubscribe("", MAIL.uid, administer=True)
         return offer(subscription, obj, payload)
 
-    monkeypatch.setattr(world.delegate._mail, "offer", cancelled_before)
+    monkeypatch.setattr(world.delegate.mail.dispatcher, "offer", cancelled_before)
     # When an object matches it, expect that it has matched once, and is lost for both
     world.publish(1)
     assert world.totals() == (1, {"cancelled": 2})
 
 
 def test_an_object_that_waits_in_the_mail_queue_counts_once_when_its_subscription_is_cancelled(world: World) -> None:
-    world.delegate._mail.stop()  # nothing goes out, and what is offered is lost
+    world.delegate.mail.dispatcher.stop()  # nothing goes out, and what is offered is lost
     world.subscribe(MAIL)
     world.publish(1)
     assert world.totals() == (1, {"shutdown": 2})
-    world.delegate.unsubscribe("", MAIL.uid, administer=True)
+    world.delegate.subscribers.unsubscribe("", MAIL.uid, administer=True)
     assert world.totals() == (1, {"shutdown": 2})
 
 
 def test_a_loss_that_becomes_known_after_the_end_of_its_subscription_is_in_the_totals(world: World) -> None:
     # Given a subscription with a queue and an e-mail recipient
     session = world.subscribe(BOTH)
-    subscription = world.delegate._subscriptions[session, BOTH.uid]
+    subscription = world.delegate.tables.subscriptions[session, BOTH.uid]
     # When it is cancelled, and what the mail server had said before is told only now
-    world.delegate.unsubscribe(session, BOTH.uid)
-    world.delegate._mail_lost(subscription, Cause.MAIL_REFUSED, 1, "")
+    world.delegate.subscribers.unsubscribe(session, BOTH.uid)
+    world.delegate.mail.lose(subscription, Cause.MAIL_REFUSED, 1, "")
     # Expect that to be counted
     assert world.totals() == (0, {"mail_refused": 1})
 
@@ -208,8 +208,8 @@ def test_the_account_is_even_when_publishers_and_subscribers_have_gone(world: Wo
     )
     world.publish(2)
     # When all have gone
-    world.delegate.close_session(session)
-    world.delegate.disconnect(world.connection)
+    world.delegate.sessions.close(session)
+    world.delegate.publishers.disconnect(world.connection)
     # Expect each object to be still accounted for
     status: Any = world.delegate.status()
     assert (status["published"], status["unmatched"], status["matched"], status["suppressed"]) == (2, 1, 2, 1)
@@ -220,14 +220,14 @@ def test_what_is_under_way_is_accounted_for_object_by_object(world: World) -> No
     # Given three subscriptions of a process, which get an object together, and one that has not gone out
     session = world.subscribe(DIRECT, *(msgspec.structs.replace(DIRECT, uid=uid) for uid in ("second", "third")))
     world.publish(1)
-    world.delegate.session(session)._take(10, 1 << 20)
+    world.delegate.tables.session(session)._take(10, 1 << 20)
     world.publish(2)
     status: Any = world.delegate.status()
     assert (status["matched"], status["in_flight"], status["queued"]) == (6, 3, 3)
     # When a large one goes in chunks, expect it to be under way from its first chunk on
     world.publish(3, b"x" * (1 << 20))
     for _ in range(2):  # what waited before, and that chunk
-        world.delegate.session(session)._take(10, 1)
+        world.delegate.tables.session(session)._take(10, 1)
     status = world.delegate.status()
     assert (status["matched"], status["in_flight"], status["queued"]) == (9, 7, 2)
     [shown] = status["sessions"]
@@ -240,14 +240,14 @@ def test_no_counter_goes_back_while_a_subscription_ends(world: World, monkeypatc
     world.publish(1)
     # When the status is asked for in the middle of its end; Expect the totals to hold it
     seen: list[tuple[int, dict[str, int]]] = []
-    cancel = world.delegate._mail.cancel
+    cancel = world.delegate.mail.dispatcher.cancel
 
     def meanwhile(subscription: Subscription) -> int:
         seen.append(world.totals())
         return cancel(subscription)
 
-    monkeypatch.setattr(world.delegate._mail, "cancel", meanwhile)
-    world.delegate.unsubscribe(session, "direct")
+    monkeypatch.setattr(world.delegate.mail.dispatcher, "cancel", meanwhile)
+    world.delegate.subscribers.unsubscribe(session, "direct")
     assert seen == [(1, {"cancelled": 1})]
     assert world.totals() == (1, {"cancelled": 1})
 
@@ -257,7 +257,7 @@ def test_what_matched_as_the_session_ended_is_lost_for_the_same_reason(cause: Ca
     # Given an object that was matched, and is to be delivered when the subscriber's session ends
     session = world.subscribe(DIRECT)
     deliveries = world.publish(1, offer=False)
-    world.delegate._drop_session(session, cause)
+    world.delegate.sessions.drop(session, cause)
     world.delegate.pipeline.deliver(deliveries)
     assert world.totals() == (1, {cause: 1})
 
@@ -277,7 +277,7 @@ def test_objects_refused_for_want_of_room_are_told_as_a_gap_once() -> None:
             world.publish(sequence)
     assert world.totals() == (1, {})
     # When there is room, and a fourth comes, expect three to be told as missing
-    world.delegate.session(session)._take(10, 1 << 20)
+    world.delegate.tables.session(session)._take(10, 1 << 20)
     world.publish(5)
     assert world.totals() == (2, {"sequence_gap": 3})
     world.delegate.close()
@@ -291,16 +291,16 @@ def test_a_registration_that_is_taken_back_twice_at_once_ends_once(
 ) -> None:
     # Given two registrations with the same entries, one of them taken back twice at the same moment
     world.register(2)
-    drop = world.delegate._drop_registrations
+    drop = world.delegate.registrations.drop
 
     def meanwhile(registrations: list[Registration]) -> None:
         monkeypatch.undo()
         with suppress(UnknownUidError):
-            world.delegate.unregister_publisher(world.connection, registration(2))
+            world.delegate.publishers.unregister(world.connection, registration(2))
         drop(registrations)
 
-    monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
-    world.delegate.unregister_publisher(world.connection, registration(2))
+    monkeypatch.setattr(world.delegate.registrations, "drop", meanwhile)
+    world.delegate.publishers.unregister(world.connection, registration(2))
     # Expect the other one to stand, and to be matched with whoever comes
     assert world.announced == {registration(1)}
     world.subscribe(DIRECT)
@@ -312,21 +312,21 @@ def test_a_registration_that_is_taken_back_as_its_publishers_lease_ends_ends_onc
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a publisher with a registration like another's, which it takes back as its lease ends
-    other, _ = world.delegate.connect("other", 60.0)
-    world.delegate.register_publisher(other.connection_id, request(2), uid=registration(2), number=1)
-    drop = world.delegate._drop_registrations
-    known = world.delegate.connection
+    other, _ = world.delegate.publishers.connect("other", 60.0)
+    world.delegate.registrations.register(other.connection_id, request(2), uid=registration(2), number=1)
+    drop = world.delegate.registrations.drop
+    known = world.delegate.tables.connection
 
     def meanwhile(registrations: list[Registration], *of: object) -> None:
-        monkeypatch.setattr(world.delegate, "_drop_registrations", drop)
-        monkeypatch.setattr(world.delegate, "connection", lambda _uid: other)
+        monkeypatch.setattr(world.delegate.registrations, "drop", drop)
+        monkeypatch.setattr(world.delegate.tables, "connection", lambda _uid: other)
         with suppress(UnknownUidError):
-            world.delegate.unregister_publisher(other.connection_id, registration(2))
-        monkeypatch.setattr(world.delegate, "connection", known)
+            world.delegate.publishers.unregister(other.connection_id, registration(2))
+        monkeypatch.setattr(world.delegate.tables, "connection", known)
         drop(registrations, *of)
 
-    monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
-    world.delegate.disconnect(other.connection_id)
+    monkeypatch.setattr(world.delegate.registrations, "drop", meanwhile)
+    world.delegate.publishers.disconnect(other.connection_id)
     # Expect the first one to stand
     assert world.announced == {registration(1)}
     world.subscribe(DIRECT)

@@ -51,7 +51,7 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
-from jbi_pubsub.pad.delegate.delegate import UNATTACHED_SECONDS
+from jbi_pubsub.pad.delegate.tables import UNATTACHED_SECONDS
 from jbi_pubsub.pad.egress.budget import SHARE, Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.subscription import compile_subscription
@@ -586,13 +586,13 @@ def test_strangers_who_open_sessions_without_end_keep_nobody_out(federation: Any
         assert (len(status["sessions"]), len(status["publishers"]), status["leases"]) == (20, 20, 40)
         assert {each.lease.duration for each in opened} == {UNATTACHED_SECONDS}
         # Expect whoever is connected to stay, others to find a place, and each lease to be in the book once
-        pad.delegate.session(session)
-        pad.delegate.connection(connection)
+        pad.delegate.tables.session(session)
+        pad.delegate.tables.connection(connection)
         connected.session()
         connected.publisher()
-        assert len(pad.delegate._unattached) == 36
+        assert len(pad.delegate.tables.leases.unattached) == 36
     with pytest.raises(UnknownUidError):
-        pad.delegate.session(opened[0].uid)
+        pad.delegate.tables.session(opened[0].uid)
 
 
 @pytest.mark.parametrize("kind", ["session", "publisher"])
@@ -607,7 +607,7 @@ def test_a_lease_is_short_until_the_data_connection_stands(
     opened = (peer.subscribing.open if kind == "session" else peer.publishing.connect)("peer", asked)
 
     def left() -> float:
-        return pad.delegate._landlord.left(opened.lease.lease_id, time.monotonic())
+        return pad.delegate.tables.leases.landlord.left(opened.lease.lease_id, time.monotonic())
 
     # Expect a short lease, however often it is renewed
     assert opened.lease.duration == short
@@ -619,7 +619,7 @@ def test_a_lease_is_short_until_the_data_connection_stands(
         greet(Line(sock), Hello(token))
         assert granted - 5.0 < left() <= granted
         assert proxy.renew(opened.lease.lease_id, asked).duration == pytest.approx(granted, abs=5.0)
-    assert pad.delegate._unattached == {}
+    assert pad.delegate.tables.leases.unattached == {}
 
 
 @pytest.mark.parametrize("asked", [float("nan"), -5.0])
@@ -672,13 +672,13 @@ def test_what_is_refused_of_a_publisher_that_leaves_meanwhile_is_not_kept(
     tried = threading.Event()
 
     def left_meanwhile(*_rest: Any) -> int:
-        for connection in list(pad.delegate._connections):
-            pad.delegate.disconnect(connection)
+        for connection in list(pad.delegate.tables.connections):
+            pad.delegate.publishers.disconnect(connection)
             pad.forget_publications(connection)
         tried.set()
         raise OversizeError("refused")
 
-    monkeypatch.setattr(pad.delegate, "publish", left_meanwhile)
+    monkeypatch.setattr(pad.delegate.publishers, "publish", left_meanwhile)
     publisher.publish(registration, figures.figure_1)
     assert tried.wait(60.0)
     monkeypatch.undo()
@@ -801,8 +801,8 @@ def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscri
     config = _with_pad(federation, max_queued_bytes=1 << 20)
     config = msgspec.structs.replace(config, queue=msgspec.structs.replace(config.queue, block_seconds=0.1))
     pad = federation.pad(config=config)
-    stalled, _ = pad.delegate.open_session("stalled", 60.0)
-    pad.delegate.subscribe(stalled, SubscriptionRequest("stalled"), 60.0)
+    stalled, _ = pad.delegate.sessions.open("stalled", 60.0)
+    pad.delegate.subscribers.subscribe(stalled, SubscriptionRequest("stalled"), 60.0)
     publisher = federation.light()
     delegate = publisher.connect_to_delegate("alpha", "rome")
     registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
@@ -877,7 +877,7 @@ def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
 ) -> None:
     # Given a delegate that says so of each lease
     pad = federation.pad()
-    grants, renews = pad.delegate.open_session, pad.delegate.renew
+    grants, renews = pad.delegate.sessions.open, pad.delegate.renew
     calls: list[str] = []
 
     def opened(name: str, duration: float, caller: Caller) -> tuple[str, Lease]:
@@ -889,7 +889,7 @@ def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
         calls.append("renew")
         return msgspec.structs.replace(renews(lease_id, duration), duration=term)
 
-    monkeypatch.setattr(pad.delegate, "open_session", opened)
+    monkeypatch.setattr(pad.delegate.sessions, "open", opened)
     monkeypatch.setattr(pad.delegate, "renew", renewed)
     # When a subscriber uses it for a while
     figures.register(federation.light())

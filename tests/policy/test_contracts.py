@@ -51,17 +51,17 @@ def put_in_force(eventually: Callable[..., Any]) -> Callable[[DisseminationServe
     """Write rules, and wait until the delegate has asked about everything that stands."""
 
     def put(pad: DisseminationServer, policy: Any, text: str) -> None:
-        delegate = pad.delegate
-        ask, version, asked = delegate._ask_again, delegate.access.version, threading.Event()
+        delegate, permissions = pad.delegate, pad.delegate.contracts.permissions
+        ask, version, asked = delegate.review.ask_again, permissions.access.version, threading.Event()
 
         def asks() -> int:
             ended = ask()
-            if delegate._asked_version > version:
+            if permissions.asked_version > version:
                 asked.set()  # not sooner: the version is noted before anything is asked about
             return ended
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(delegate, "_ask_again", asks)
+            patch.setattr(delegate.review, "ask_again", asks)
             policy.write(text)
             eventually(asked.is_set)
 
@@ -270,15 +270,15 @@ def test_mail_goes_to_the_domains_that_rules_name_and_outlives_a_restart(
     pad.stop(0.5)
     # When the delegate is started again, expect the subscription to be there, and to be its owner's
     again = federation.pad(config=config)
-    assert len(again.delegate.mail_subscriptions()) == 1
+    assert len(again.delegate.mail.rows()) == 1
     again.delegate.expire()
-    assert len(again.delegate.mail_subscriptions()) == 1
+    assert len(again.delegate.mail.rows()) == 1
     again.stop(0.5)
     # When nobody of that name may mail any more, expect it to end at the next start
     policy.write(named.format("you"))
     last = federation.pad(config=config)
     last.delegate.expire()
-    assert last.delegate.mail_subscriptions() == []
+    assert last.delegate.mail.rows() == []
 
 
 def test_nothing_is_asked_for_an_object(federation: Any, policy: Any, figures: Any) -> None:
@@ -574,16 +574,16 @@ def test_a_registration_at_a_delegate_is_found_under_no_other_type_than_its_own(
     pad = federation.pad()
     bundle = read_bundle(tmp_path / "own.xsd")
     document = parse_metadata(b"<demo><Other><a>intel.Secret</a><b>1.0</b></Other></demo>")
-    connection, _ = pad.delegate.connect("hostile", 5.0)
+    connection, _ = pad.delegate.publishers.connect("hostile", 5.0)
     secret = "s" * 32
-    gate = pad.delegate.open_type(bundle, "hostile")
+    gate = pad.delegate.registrations.open_type(bundle, "hostile")
     (entry,) = gate.entries(document)
     lineage = (*entry.cls.lineage, *TOLD.cls.lineage)
     found_as_told = EntryRep(msgspec.structs.replace(entry.cls, lineage=lineage), entry.values)
     gate.check_invariants(document, (found_as_told,))
     # Expect the delegate to refuse them as entries that are found as those
     with pytest.raises(AccessDeniedError, match="which its delegate makes"):
-        pad.delegate.register_publisher(
+        pad.delegate.registrations.register(
             connection.connection_id,
             PublisherRequest(bundle, (found_as_told,), secret=secret),
             uid=owned_uid("registration", secret),
@@ -598,15 +598,15 @@ def test_rules_that_change_while_a_contract_opens_are_asked_about_it(
     # Given a subscription that is decided about, and has not come into the tables
     pad = federation.pad()
     figures.register(federation.light())
-    subscribe = pad.delegate.subscribe
+    subscribe = pad.delegate.subscribers.subscribe
 
     def changed_meanwhile(*arguments: Any, **more: Any) -> Any:
-        version = pad.delegate.access.version
+        version = pad.delegate.contracts.permissions.access.version
         policy.write(BUT_SUBSCRIBE)
-        eventually(lambda: pad.delegate._asked_version > version)
+        eventually(lambda: pad.delegate.contracts.permissions.asked_version > version)
         return subscribe(*arguments, **more)
 
-    monkeypatch.setattr(pad.delegate, "subscribe", changed_meanwhile)
+    monkeypatch.setattr(pad.delegate.subscribers, "subscribe", changed_meanwhile)
     # When the rules change in between, expect it not to stay
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, version="1.0")
@@ -642,7 +642,7 @@ def test_explain_names_the_rule_that_withholds(
     put_in_force(pad, policy, NORTH)
 
     def misses(lat: int) -> Any:
-        told = pad.delegate.explain(uid, figures.metadata(lat=str(lat)), b"")
+        told = pad.delegate.reports.explain(uid, figures.metadata(lat=str(lat)), b"")
         (first,) = told["first_level"].values()
         return told["delivered"], first["misses"]
 
@@ -674,7 +674,7 @@ def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, p
         policy.write(text)
         pad = federation.pad(config=config)
         pad.delegate.expire()
-        assert len(pad.delegate.mail_subscriptions()) == left
+        assert len(pad.delegate.mail.rows()) == left
         pad.stop(0.0)
 
 
@@ -697,5 +697,5 @@ def test_a_mail_subscription_of_before_there_were_rules_is_its_makers(
         policy.write(f"[[access]]\nclient = '{client}'\n")
         pad = federation.pad(config=config)
         pad.delegate.expire()
-        assert len(pad.delegate.mail_subscriptions()) == left
+        assert len(pad.delegate.mail.rows()) == left
         pad.stop(0.0)

@@ -309,13 +309,13 @@ def test_mail_waits_no_longer_either(federation: Federation, monkeypatch: pytest
     # Given a subscription by e-mail, and publishers of which one's objects expire
     pad = federation.pad()
     offered: list[tuple[Any, ...]] = []
-    offer = pad.delegate._mail.offer
+    offer = pad.delegate.mail.dispatcher.offer
 
     def noted(subscription: Any, obj: InfoObject, payload: bytes, *until: Any) -> bool:
         offered.append(until)
         return offer(subscription, obj, payload, *until)
 
-    monkeypatch.setattr(pad.delegate._mail, "offer", noted)
+    monkeypatch.setattr(pad.delegate.mail.dispatcher, "offer", noted)
     federation.subscriber().register_subscriber(type_name="report", recipients=["ops@example.org"])
     for seconds in (None, 60.0):
         publisher, uid = _untyped(federation, expiration=seconds)
@@ -334,7 +334,7 @@ def test_a_default_of_the_configuration_holds_where_nobody_says_otherwise(federa
         publisher, uid = _untyped(federation, config, **given)
         terms = publisher._publications[uid][0].terms
         assert (terms.expiration, terms.reliable) == is_meant
-        assert pad.delegate._registrations[uid].expiration == is_meant[0]
+        assert pad.delegate.tables.registrations[uid].expiration == is_meant[0]
 
 
 def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation: Federation) -> None:

@@ -40,8 +40,8 @@ TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
 def _forget(pad: Any) -> None:
     """The delegate forgets its publishers, as it does when their leases run out."""
-    for connection in list(pad.delegate._connections):
-        pad.delegate.disconnect(connection)
+    for connection in list(pad.delegate.tables.connections):
+        pad.delegate.publishers.disconnect(connection)
         pad.forget_publications(connection)
 
 
@@ -481,14 +481,14 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
 
     publisher = federation.light(refused=mistaken)
     registration = figures.register(publisher)
-    publish = pad.delegate.publish
+    publish = pad.delegate.publishers.publish
 
     def refuses_the_first(registered: Any, run: Any, deliveries: Any) -> Any:
         if run[0].head.sequence == 1:
             return [(run[0], InvariantError("other invariants"))]
         return publish(registered, run, deliveries)
 
-    monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
+    monkeypatch.setattr(pad.delegate.publishers, "publish", refuses_the_first)
     # When it publishes
     first = publisher.publish(registration, figures.figure_1)
     publisher.flush(60.0)

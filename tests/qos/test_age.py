@@ -227,7 +227,7 @@ def test_the_time_at_the_publisher_and_before_the_judge_counts_against_deadlines
     publisher.publish(registration, figures.figure_1)
     assert subscriber.receive(uids["short"], 20.0).platform.sequence == 7
     # and the delays to be told from publication on
-    delegate.delegate._quality._look()
+    delegate.delegate.contracts.quality._look()
     (told,) = [each for each in delegate.overview()["qos"]["types"] if each["name"] == "normal"]
     assert told["p95"] > 3.0
 

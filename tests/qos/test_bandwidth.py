@@ -681,7 +681,7 @@ def test_off_imports_nothing_of_it() -> None:
         "config = Config(lookup=LookupSection(multicast=False, locators=()))\n"
         "server = DisseminationServer(config, TypeRepository(), characteristics=('a', 'b'))\n"
         "server.start()\n"
-        "server.delegate.open_session('s', 5.0)\n"
+        "server.delegate.sessions.open('s', 5.0)\n"
         "server.stop(0.1)\n"
         "print([name for name in sys.modules if name.startswith('jbi_pubsub.qos') or name.endswith('pad.levels')])\n"
     )

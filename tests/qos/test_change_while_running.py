@@ -113,7 +113,9 @@ def test_what_a_mission_needs_is_so_soon(
     steer("policy.images.importance", "4")
     steer("role.Patrol-1", "patrol")
     eventually(
-        lambda: sorted(each.contract.settings.importance for each in pad.delegate._subscriptions.values()) == [1, 4]
+        lambda: (
+            sorted(each.contract.settings.importance for each in pad.delegate.tables.subscriptions.values()) == [1, 4]
+        )
     )
     publisher.publish(calls, figures.figure_1)
     publisher.flush()

@@ -588,10 +588,12 @@ def test_mail_is_done_when_it_is_on_disk_and_holds_up_nobody(
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
     normal, important = register(publisher, "normal", at), register(publisher, "important", at)
-    (entries,) = {r.topic.entries[:1] for r in pad.delegate._registrations.values() if r.gate.type.name == "normal"}
+    (entries,) = {
+        r.topic.entries[:1] for r in pad.delegate.tables.registrations.values() if r.gate.type.name == "normal"
+    }
     uid = owned_uid("subscription", secret)
     request = SubscriptionRequest(uid, entries, direct=False, recipients=("one@x.org",), secret=secret)
-    pad.delegate.subscribe("", request, 60.0)
+    pad.delegate.subscribers.subscribe("", request, 60.0)
     subscriber, direct = subscribed(federation, "important")
     # When
     publisher.publish(normal, figures.figure_1)
@@ -658,7 +660,7 @@ def test_a_publisher_that_may_publish_so_many_a_second_is_held_back_without_a_lo
     # Given
     publisher = federation.light()
     registration = register(publisher, "normal")
-    (known,) = delegate.delegate._registrations.values()
+    (known,) = delegate.delegate.tables.registrations.values()
     known.contract.settings = Settings(importance=1, max_rate=Rate(50, "objects"))
     subscriber, uid = subscribed(federation, "normal")
     # When
@@ -715,7 +717,7 @@ def test_who_is_held_back_for_years_is_not_when_its_rate_is_another_one_or_when_
     # Given a publisher that may publish next to nothing
     publisher = federation.light()
     registration = register(publisher, "normal")
-    (known,) = delegate.delegate._registrations.values()
+    (known,) = delegate.delegate.tables.registrations.values()
     known.contract.settings = Settings(importance=1, max_rate=Rate(0.001))
     subscriber, uid = subscribed(federation, "normal")
     publisher.publish(registration, figures.figure_1)

@@ -129,7 +129,9 @@ def _community(config: Config) -> Any:
 def settings(pad: DisseminationServer) -> list[Any]:
     """What the contracts of a delegate have got."""
     delegate = pad.delegate
-    contracts = [each.contract for each in (*delegate._subscriptions.values(), *delegate._registrations.values())]
+    contracts = [
+        each.contract for each in (*delegate.tables.subscriptions.values(), *delegate.tables.registrations.values())
+    ]
     return [contract.settings for contract in contracts if contract is not None]
 
 

@@ -92,9 +92,9 @@ def test_the_bandwidth_of_one_of_three_delegates_is_had_by_xpath(managed: Any, t
 def test_measuring_is_of_the_least_importance_and_nothing_is_made_for_nobody(managed: Any, eventually: Any) -> None:
     # Given a server that nobody has asked for anything
     server = managed.pad()
-    [registration] = eventually(lambda: server.delegate._registrations.values())
+    [registration] = eventually(lambda: server.delegate.tables.registrations.values())
     made: list[object] = []
-    quality = server.delegate._quality
+    quality = server.delegate.contracts.quality
     tell = quality.measurements
     quality.measurements = lambda: made.append(1) or tell()
     eventually(lambda: registration.contract)

@@ -22,7 +22,7 @@ from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.values import decoder_of
-from jbi_pubsub.pad.delegate import delegate as delegate_module
+from jbi_pubsub.pad.delegate import subscribers
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -281,7 +281,7 @@ def test_what_applications_let_wait_is_added_to_what_waited_here() -> None:
 @pytest.fixture
 def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A federation with QoS, in which each subscription has a contract with a meter."""
-    compiled = delegate_module.compile_subscription
+    compiled = subscribers.compile_subscription
     meters: list[Meters] = []
 
     def compile_subscription(*given: Any, **named: Any) -> Any:
@@ -289,12 +289,12 @@ def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.contract = Contract(Settings(), meter=meters[0].meter())
         return made
 
-    monkeypatch.setattr(delegate_module, "compile_subscription", compile_subscription)
+    monkeypatch.setattr(subscribers, "compile_subscription", compile_subscription)
     with ExitStack() as stack:
         qos = QosSection(mode="on", monitor_window=30.0)
         federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), qos=qos), stack)
         server = federation.pad()
-        meters.append(server.delegate._quality.meters)
+        meters.append(server.delegate.contracts.quality.meters)
         yield federation, server
 
 
@@ -314,13 +314,13 @@ def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures:
     taken = 0
     while taken < 20 - sum(server.status()["lost"].values()):
         taken += subscriber.receive(uid).payload == b"x" * 100
-    server.delegate._quality._look()
+    server.delegate.contracts.quality._look()
     lost = sum(server.status()["lost"].values())
     assert taken + lost == 20
 
     # Expect the type's numbers to be those of who counted himself, its source by name
     def told() -> dict[str, Any]:
-        server.delegate._quality._look()
+        server.delegate.contracts.quality._look()
         [one] = server.overview()["qos"]["types"]
         return one if one["received"] == taken else {}
 
@@ -354,19 +354,19 @@ def test_what_a_late_joiner_catches_up_with_is_counted_as_well(managed: Any, fig
     for _ in range(4):
         publisher.publish(registration, figures.figure_1, b"x")
     publisher.flush()
-    welcome = server.delegate._late_joiners.welcome
+    welcome = server.delegate.subscribers.late_joiners.welcome
 
     def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
         welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-    server.delegate._late_joiners.welcome = late
+    server.delegate.subscribers.late_joiners.welcome = late
     # When somebody comes who may have three; Expect the oldest lost and the others received, all of it counted
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, bound=3)
     assert [subscriber.receive(uid).payload for _ in range(3)] == [b"x"] * 3
 
     def told() -> tuple[int, int]:
-        server.delegate._quality._look()
+        server.delegate.contracts.quality._look()
         [one] = server.overview()["qos"]["types"]
         return one.get("received", 0), one.get("dropped", 0)
 
@@ -377,7 +377,7 @@ def test_what_a_late_joiner_catches_up_with_is_counted_as_well(managed: Any, fig
 def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     # Given managers that tell of themselves
     _, server = managed
-    quality = server.delegate._quality
+    quality = server.delegate.contracts.quality
     tell = quality.status
     quality.status = lambda: {
         **tell(),
@@ -490,7 +490,7 @@ def test_a_slow_application_shows_in_the_delays_of_its_contract_and_type(
 
     def told() -> Any:
         publisher.publish(registration, figures.figure_1, b"x")
-        server.delegate._quality._look()
+        server.delegate.contracts.quality._look()
         [one] = server.overview()["qos"]["types"]
         return one if "end_p95" in one else None
 

@@ -59,7 +59,9 @@ def rules(federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def importance(pad: DisseminationServer) -> list[int]:
     """Of all subscriptions and registrations of a delegate."""
     delegate = pad.delegate
-    contracts = [each.contract for each in (*delegate._subscriptions.values(), *delegate._registrations.values())]
+    contracts = [
+        each.contract for each in (*delegate.tables.subscriptions.values(), *delegate.tables.registrations.values())
+    ]
     return sorted(contract.settings.importance for contract in contracts if contract is not None)
 
 
@@ -148,7 +150,7 @@ def test_without_quality_of_service_a_wish_is_told_that_it_is_not_granted(
     (got,) = subscriber.qos(uid).values()
     assert (got.settings, [each.field for each in got.reduced]) == (Settings(), ["importance"])
     assert list(subscriber.qos(plain).values()) == [GrantedQos()]
-    assert [each.contract for each in pad.delegate._subscriptions.values()] == [None, None]
+    assert [each.contract for each in pad.delegate.tables.subscriptions.values()] == [None, None]
     required = subscriber.register_subscriber(
         type_name=TYPE, version="1.0", qos=Wish(deadline=5.0, require=("deadline",))
     )
@@ -208,7 +210,7 @@ def test_mail_has_contracts_of_its_own_which_outlive_a_restart(
         type_name=TYPE, recipients=["ops@example.org"], qos=Wish(importance=2, deadline=60.0, require=("importance",))
     )
     assert subscriber.wait_matched(uid) == 1
-    (subscription,) = pad.delegate._subscriptions.values()
+    (subscription,) = pad.delegate.tables.subscriptions.values()
     assert subscription.contract is not None
     assert (subscription.contract.settings.importance, subscription.contract.settings.deadline) == (2, 60.0)
     # When it comes back under rules that would refuse it
@@ -216,7 +218,7 @@ def test_mail_has_contracts_of_its_own_which_outlive_a_restart(
     rules.write_text('[[policy]]\nname = "mail"\ndelivery = "mail"\nimportance = 1\n')
     again = federation.pad("beta", config=config)
     # Expect it to stand, with what there is
-    (subscription,) = again.delegate._subscriptions.values()
+    (subscription,) = again.delegate.tables.subscriptions.values()
     assert subscription.contract is not None
     assert subscription.contract.settings.importance == 1
 
@@ -408,8 +410,8 @@ def test_what_is_required_and_not_offered_is_told_in_the_answer_and_whenever_tha
     eventually(lambda: heard.granted[-1].unmet == ())
     # When it is cancelled, nothing of it is kept
     subscriber.cancel_subscription(uid)
-    eventually(lambda: not pad.delegate._offers._requiring)
-    assert pad.delegate._offers._offering == {}
+    eventually(lambda: not pad.delegate.contracts.offers._requiring)
+    assert pad.delegate.contracts.offers._offering == {}
 
 
 def test_however_many_offer_less_a_bounded_number_is_told_and_the_others_later(

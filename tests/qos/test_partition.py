@@ -162,7 +162,7 @@ class Lanes:
         )
         self.registrations = [self.world.register(), self.world.register()]
         self.lanes: dict[int, Lane] = self.intake._lanes
-        self.session = self.delegate.open_session("subscriber", 1e6)[0]
+        self.session = self.delegate.sessions.open("subscriber", 1e6)[0]
         self.standing: dict[str, Subscription] = {}
         self.wanted: dict[str, tuple[str, bool]] = {}
         """The predicate of each subscription, and whether it wants what came before."""
@@ -181,23 +181,23 @@ class Lanes:
 
     def subscribe(self, said: str, importance: int, *, before: bool = False, **options: Any) -> str:
         name = self.world.subscribe(1000.0 if before else -1e9, session=self.session, predicate=said, **options)
-        found = self.delegate._subscriptions[self.session, name]
+        found = self.delegate.tables.subscriptions[self.session, name]
         found.contract = Contract(Settings(importance=importance, shapes=SHAPES * (importance % 2)))
         self.standing[name] = found
         self.wanted[name] = said, before
         return name
 
     def balance(self) -> None:
-        self.table.balance(1.0, self.delegate._buffers.stamp)
+        self.table.balance(1.0, self.delegate.tables.buffers.stamp)
 
     def finish(self) -> None:
         """All that was published goes through."""
         for turn in range(5_000):
-            if not self.turns.waiting and not self.delegate._late_joiners.count:
+            if not self.turns.waiting and not self.delegate.subscribers.late_joiners.count:
                 break
             self.turns.step(turn)
             self.world.read()
-            if self.delegate._late_joiners.count:
+            if self.delegate.subscribers.late_joiners.count:
                 self.world.serve()
         assert not self.turns.waiting
         self.world.read()
@@ -213,7 +213,7 @@ def lanes() -> Iterator[Callable[..., Lanes]]:
 
     yield make
     for each in made:
-        each.delegate._late_joiners._thread = None
+        each.delegate.subscribers.late_joiners._thread = None
         each.delegate.close()
 
 
@@ -268,7 +268,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
     lanes.pipeline._shaper = cast("Any", AnyShapes())
     cancelled: dict[str, Subscription] = {}
     kept: list[tuple[int, str, int, int]] = []
-    keep = lanes.delegate._buffers.keep
+    keep = lanes.delegate.tables.buffers.keep
 
     def keeps(buffer: Any, run: Any, reader: Any, now: float) -> Any:
         found = keep(buffer, run, reader, now)
@@ -277,7 +277,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
         )
         return found
 
-    lanes.delegate._buffers.keep = keeps  # type: ignore[method-assign]
+    lanes.delegate.tables.buffers.keep = keeps  # type: ignore[method-assign]
     try:
         for importance in (1, 2, 4, 5):
             lanes.subscribe(chance.choice(SAID), importance)
@@ -302,7 +302,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
                 name = names[rest[0] % len(names)]
                 lanes.world.read()
                 cancelled[name] = lanes.standing.pop(name)
-                lanes.delegate.unsubscribe(lanes.session, name)
+                lanes.delegate.subscribers.unsubscribe(lanes.session, name)
             elif what == "balance":
                 lanes.balance()
             elif what == "unite":
@@ -346,7 +346,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
         assert set(lanes.table.subscriptions()) == set(lanes.standing.values())
     finally:
         looked.undo()
-        lanes.delegate._late_joiners._thread = None
+        lanes.delegate.subscribers.late_joiners._thread = None
         lanes.delegate.close()
 
 
@@ -499,14 +499,14 @@ def test_a_costly_table_is_partitioned_by_itself_and_a_change_of_importance_is_f
         at, figures.schema, figures.figure_1, type_name="important", validate=False
     )
     subscriber, uid = subscribed(federation, "important")
-    (topic,) = {each.topic for each in pad.delegate._registrations.values()}
-    sessions = [pad.delegate.open_session("many", 600.0)[0] for _ in range(4)]
+    (topic,) = {each.topic for each in pad.delegate.tables.registrations.values()}
+    sessions = [pad.delegate.sessions.open("many", 600.0)[0] for _ in range(4)]
     for session in sessions:
-        pad.delegate.attached(session)
+        pad.delegate.tables.attached(session)
     for number in range(60):
         name = f"subscription-{number}"
         request = SubscriptionRequest(name, topic.entries[:1], predicate=predicate(number))
-        pad.delegate.subscribe(sessions[number % 4], request, 60.0)
+        pad.delegate.subscribers.subscribe(sessions[number % 4], request, 60.0)
         stand_under(pad.delegate, name, importance=1)
     assert not pad.delegate.status()["registrations"][0]["partitioned"]
     # When
@@ -528,7 +528,7 @@ def test_a_costly_table_is_partitioned_by_itself_and_a_change_of_importance_is_f
     assert {"judge", "match"} <= pad.status()["qos"]["tasks"]["kinds"].keys()
     # When: they leave
     for session in sessions:
-        pad.delegate.close_session(session)
+        pad.delegate.sessions.close(session)
     eventually(lambda: not pad.delegate.status()["registrations"][0]["partitioned"])
     publisher.publish(registration, documents[0])
     assert received(subscriber, uid, 1) == [229]

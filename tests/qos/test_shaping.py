@@ -433,7 +433,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     publisher.publish(registration, figures.figure_1, b"abcdef")
     publisher.publish(registration, figures.figure_1, bytes(500))
     publisher.flush()
-    welcome = server.delegate._late_joiners.welcome
+    welcome = server.delegate.subscribers.late_joiners.welcome
 
     def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
         stand_under(
@@ -441,7 +441,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
         )
         welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-    server.delegate._late_joiners.welcome = late
+    server.delegate.subscribers.late_joiners.welcome = late
     # When it comes; Expect the one that can be shaped, and the other to be lost for its size
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.receive(uid).payload == b"abc"
@@ -457,7 +457,7 @@ def test_a_picture_is_shaped_once_before_it_comes_and_the_time_of_that_is_measur
     uids = [subscriber.register_subscriber(type_name=TYPE) for _ in range(2)]
     registration = figures.register(publisher)
     assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
-    shaper = server.delegate._quality.shaper
+    shaper = server.delegate.contracts.quality.shaper
     for uid in uids:
         stand_under(server.delegate, uid, shapes=HALF)
     now, shaped = [0.0], []
@@ -546,7 +546,7 @@ def test_a_policy_file_decides_what_is_shaped_while_it_runs(
 
     # Expect its contract to have it, and mail to have its rate in bytes
     assert width() == 320
-    quality = server.delegate._quality
+    quality = server.delegate.contracts.quality
     eventually(lambda: quality.mail_rate == 10_000.0)
     # When shaping is switched off for the whole space; Expect the next pictures whole, nobody having subscribed anew
     path.write_text(POLICY % "false")

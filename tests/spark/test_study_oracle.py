@@ -13,8 +13,8 @@ from lxml import etree
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
-from jbi_pubsub.pad.delegate.delegate import NOT_BEFORE
 from jbi_pubsub.protocol.deliveries import ITEM, SHARED
+from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.judging import Judge, judged, pack
@@ -215,9 +215,9 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
     live = Delivering()
     try:
         registrations = [live.register(*entries) for entries in published_by]
-        sessions = {process: live.delegate.open_session(process, 1e6)[0] for process in "pqr"}
+        sessions = {process: live.delegate.sessions.open(process, 1e6)[0] for process in "pqr"}
         for session in sessions.values():
-            live.delegate.attached(session)
+            live.delegate.tables.attached(session)
         names = [
             live.subscribe(
                 NOT_BEFORE, session=sessions[process], entries=tuple(template), predicate=predicate,
@@ -249,7 +249,7 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
             publications.append(Publication(f"o{n}", "t", "1.0", 10.0 + n, made.uid, metadata, len(payload), payload))
         live.read()
     finally:
-        live.delegate._late_joiners._thread = None
+        live.delegate.subscribers.late_joiners._thread = None
         live.delegate.close()
     found = told(fanout.STUDY, contracts, publications)
     # Expect each subscription to have got what the study says, and each process no more copies than it says

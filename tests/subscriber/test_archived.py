@@ -165,7 +165,7 @@ def test_a_replay_whose_session_was_lost_goes_on(archived: Federation, figures: 
     # When the delegate forgets its session, and something is published meanwhile
     (session,) = subscriber._sessions.values()
     assert session.link.opened is not None
-    pad.delegate.close_session(session.link.opened.uid)
+    pad.delegate.sessions.close(session.link.opened.uid)
     _publish(archived, figures, "alpha", [4, 5])
     # Expect what came meanwhile, and nothing twice
     assert _latitudes(_taken(subscriber, uid, 2)) == ["4", "5"]

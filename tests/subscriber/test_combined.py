@@ -261,7 +261,7 @@ def test_what_is_not_asked_for_is_not_made(federation: Federation) -> None:
 
 
 def _registrations(pad: Any, uid: RegistrationUid) -> list[Any]:
-    return [each for each in pad.delegate._registrations.values() if each.uid == uid]
+    return [each for each in pad.delegate.tables.registrations.values() if each.uid == uid]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Par
 from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import delegate
+from jbi_pubsub.pad.delegate import registrations
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
@@ -274,7 +274,7 @@ def test_who_knows_the_secret_and_lists_another_key_is_not_believed(
     registration = figures.register(adapter)
     tls = party.authority.issue("evil.example", number=2)
     evil = CertificateSigner(Path(tls.certificate), Path(tls.key))
-    known = pad.delegate._registrations[registration]
+    known = pad.delegate.tables.registrations[registration]
     secret = adapter._publications[registration][0].request().secret
     known.signing = evil.bound(registration, anchor_of(secret))
     item = pad.community._items[registration]
@@ -379,12 +379,12 @@ def test_a_payload_that_was_cut_needs_the_word_of_who_has_cut_it(
     if kind != "late":
         assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1, 1]
     else:
-        hold = pad.delegate._late_joiners.welcome
+        hold = pad.delegate.subscribers.late_joiners.welcome
 
         def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
             hold(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
-        pad.delegate._late_joiners.welcome = late
+        pad.delegate.subscribers.late_joiners.welcome = late
     adapter.publish(registration, figures.figure_1, TRACKS)
     adapter.publish(registration, figures.figure_1, b"no XML")
     adapter.flush()
@@ -433,7 +433,7 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
     wanted = None if lie == "no filter" else WEST
     uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", payload_filter=wanted)
     assert subscriber.wait_matched(uid) == 1
-    honest = pad.delegate._seals
+    honest = pad.delegate.seals
     assert honest is not None
     tls = party.authority.issue("evil.example", number=2)
     evil = CertificateSigner(Path(tls.certificate), Path(tls.key))
@@ -567,8 +567,8 @@ def test_a_publisher_can_t_send_what_only_delegates_say(party: Party, figures: A
 def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figures: Any) -> None:
     # Given a publisher that has published, and left
     pad = party.pad()
-    hold = pad.delegate._late_joiners.welcome
-    pad.delegate._late_joiners.welcome = lambda s, session, topics, since, *more: hold(
+    hold = pad.delegate.subscribers.late_joiners.welcome
+    pad.delegate.subscribers.late_joiners.welcome = lambda s, session, topics, since, *more: hold(
         s, session, topics, since - 3600, *more
     )
     with party.light() as adapter:
@@ -636,7 +636,7 @@ def test_keys_of_publishers_that_have_gone_are_bounded(
     party: Party, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pad, adapter = party.pad(), party.light()
-    monkeypatch.setattr(delegate, "GHOSTS_MOST", 2)
+    monkeypatch.setattr(registrations, "GHOSTS_MOST", 2)
     at = adapter.connect_to_delegate("alpha", "rome")
     uids = []
     for _ in range(4):

@@ -273,7 +273,7 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("button", name="Yes, do it").click()
     page.get_by_role("log").get_by_text("alpha2, rome takes publishers.").wait_for()
     # When a subscription is cancelled; Expect it gone everywhere, and what is nowhere to be said so
-    one = pad.delegate.page("", "number", 0, 1)["rows"][0]["uid"]
+    one = pad.delegate.reports.page("", "number", 0, 1)["rows"][0]["uid"]
     brief = one.rpartition("-")[2][:12]  # as the table of subscriptions shows it
     page.get_by_label("Id of a subscription").fill(brief)
     page.get_by_role("button", name="Cancel it").click()
@@ -282,7 +282,7 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("log").get_by_text("Cancelled 3 times.").wait_for()
     page.get_by_role("button", name="Cancel it").click()
     page.get_by_role("log").get_by_text(f"Not done: no subscription {brief}").wait_for()
-    assert pad.delegate.page(one, "number", 0, 1)["total"] == 0
+    assert pad.delegate.reports.page(one, "number", 0, 1)["total"] == 0
     # When a lookup service is told to join another; Expect it to
     page.get_by_label("Joins (host:port, commas between)").fill("127.0.0.1:1")
     page.get_by_role("button", name="Set locators").click()

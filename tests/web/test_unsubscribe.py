@@ -115,7 +115,7 @@ def mailed(federation: Any, figures: Any, serving: Any, eventually: Any) -> tupl
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, recipients=(A, B))
     eventually(lambda: all([s["uid"] for s in pad.status()["subscriptions"]] == [uid] for pad in pads))
-    request = pads[0].delegate._subscriptions["mail", uid].request
+    request = pads[0].delegate.tables.subscriptions["mail", uid].request
     observer = Observer(federation.config, every=0.05)
     observer.start()
     federation.stack.callback(observer.stop)
@@ -155,15 +155,15 @@ def test_a_reader_renews_by_his_link(mailed: Any) -> None:
     # Given a lease with a minute left
     server, pads, request = mailed
     for pad in pads:
-        lease_id = pad.delegate._subscriptions["mail", request.uid].lease_id
-        pad.delegate._landlord._book[lease_id].expires = pad.delegate._clock() + 60.0
+        lease_id = pad.delegate.tables.subscriptions["mail", request.uid].lease_id
+        pad.delegate.tables.leases.landlord._book[lease_id].expires = pad.delegate.tables.clock() + 60.0
     path = link("https://x.org", "renew", request, A).removeprefix("https://x.org")
     # When its page is opened; Expect a button; When that is pressed; Expect a whole lease at each delegate
     assert 'name="Renew" value="Yes"' in ask(server, "GET", path)[1]
     assert post(server, path) == 400, "a click for something else"
-    assert [s["lease"] <= 60 for pad in pads for s in pad.delegate.mail_subscriptions()] == [True, True]
+    assert [s["lease"] <= 60 for pad in pads for s in pad.delegate.mail.rows()] == [True, True]
     assert post(server, path, b"Renew=Yes") == 200
-    assert [s["lease"] > 86_000 for pad in pads for s in pad.delegate.mail_subscriptions()] == [True, True]
+    assert [s["lease"] > 86_000 for pad in pads for s in pad.delegate.mail.rows()] == [True, True]
 
 
 # -- what servers answer ------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_the_console_takes_links_without_a_session(federation: Any, start: Any, 
     pad, subscriber = federation.pad(), federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, recipients=(A, B))
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [uid])
-    request = pad.delegate._subscriptions["mail", uid].request
+    request = pad.delegate.tables.subscriptions["mail", uid].request
     flags = ("--no-multicast", "--locator", federation.lookups[0].address)
     url = start(*flags, "web", "--port", "0", "--json").fact()["url"]
     at = type("At", (), {"port": int(url.split(":")[2].split("/")[0])})()

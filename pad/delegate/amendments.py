@@ -1,0 +1,102 @@
+"""Amending a subscription that stands at a delegate: each object is judged by its old terms or by the new ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import TYPE_CHECKING
+
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError
+from jbi_pubsub.core.xpath import Predicate
+from jbi_pubsub.pad.delegate.contracts import DelegateCore
+from jbi_pubsub.pad.delegate.tables import Key
+from jbi_pubsub.pad.egress.late_join import LateJoiners
+from jbi_pubsub.pad.matching.match_table import amending
+from jbi_pubsub.pad.matching.registration import Topic
+from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.requests import amended, check_request
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.past.queries import History
+
+
+class Amendments:
+    """Under the delegate's lock, and taken back if what is to be kept of them can't be."""
+
+    def __init__(self, core: DelegateCore, late_joiners: LateJoiners, history: History | None) -> None:
+        _, self._tables, self._contracts, self._events = core
+        self._late_joiners = late_joiners
+        self._history = history
+
+    def amend(self, key: Key, known: Subscription, other: Subscription) -> Subscription | None:
+        """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. What it
+        was before, None if these are the same. Raises as `subscribe`; it has the old terms then."""
+        changed = amended(known.request, other.request)
+        if changed is None:
+            raise ConfigurationError(f"subscription {known.uid} stands here with other terms", hint="Cancel it first")
+        if changed == known.request:
+            return None
+        former, other.request, other.contract = copy(known), changed, known.contract
+        let_in = self._tables.let_in(other, self._tables.topics.find(changed.entries))
+        with contextlib.ExitStack() as undo:
+            self._take_share(known, check_request(changed), undo)
+            if changed.qos != known.request.qos:
+                other.contract, _ = self._contracts.open_for(known, changed.qos, changed)
+                undo.callback(self._contracts.end, other.contract)
+            self._exchange(known, other, let_in)
+            undo.pop_all()
+        if other.contract is not former.contract:
+            self._contracts.end(former.contract)
+        self._tables.waiting.add(key, changed.entries)
+        self._late_joiners.narrow(known, let_in)
+        self._contracts.offers.forget(known)
+        self._contracts.offers.required_by(known)
+        if self._history is not None and known.is_replayed:
+            self._history.amend(key[0], known)
+        self._events.tell_subscription("updated", known)
+        return former
+
+    @contextlib.contextmanager
+    def or_back(self, key: Key, known: Subscription, former: Subscription) -> Iterator[None]:
+        """What is kept of the new terms of a subscription: if that fails it has the former ones again."""
+        request = known.request
+        try:
+            yield
+        except StorageError:
+            with self._tables.lock, contextlib.suppress(JbiError):  # others may have taken what the former ones need
+                if self._tables.subscriptions.get(key) is known and known.request is request:
+                    self.amend(key, known, former)
+            raise
+
+    def _take_share(self, known: Subscription, size: int, undo: contextlib.ExitStack) -> None:
+        """Its request has another size, and so what is kept of it if it is durable. Raises OversizeError."""
+        for each in (known, known.durable):
+            if each is not None:
+                before, each.share = each.share, self._contracts.quota.take(known.caller, size, each.share)
+                undo.callback(setattr, each, "share", before)
+                undo.callback(self._contracts.quota.put_back, each.share, before)
+
+    def _exchange(self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
+        """It has the terms of `other`, and is in the tables of other topics. Raises OversizeError; nothing has changed
+        then."""
+        now = {topic: topic.table.predicate_of(known) for topic in self._tables.topics_of(known)}
+        tables = dict.fromkeys(topic.table for topic in (*now, *let_in))
+        catching_up = self._late_joiners.table_of(known)
+        if catching_up is not None:
+            tables[catching_up] = None
+        with amending(tables):
+            for table in tables:
+                table.remove(known, to_amend=True)
+            self._tables.refund(known)
+            try:
+                self._tables.check_cost(other, let_in)
+                known.amend(other)
+                now = dict(let_in)
+            finally:
+                if known.request.direct:
+                    self._tables.charge(known)
+                for topic, predicate in now.items():
+                    topic.table.add(known, predicate)
+                if catching_up is not None:
+                    catching_up.add(known)

@@ -1,0 +1,229 @@
+"""What a delegate says of itself: its status, the same for who looks every second, lists page by page, explanations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.core.info_object import Head
+from jbi_pubsub.pad.delegate.contracts import DelegateCore
+from jbi_pubsub.pad.delegate.overview import (
+    leases_ending,
+    page_of_subscriptions,
+    page_of_terms,
+    publishers_by_name,
+    sessions_by_name,
+    types_of,
+)
+from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.late_join import LateJoiners
+from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.matching.explanation import Standing, explain, find_subscription, queue_of, recall
+from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.model.events import proved
+from jbi_pubsub.pad.model.subscription import Subscription, shown
+from jbi_pubsub.protocol.status import Terms
+
+SOURCES_MOST: Final = 3
+"""Names of publishers told of one type."""
+TYPES_MOST: Final = 200
+"""Types told with them."""
+
+
+class StatusReports:
+    """Looked at under the lock, told as plain data."""
+
+    def __init__(self, core: DelegateCore, late_joiners: LateJoiners, mail: MailDispatcher, budget: Budget) -> None:
+        self._tables, self._contracts = core.tables, core.contracts
+        self._late_joiners = late_joiners
+        self._mail = mail
+        self._budget = budget
+
+    def status(self) -> dict[str, object]:
+        """Everything a status page shows, as plain data. The totals are of all that was ever here:
+
+        published = unmatched - found_late + what matched at least one subscription, now or late
+        matched = suppressed + delivered + lost + queued + in_flight, with direct subscriptions alone (for mail see
+        docs/mail.md) and but for a lost `sequence_gap` or `missed`: whether that would have matched is not known
+        """
+        told = self._quality_told()
+        if self._contracts.quality is not None:
+            told["series"] = self._contracts.quality.series()
+        with self._tables.lock:
+            registrations = list(self._tables.registrations.values())
+            subscriptions = list(self._tables.subscriptions.values())
+            sessions = list(self._tables.sessions.values())
+            names = {c.connection_id: c.name for c in self._tables.connections.values()}
+            return {
+                "publishers": [
+                    {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
+                    for c in self._tables.connections.values()
+                ],
+                "registrations": [{**r.status(), "publisher": names.get(r.connection, "")} for r in registrations],
+                "sessions": [s.status() for s in sessions],
+                "subscriptions": [s.status() for s in subscriptions],
+                **self._totals(registrations, subscriptions, sessions),
+                **self._qos(told, registrations),
+            }
+
+    def overview(self) -> dict[str, object]:
+        """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
+        is in proportion to the number of subscriptions, the answer is not."""
+        told = self._quality_told()
+        with self._tables.lock:
+            connections = list(self._tables.connections.values())
+            registrations = list(self._tables.registrations.values())
+            subscriptions = list(self._tables.subscriptions.values())
+            sessions = list(self._tables.sessions.values())
+            totals = self._totals(registrations, subscriptions, sessions)
+            qos = self._qos(told, registrations)
+            now = self._tables.clock()
+            left = partial(self._tables.leases.landlord.left, now=now)
+            leases = [
+                *(("publisher", c.name, left(c.lease_id)) for c in connections if c.lease_id),
+                *(("subscriber", s.name, left(s.lease_id)) for s in sessions),
+                *(("e-mail subscription", s.uid, left(s.lease_id)) for s in subscriptions if s.lease_id),
+            ]
+        return {
+            "publishers": publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
+            "sessions": sessions_by_name(sessions, subscriptions),
+            "types": types_of(registrations),
+            "ending": leases_ending(leases),
+            "mailing": sum(1 for s in subscriptions if s.request.recipients),
+            "counts": {
+                "publishers": len(connections),
+                "registrations": len(registrations),
+                "sessions": len(sessions),
+                "subscriptions": len(subscriptions),
+            },
+            **totals,
+            **qos,
+        }
+
+    def _quality_told(self) -> dict[str, Any]:
+        """What quality of service says of itself; nothing without it. Not under the lock: systems are asked."""
+        return self._contracts.quality.status() if self._contracts.quality is not None else {}
+
+    def _qos(self, told: dict[str, Any], registrations: Iterable[Registration]) -> dict[str, object]:
+        """Under the lock: that, its types with who publishes them."""
+        if not told:
+            return {}
+        names: dict[str, set[str]] = {}
+        for registration in registrations:
+            connection = self._tables.connections.get(registration.connection)
+            of = names.setdefault(registration.gate.type.name, set())
+            if connection is not None and len(of) < SOURCES_MOST:
+                of.add(connection.name[:200])
+        known = {each["name"]: each for each in told.get("types", ())}
+        types = [{**each, "sources": sorted(names.get(each["name"], ()))} for each in known.values()]
+        types += [{"name": name[:200], "sources": sorted(of)} for name, of in names.items() if name[:200] not in known]
+        return {"qos": {**told, "types": types[:TYPES_MOST]}}
+
+    def _totals(
+        self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
+    ) -> dict[str, object]:
+        """Under the lock: what a status says of all together."""
+        counted = [*subscriptions, *self._tables.ending]  # a counter that goes back would be taken for a restart
+        return {
+            **self._tables.account.totals(registrations, counted),
+            "found_late": self._tables.buffers.found_late,
+            "leases": len(self._tables.leases.landlord),
+            "queued": sum(s.queued for s in sessions),
+            "in_flight": sum(s.in_flight for s in sessions),
+            "delay_ms": max((s.delay_ms for s in sessions), default=0.0),
+            "queued_bytes": self._budget.used,
+            "kept": {"objects": len(self._tables.buffers), "bytes": self._tables.buffers.size},
+            "catching_up": self._late_joiners.count,
+            "mail": self._mail.status(),
+        }
+
+    def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
+        """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""
+        with self._tables.lock:
+            subscriptions = list(self._tables.subscriptions.values())
+            sessions = list(self._tables.sessions.values())
+        names = {s.session_id: s.name for s in sessions}
+        queued = {(s.session_id, uid): waiting for s in sessions for uid, waiting in s.waiting().items()}
+        return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
+
+    def terms(self, after: int, count: int) -> tuple[Terms, ...]:
+        """What the subscriptions ask for, page by page (see overview.page_of_terms). Raises OversizeError."""
+        with self._tables.lock:
+            subscriptions = list(self._tables.subscriptions.values())
+            names = {s.session_id: s.name for s in self._tables.sessions.values()}
+        return page_of_terms(subscriptions, names, after=after, count=count)
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Publishers and subscriber processes, with who they are and where."""
+        with self._tables.lock:
+            found = [
+                ("publisher", c.connection_id, c.name, c.caller, len(c.registrations))
+                for c in self._tables.connections.values()
+                if c.lease_id
+            ]
+            sequences = Counter(owner for owner, _ in self._tables.subscriptions)
+            found += [
+                ("subscriber", s.session_id, s.name, s.caller, sequences[s.session_id])
+                for s in self._tables.sessions.values()
+            ]
+        return [
+            {
+                "id": shown(uid),
+                "role": role,
+                "client": name,
+                "user": proved(caller),
+                "address": caller.address if caller is not None else "",
+                "sequences": count,
+            }
+            for role, uid, name, caller, count in found
+        ]
+
+    def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
+        explanation.py). The beginning of an id will do, if it is no other's. `head`: of an object that was published.
+
+        Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
+        """
+        with self._tables.lock:
+            by_uid = {known: subscription for (_, known), subscription in self._tables.subscriptions.items()}
+            found = by_uid[find_subscription(uid, by_uid)]
+            registrations = list(self._tables.registrations.values())
+            let_in = self._tables.let_in(found, {r.topic for r in registrations})
+            registered = {
+                r.uid: Standing(
+                    r.gate,
+                    r.topic.entries,
+                    r.judgement.validates,
+                    r.topic in let_in,
+                    let_in.get(r.topic),
+                    r.judgement.origin,
+                )
+                for r in registrations
+            }
+            session = self._tables.sessions.get(found.owner)
+        queue = queue_of(session.status(), found.uid) if session is not None else {}
+        return explain(found, registered, metadata, payload, queue, head)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
+        """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
+        is not known any more."""
+        parcel = recall(object_id, self._tables.kept)
+        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload), parcel.head)
+
+    def explain_contract(self, uid: str) -> dict[str, Any]:
+        """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
+        and ConfigurationError without quality of service."""
+        if self._contracts.quality is None:
+            raise ConfigurationError("this server manages no quality of service", hint="Set [qos] mode = 'on'")
+        with self._tables.lock:
+            registration = self._tables.registrations.get(uid)
+            found = [registration.contract] if registration is not None else []
+            found += [each.contract for (_, name), each in self._tables.subscriptions.items() if name == uid]
+        contract = next((each for each in found if each is not None), None)
+        if contract is None:
+            raise UnknownUidError(f"no subscription or registration {uid[:64]} here", uid=uid[:64])
+        return self._contracts.quality.explain_contract(contract)
