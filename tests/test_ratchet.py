@@ -79,3 +79,16 @@ def test_circles_of_imports_are_told_also_of_types_alone(ratchet: Any, tmp_path:
         "circles: room/two.py has 2, 0 at most",
         "circles: room/three.py is no more: take it out",
     ]
+
+
+def test_docstrings_that_leave_their_subject_out_are_counted(ratchet: Any, tmp_path: Path) -> None:
+    # Given a room with docstrings of a module, a constant, a class and a function
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text(
+        '"""The room."""\nBOUND = 1\n"""Of a queue."""\nclass A:\n    """What is held."""\n'
+        '    x: int = 0\n    """The number."""\ndef f():\n    """Whether it is so."""\n'
+    )
+    there = ratchet.measured(tmp_path, {"room": 9})
+    # Expect those two
+    assert there["prose"] == {"room": 2}
+    assert "prose: room has 2, 1 at most" in ratchet.faults({}, {"prose": {"room": 1}}, there)

@@ -19,12 +19,25 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-KINDS: Final = ("rooms", "files", "classes", "attributes", "functions", "parameters", "names", "circles", "comments")
+KINDS: Final = (
+    "rooms",
+    "files",
+    "classes",
+    "attributes",
+    "functions",
+    "parameters",
+    "names",
+    "circles",
+    "comments",
+    "prose",
+)
 """Sections of ratchet.toml: lines of a room, a file, a class and a function, attributes of a class, parameters of a
-function, definitions of a class name in the product, files of the circle of imports that a file is in, and lint
-exceptions of a kind."""
+function, definitions of a class name in the product, files of the circle of imports that a file is in, lint
+exceptions of a kind, and docstrings of a room that do not begin with their subject."""
 SLACK: Final = 20
 """A number that is smaller by less than this part of it need not be written down."""
+NO_SUBJECTS: Final = ("What", "Of", "How", "It", "Who", "Whom", "Whose")
+"""Words with which a docstring begins that leaves its subject out."""
 COMMENTS: Final = {"type: ignore": re.compile(r"# type: ignore"), "broad except": re.compile(r"# noqa: .*BLE001")}
 
 
@@ -46,6 +59,7 @@ def measured(root: Path, rooms: dict[str, int]) -> dict[str, dict[str, int]]:
             for what, pattern in COMMENTS.items():
                 found["comments"][what] = found["comments"].get(what, 0) + len(pattern.findall(text))
             trees[name] = ast.parse(text)
+            found["prose"][room] = found["prose"].get(room, 0) + _without_subject(trees[name])
             for kind, of, number in _of_tree(name, trees[name]):
                 if kind == "names":
                     names[of] += number
@@ -54,6 +68,18 @@ def measured(root: Path, rooms: dict[str, int]) -> dict[str, dict[str, int]]:
     found["names"] = dict(names)
     found["circles"] = {name: len(circle) for circle in circles(trees) for name in circle}
     return found
+
+
+def _without_subject(tree: ast.Module) -> int:
+    """Docstrings, those of constants and fields as well, that begin with one of NO_SUBJECTS."""
+    within = (each.body for each in ast.walk(tree) if isinstance(each, ast.Module | ast.ClassDef | ast.FunctionDef))
+    said = (
+        each.value.value
+        for body in within
+        for each in body
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    )
+    return sum(isinstance(text, str) and text.partition(" ")[0] in NO_SUBJECTS for text in said)
 
 
 def circles(trees: dict[str, ast.Module]) -> list[list[str]]:
@@ -155,7 +181,7 @@ def lowered(text: str, limits: dict[str, int], there: dict[str, dict[str, int]])
             lines.append(line)
             continue
         number = min(int(entry[2]), there[kind].get(entry[1], 0))
-        if kind in ("rooms", "comments") or number > limits.get(kind, 0):
+        if kind in ("rooms", "comments", "prose") or number > limits.get(kind, 0):
             lines.append(f'"{entry[1]}" = {number}{entry[3]}')
     return "\n".join(lines) + "\n"
 
