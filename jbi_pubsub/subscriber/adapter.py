@@ -25,7 +25,6 @@ from weakref import WeakMethod, WeakSet
 
 import msgspec
 
-from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import (
@@ -81,11 +80,12 @@ from .first_level import FirstLevel, FirstLevelTemplates
 from .listeners import ListenerPool
 from .moments import Moment, start_at
 from .owner import secret_of
+from .placed import PlacedSubscription
 from .published import Matching, Published, type_asked
 from .query import QUERY_SECONDS, Query, QueryListener, QueryPart
 from .session import DelegateSession
 from .signed import SignatureCheck
-from .subscription import LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
+from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
 from .waiting import Waiting
 from .watches import TemplateWatch, has_past
 
@@ -147,8 +147,7 @@ class SubscriberAdapter:
         self._published = Published(self._community, self._config)
         self._archives = Archives(self._config)
         forget_if_idle = _weakly(self._forget_if_idle, otherwise=None)
-        types = TypeRepository(cache_dir=self._config.type_cache())
-        self._templates = FirstLevelTemplates(self._published, types, forget_if_idle)
+        self._templates = FirstLevelTemplates(self._published, self._config, forget_if_idle)
         self._queries: WeakSet[Query] = WeakSet()
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
@@ -376,9 +375,9 @@ class SubscriberAdapter:
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
-            session.amend(local.uid)
+            session.registry.amend(local.uid)
         while (why := local.refusal()) is None:
-            stands = [session.has_amended(local.uid) for session in sessions]
+            stands = [session.registry.has_amended(local.uid) for session in sessions]
             if False not in stands or time.monotonic() >= deadline:
                 if False in stands:
                     log.warning(
@@ -869,7 +868,7 @@ class SubscriberAdapter:
             if watch is not None:
                 self._let_go(watch, subscription)
         for session in sessions:
-            session.unwant(subscription.uid)
+            session.registry.unwant(subscription.uid)
         subscription.close()
 
     def _let_go(self, watch: TemplateWatch, subscription: LocalSubscription) -> None:

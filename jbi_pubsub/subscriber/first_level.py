@@ -12,6 +12,7 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.core.arguments import Document, Source, content, path_of, source
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, MetadataError, SchemaError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata
@@ -46,12 +47,10 @@ class FirstLevel:
 class FirstLevelTemplates:
     """Makes templates, and checks of metadata, of what an application has given. Safe for several threads."""
 
-    def __init__(
-        self, published: Published, types: TypeRepository, forget_if_idle: Callable[[TypeName | None], None]
-    ) -> None:
+    def __init__(self, published: Published, config: Config, forget_if_idle: Callable[[TypeName | None], None]) -> None:
         """`forget_if_idle(type)`: its schema was opened for nothing."""
         self._published = published
-        self._types = types
+        self._types = TypeRepository(cache_dir=config.type_cache())
         self._forget_if_idle = forget_if_idle
 
     def forget(self, opened: TypeName) -> None:

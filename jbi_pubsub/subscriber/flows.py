@@ -22,7 +22,8 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.protocol.deliveries import Heard
 
-from .subscription import LocalSubscription, PlacedSubscription
+from .placed import PlacedSubscription
+from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 

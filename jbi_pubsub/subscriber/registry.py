@@ -31,9 +31,10 @@ from jbi_pubsub.protocol.services import SUBSCRIBE_AT_ONCE
 
 from .flows import DeliveryFlow, FlowTable, PlacedFlow, TimedFlow
 from .link import SessionLink
+from .placed import PlacedSubscription
 from .query import QueryPart
 from .remote import RemoteEvent, RemoteState, RemoteSubscription, RemoteSubscriptions
-from .subscription import LocalSubscription, PlacedSubscription
+from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 

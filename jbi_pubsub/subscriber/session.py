@@ -24,7 +24,6 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.history import Progress
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -32,30 +31,25 @@ from jbi_pubsub.core.spool import Spool
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.entries import ArchiveEntry
-from jbi_pubsub.protocol.replies import Finished, Opened
+from jbi_pubsub.protocol.replies import Finished
 
 from .connection import BACKOFF_FIRST, BACKOFF_MOST, DeliveryConnection
 from .deliveries import DeliveryReader
 from .flows import DeliveryFlow, FlowTable
+from .lease import ReplacedError, SessionLease
 from .link import SessionLink
+from .placed import PlacedSubscription
 from .query import QueryPart
 from .registry import RemoteRegistry, SessionLosses
 from .remote import RemoteState
 from .session_queries import SessionQueries
 from .signed import SessionSignatures, SignatureCheck
-from .subscription import LocalSubscription, PlacedSubscription
+from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
 SHOWN_SECONDS: Final = 5.0
 """Within which publishers of a delegate that is dead go on elsewhere: their numbers tell what is lost of theirs."""
-
-
-class _ReplacedError(JbiError):
-    """A delegate was started again at its old address: the lookup service lists the new one, it gets a session of its
-    own, and with one for the old one as well everything would come twice. Fact `server`: the id of who answers."""
-
-    code = "replaced"
 
 
 class DelegateSession:
@@ -91,8 +85,7 @@ class DelegateSession:
         checks = None if signatures is None else SessionSignatures(signatures, ref, self.link.proxy, item)
         self.reader = DeliveryReader(self.flows, self, config, spool or config.link.spooling(), checks)
         self.connection = DeliveryConnection(self.link, self.flows, self.reader, self._lose_session)
-        self._is_doubted = False
-        """Its lease should have run out, and the delegate has not said so: it may not have listened."""
+        self.lease = SessionLease(self.link, self._lose_session)
         self._threads = [
             threading.Thread(target=self._keep, name=f"{name}-session-{ref.service_id[:8]}", daemon=True),
             threading.Thread(target=self.connection.run, name=f"{name}-receive-{ref.service_id[:8]}", daemon=True),
@@ -105,54 +98,29 @@ class DelegateSession:
 
     def want(self, subscription: LocalSubscription) -> bool:
         """Have the subscription stand there from now on. False: the session has ended, another one has to do it."""
-        is_expected = subscription.has_begun and not (isinstance(subscription, PlacedSubscription) and self._archives())
+        is_past = isinstance(subscription, PlacedSubscription) and _is_archive(self._item(self.ref.service_id))
         with self.link.changed:
             if self.link.stopping.is_set():
                 return False
-            self.registry.remotes.want(subscription, is_expected=is_expected)
+            self.registry.remotes.want(subscription, is_expected=subscription.has_begun and not is_past)
             self.link.demand()
             return True
-
-    def _archives(self) -> bool:
-        """Whether an archive is listed there: what it has is not lost with it."""
-        item = self._item(self.ref.service_id)
-        return item is not None and any(rep.cls.name == ArchiveEntry.entry_name for rep in item.entries)
-
-    def unwant(self, uid: str) -> None:
-        """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
-        self.registry.unwant(uid)
 
     def ask(self, part: QueryPart) -> bool:
         """Have a query opened there; the part is told. False: the session has ended, another one has to do it."""
         with self.link.changed:
             if self.link.stopping.is_set():
                 return False
-            part.at = self
+            part.at = self.queries
             self.queries.parts[part.uid] = part
             self.link.demand()
             return True
-
-    def unask(self, part: QueryPart) -> None:
-        """It is not wanted any more. The delegate is told by the session's thread."""
-        self.queries.remove(part)
-
-    def progress(self, part: QueryPart) -> Progress | None:
-        """The progress of a query there. Raises WireError."""
-        return self.queries.progress(part)
 
     def stands(self, uid: str) -> bool:
         """Whether the delegate has the subscription now."""
         with self.link.changed:
             record = self.registry.remotes.get(uid)
             return record is not None and record.stands
-
-    def amend(self, uid: str) -> None:
-        """A subscription has other terms: have it stand by these, if it stands."""
-        self.registry.amend(uid)
-
-    def has_amended(self, uid: str) -> bool | None:
-        """Whether a subscription stands there by its last terms; None: it does not stand there."""
-        return self.registry.has_amended(uid)
 
     def quality(self, uid: str) -> GrantedQos | None:
         """The quality that the subscription has got there by now; None where it does not stand."""
@@ -252,7 +220,7 @@ class DelegateSession:
                     continue
                 except (UnknownUidError, UnknownLeaseError) as exc:
                     self._lose_session(exc)
-                except _ReplacedError as exc:
+                except ReplacedError as exc:
                     self._end(exc)
                     return
                 except WireError as exc:
@@ -295,55 +263,15 @@ class DelegateSession:
     def _open_if_needed(self) -> None:
         link = self.link
         with link.changed:
-            opened, is_doubted = link.opened if link.is_open() else None, self._is_doubted
+            opened = link.opened if link.is_open() else None
             if opened is None and not (self.queries.parts or self.registry.needs_session()):
                 link.opened, link.is_lost = None, False  # one that was lost is not missed
                 return
         if opened is not None:
-            if is_doubted:
-                duration = self._renew(opened.lease.lease_id)
-                self._is_doubted = False
-                self._manage(opened, duration)
+            self.lease.renew_if_doubted(opened)
             return
-        opened = link.proxy.open(link.name, link.config.lease.subscriber, link.claims)
-        if opened.server != self.ref.service_id:
-            link.proxy.close_session(opened.uid)
-            raise _ReplacedError(f"another server answers at {link.address}", server=opened.server)
-        with link.changed:
-            is_late = link.stopping.is_set()  # whoever closes has seen no session to end
-            if not is_late:
-                link.opened, link.is_lost, link.is_parted, self._is_doubted = opened, False, False, False
-                self.registry.remotes.retry()  # another session, another answer
-                link.changed.notify_all()
-        if is_late:
-            link.proxy.close_session(opened.uid)
-            raise WireError("closed while the session was opened")
-        self._manage(opened, opened.lease.duration)
+        self.lease.open(self.registry.remotes.retry)  # another session, another answer
         self.losses.tell(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
-
-    def _manage(self, opened: Opened, duration: float) -> None:
-        link = self.link
-        link.renewals.manage(
-            (link, opened.uid),
-            duration,
-            lambda: self._renew(opened.lease.lease_id),
-            lambda why: self._lease_over(why, opened.uid),
-            grantor=link,
-        )
-        with link.changed:
-            stands = link.is_open(opened.uid) and not link.stopping.is_set()
-        if not stands:
-            link.renewals.remove((link, opened.uid))
-
-    def _lease_over(self, why: JbiError, session_id: str) -> None:
-        """The delegate says so, or has not answered until then: in that case it is asked as soon as it does."""
-        if not isinstance(why, WireError):
-            self._lose_session(why, session_id)
-            return
-        with self.link.changed:
-            if self.link.is_open(session_id):
-                self._is_doubted = self.link.is_dirty = True
-                self.link.changed.notify_all()
 
     def _reconcile(self) -> None:
         with self.link.changed:
@@ -360,9 +288,6 @@ class DelegateSession:
                 if time.monotonic() >= min(self.registry.ask_at, self.losses.ask_at):
                     return
                 link.changed.wait(1.0)
-
-    def _renew(self, lease_id: str) -> float:
-        return self.link.proxy.renew(lease_id, self.link.config.lease.subscriber).duration
 
     def _lose_session(self, why: JbiError, session_id: str = "") -> None:
         """The delegate does not know that session any more ("": whichever it is). Called on the session's threads or
@@ -412,7 +337,7 @@ class DelegateSession:
             self.link.stopping.set()  # no further subscription or query is taken
             asked = self.queries.take_all()
         for part in asked:
-            if isinstance(why, _ReplacedError):
+            if isinstance(why, ReplacedError):
                 part.replaced(str(why.facts["server"]))
             else:
                 part.fail(why)
@@ -424,16 +349,17 @@ class DelegateSession:
         self._ended(self)
 
     def _renew_nothing(self) -> None:
-        """The leases run out, or are taken over by the next session: e-mail subscriptions live on."""
-        link = self.link
-        with link.changed:
-            standing = [flow.subscription.uid for flow in self.registry.remotes.standing()]
-            keys = [*standing, *([link.session_id] if link.session_id else [])]
-        for key in keys:
-            link.renewals.remove((link, key))
+        with self.link.changed:
+            mail = [flow.subscription.uid for flow in self.registry.remotes.standing()]
+        self.lease.end(mail)
 
     def _expects_answers(self) -> bool:
         """Whether the delegate has been asked, or will be, for subscriptions that may stand there by now."""
         if self.link.is_lost or self.link.stopping.is_set():
             return False
         return bool(self.queries.unopened()) or self.link.is_dirty or self.registry.remotes.is_outstanding()
+
+
+def _is_archive(item: ServiceItem | None) -> bool:
+    """Whether an archive is listed there: what it has is not lost with it."""
+    return item is not None and any(rep.cls.name == ArchiveEntry.entry_name for rep in item.entries)

@@ -33,7 +33,7 @@ class SessionQueries:
         self._link = link
         self._flows = flows
 
-    def remove(self, part: QueryPart) -> None:
+    def unask(self, part: QueryPart) -> None:
         """It is not wanted any more. The delegate is told by the session's thread."""
         link = self._link
         with link.changed:

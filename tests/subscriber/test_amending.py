@@ -227,7 +227,7 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
     assert obj.payload == b"north"
     # When it answers again; Expect it to judge by these
     away.clear()
-    eventually(lambda: session.has_amended(uid))
+    eventually(lambda: session.registry.has_amended(uid))
     light.publish(registration, figures.metadata(lat="50"), b"north")
     light.publish(registration, figures.metadata(lat="10"), b"south")
     light.flush()
@@ -384,7 +384,7 @@ def test_who_interrupts_an_amendment_has_the_old_terms(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, "has_amended", interrupt)
+    monkeypatch.setattr(session.registry, "has_amended", interrupt)
     # When it is interrupted; Expect the subscription to be as it was
     with pytest.raises(KeyboardInterrupt):
         app.amend_subscription(uid, predicate=PUBLISHER % "999th")

@@ -140,7 +140,7 @@ class Lives(RuleBasedStateMachine):
         self.delegate.answers = answers
         uid = data.draw(st.sampled_from(sorted(self.wanted)))
         self.wanted.pop(uid)
-        self.session.unwant(uid)
+        self.session.registry.unwant(uid)
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data(), is_awaited=st.booleans())
@@ -148,7 +148,7 @@ class Lives(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.wanted)))
         local = self.wanted[uid]
         local.amend(msgspec.structs.replace(local.request, predicate="//x"), is_awaited=is_awaited)
-        self.session.amend(uid)
+        self.session.registry.amend(uid)
 
     @rule(answers=ANSWERS, meanwhile=st.sampled_from(["nothing", "nothing", "unwant", "lose", "amend"]), data=st.data())
     def turn(self, answers: list[str], meanwhile: str, data: st.DataObject) -> None:
@@ -157,10 +157,10 @@ class Lives(RuleBasedStateMachine):
             self.delegate.meanwhile = lambda: self.lose(is_told=False)
         elif uids and meanwhile != "nothing":
             uid = data.draw(st.sampled_from(uids))
-            self.delegate.meanwhile = lambda: (self.wanted.pop(uid), self.session.unwant(uid))[1]
+            self.delegate.meanwhile = lambda: (self.wanted.pop(uid), self.session.registry.unwant(uid))[1]
             if meanwhile == "amend":
                 self.delegate.meanwhile = lambda: (self.wanted[uid].amend(
-                    self.wanted[uid].request, is_awaited=True), self.session.amend(uid))[1]  # fmt: skip
+                    self.wanted[uid].request, is_awaited=True), self.session.registry.amend(uid))[1]  # fmt: skip
         self.delegate.answers = answers
         self._turn()
         self.delegate.answers, self.delegate.meanwhile = [], None
@@ -220,7 +220,7 @@ class Lives(RuleBasedStateMachine):
             self.session.registry.ask_at = 0.0
             self._turn()
         assert set(self.delegate.stands) == set(self.wanted)
-        assert all(self.session.stands(uid) and self.session.has_amended(uid) for uid in self.wanted)
+        assert all(self.session.stands(uid) and self.session.registry.has_amended(uid) for uid in self.wanted)
         assert set(self.renewals.ended) >= {uid for uid, each in self.wanted.items() if not each.request.direct}
 
 

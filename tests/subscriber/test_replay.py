@@ -23,7 +23,7 @@ from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 from jbi_pubsub.subscriber.flows import PlacedFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
-from jbi_pubsub.subscriber.subscription import PlacedSubscription
+from jbi_pubsub.subscriber.placed import PlacedSubscription
 
 
 class At:

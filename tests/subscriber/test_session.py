@@ -541,7 +541,7 @@ def test_a_session_that_opens_while_it_is_closed_does_not_stand(alone: Any) -> N
 def test_of_a_delegate_that_was_dead_before_it_a_subscription_is_told_nothing(is_older: bool, alone: Any) -> None:
     # Given a delegate that never answers; it was listed when the subscription was made, or came later
     alone.subscription.has_begun = is_older
-    alone.session.unwant("s")
+    alone.session.registry.unwant("s")
     alone.session.want(alone.subscription)
     # When it is given up, expect a loss alone where it may have had objects for the subscription
     alone.session._end(WireError("away"))

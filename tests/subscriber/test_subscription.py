@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.subscription import LocalSubscription, PlacedSubscription
+from jbi_pubsub.subscriber.placed import PlacedSubscription
+from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 
 class Delegate:

@@ -1,0 +1,194 @@
+"""A subscription that begins in the past, or is durable: each object once, from whichever archives have it."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+
+from .intervals import LEAST, Intervals
+from .listeners import ListenerPool
+from .subscription import REGISTRATIONS_REMEMBERED, Consumer, LocalSubscription, SubscriptionListener
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+INTERVALS_MOST: Final = 65_536
+"""Intervals of numbers that a subscription remembers which begins in the past, of all its registrations, about."""
+
+PLACES_REMEMBERED: Final = 1_000
+"""Delegates whose positions it remembers."""
+
+DISORDER: Final = 10_000
+"""Positions: objects of several publishers need not come in their order, so where a session was lost, one that is so
+far behind the last may not have come."""
+
+
+class PlaceSource(Protocol):
+    """A delegate from which objects come with their positions."""
+
+    server: str
+    """Its service id."""
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many."""
+        ...
+
+    def taken_over(self, kept: int, dropped: int) -> None:
+        """So many came for the application, then so many that are dropped."""
+        ...
+
+    def acknowledge(self, position: int) -> None:
+        """The application has acknowledged the object there."""
+        ...
+
+
+class PlacedSubscription(LocalSubscription):
+    """One that begins in the past, or is durable. Objects of a registration come from several delegates, each of which
+    has the part that it took: in any order, each once. Order holds for a delegate and registration."""
+
+    def __init__(
+        self, request: SubscriptionRequest, listener: SubscriptionListener | None, listeners: ListenerPool
+    ) -> None:
+        super().__init__(request, listener, listeners)
+        self._held: OrderedDict[str, Intervals] = OrderedDict()
+        """What has come, by registration."""
+        self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """The first and the last position that came from each delegate."""
+        self._archives: OrderedDict[str, str] = OrderedDict()
+        """The incarnation of the archive that it came from last, by address."""
+        self._unplaced: set[Consumer] = set()
+        """Delegates from which objects came that no archive has."""
+        self._is_explicit = request.ack == "explicit" and bool(request.durable)
+        self._unacknowledged: dict[str, tuple[PlaceSource, int]] = {}
+        """Objects that the application has, or will have, and has not acknowledged: where they stand."""
+
+    def request_at(self, server: str) -> SubscriptionRequest:
+        """It goes on behind what came from there, but for what may have been overtaken, and is dropped if it was not;
+        the position of a durable one is known there."""
+        with self._changed:
+            place = self._places.get(server)
+        if place is None or self.request.durable:
+            return self.request
+        first, last = place
+        after = last if self.request.start.kind == "last" else max(first - 1, last - DISORDER)
+        return msgspec.structs.replace(self.request, start=Start("after", after=after))
+
+    def placed_at(self, address: str, granted: Granted) -> None:
+        """It is filled by the archive there, from now on. If that is not the one that it was to go on with, that is
+        told: what it lacks of the other one nobody knows."""
+        with self._changed:
+            before = self._archives.pop(address, "")
+            self._archives[address] = next(iter(granted.incarnations), "")
+            if len(self._archives) > PLACES_REMEMBERED:
+                self._archives.popitem(last=False)
+        if granted.is_new and not before:
+            log.info("durable subscription %r is new at %s: it begins by its start", self.request.durable, address)
+        if before and before not in granted.incarnations:
+            self.lose(Cause.OTHER_ARCHIVE, 0, f"another one than before, or a copy of it, is at {address} now")
+        elif granted.is_elsewhere and not before:
+            at = self.request.start
+            self.lose(Cause.OTHER_ARCHIVE, 0, f"position {at.after} is not of the one at {address}, all of which comes")
+
+    def may_lack(self, source: Consumer, matched: Collection[str], *, is_placed: bool) -> bool:  # noqa: ARG002
+        """Not what an archive has, which gives it when it is there again."""
+        with self._changed:
+            return not is_placed or source in self._unplaced
+
+    def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
+        """Objects have come from where there is no archive."""
+        with self._changed:
+            fresh, late = self._fresh(objects)
+            kept = [(obj, consumed) for obj, is_new in zip(objects, fresh, strict=True) if is_new]
+            self._waiting.extend(kept)
+            self._announce()
+        if len(kept) < len(objects):
+            consumed(len(objects) - len(kept))
+        if late:
+            self.lose(Cause.LATE, late)
+
+    def add_placed(self, objects: Sequence[InfoObject], source: PlaceSource) -> None:
+        """Objects have come with their positions. One thread for each source."""
+        with self._changed:
+            fresh, late = self._fresh(objects)
+            settled = self._await_acknowledgement(objects, fresh, source) if self._is_explicit else ()
+            places = [obj.platform.position for obj in objects if obj.platform.position]
+            if len(places) < len(objects):
+                self._unplaced.add(source.consume)
+            self._place(source.server, places)
+            if len(self._places) > PLACES_REMEMBERED:
+                self._places.popitem(last=False)
+        for is_new, run in groupby(fresh):  # before the application can take any of them
+            count = len(list(run))
+            source.taken_over(count if is_new else 0, 0 if is_new else count)
+        for position in settled:
+            source.acknowledge(position)
+        with self._changed:
+            if not self._closed:
+                kept = ((obj, source.consume) for obj, is_new in zip(objects, fresh, strict=True) if is_new)
+                self._waiting.extend(kept)
+                self._announce()
+        if late:
+            self.lose(Cause.LATE, late)
+
+    def _place(self, server: str, positions: Sequence[int]) -> None:
+        """Under the lock: objects came from there."""
+        known = self._places.pop(server, None)
+        if positions or known is not None:
+            all_of = [*positions, *(known or ())]
+            self._places[server] = min(all_of), max(all_of)
+
+    def acknowledge(self, obj: InfoObject) -> bool:
+        """Whether the object stood to be acknowledged; now it is."""
+        with self._changed:
+            known = self._unacknowledged.pop(obj.object_id, None)
+        if known is None:
+            return False
+        source, position = known
+        source.acknowledge(position)
+        return True
+
+    def _fresh(self, objects: Sequence[InfoObject]) -> tuple[list[bool], int]:
+        """Under the lock: which of them are new; of how many it can't be said any more that they came before."""
+        if self._closed:
+            return [False] * len(objects), 0
+        fresh, late = [], 0
+        for obj in objects:
+            platform = obj.platform
+            held = self._held_of(platform.registration)
+            is_new = held.add(platform.sequence, max(LEAST, INTERVALS_MOST // len(self._held)))
+            late += not is_new and platform.sequence <= held.guessed and obj.object_id not in self._unacknowledged
+            fresh.append(is_new)
+        new = sum(fresh)
+        self.arrived += new
+        self.duplicates += len(fresh) - new - late
+        return fresh, late
+
+    def _held_of(self, registration: str) -> Intervals:
+        held = self._held.get(registration)
+        if held is None:
+            held = self._held[registration] = Intervals()
+            if len(self._held) > REGISTRATIONS_REMEMBERED:
+                self._held.popitem(last=False)
+        self._held.move_to_end(registration)
+        return held
+
+    def _await_acknowledgement(
+        self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: PlaceSource
+    ) -> list[int]:
+        """Under the lock: the positions of those that come again although the application has acknowledged them: that
+        was not heard. Of those that it has not, the place that they have now counts."""
+        settled = []
+        for obj, is_new in zip(objects, fresh, strict=True):
+            if is_new or obj.object_id in self._unacknowledged:
+                self._unacknowledged[obj.object_id] = (source, obj.platform.position)
+            elif not self._closed:
+                settled.append(obj.platform.position)
+        return settled
