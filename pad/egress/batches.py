@@ -55,7 +55,7 @@ class SessionNotices:
         self.granted: dict[int, Callable[[], GrantedQos]] = {}
         """Subscriptions that are to be told what they have got, by number, and what that is by then."""
         self.expelled: deque[Subscription] = deque()
-        """Whose end is to be told."""
+        """Subscriptions whose end is to be told."""
 
     @property
     def is_waiting(self) -> bool:
@@ -76,7 +76,7 @@ class SessionNotices:
         return items
 
     def take_granted(self, most: int) -> list[Parts]:
-        """What has been granted, of so many subscriptions at most."""
+        """Take what has been granted, of so many subscriptions at most."""
         items: list[Parts] = []
         while self.granted and len(items) < most:
             number, given = self.granted.popitem()
@@ -97,7 +97,7 @@ class Batches:
         """Bytes that the current batch has taken out of queues."""
 
     def take(self, max_items: int, max_bytes: int, levels: int = 1) -> list[Parts]:  # noqa: ARG002 - there is one level
-        """What goes out next. On the hub's thread, or on one that offers."""
+        """Take what goes out next. On the hub's thread, or on one that offers."""
         items: list[Parts] = []
         size = 0
         ready = self.queues.ready
@@ -111,7 +111,7 @@ class Batches:
         return items
 
     def take_notices(self, items: list[Parts], max_items: int) -> None:
-        """What is told of the session goes behind them; then the totals."""
+        """Put what is told of the session behind them; then count the totals."""
         queues, notices = self.queues, self.notices
         count = len(items)
         if notices.granted:
@@ -127,7 +127,7 @@ class Batches:
         queues.changed.notify_all()  # room for those who wait under `block`
 
     def _take_ends(self, items: list[Parts], max_items: int) -> None:
-        """Of queries whose last result has gone."""
+        """Take the ends of queries whose last result has gone."""
         queues = self.queues
         for queue in [each for each in queues.ending if each.has_gone_out]:
             if len(items) >= max_items:
@@ -162,7 +162,7 @@ class Batches:
         return sum(map(len, item))
 
     def _drop_expired(self, queue: SubscriptionQueue) -> None:
-        """What is first and has waited too long is lost."""
+        """Lose what is first and has waited too long."""
         now, count = self.queues.clock(), 0
         while queue.waiting and not queue.held and 0.0 < (parcel := queue.front.head().parcel).expires <= now:
             queue.leaves(parcel)
@@ -245,7 +245,7 @@ class Batches:
 
 
 def item_head(together: Sequence[SubscriptionQueue]) -> bytes:
-    """What an object's item begins with, for those subscriptions."""
+    """Head of an object's item, for those subscriptions."""
     numbers = [queue.subscription.number for queue in together]
     if len(numbers) == 1:
         return ITEM.pack(OBJECT, numbers[0])
@@ -253,13 +253,13 @@ def item_head(together: Sequence[SubscriptionQueue]) -> bytes:
 
 
 def placed_head(queue: SubscriptionQueue, parcel: Parcel) -> bytes:
-    """What an object's item begins with that goes out, and whose queue is placed."""
+    """Head of an object's item whose queue is placed; the object goes out now."""
     queue.goes(parcel)
     return ITEM.pack(PLACED, queue.subscription.number) + POSITION.pack(parcel.position)
 
 
 def chunk_head(queue: SubscriptionQueue, *, is_last: bool) -> bytes:
-    """What a chunk's item begins with."""
+    """Head of a chunk's item."""
     head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, queue.subscription.number)
     return head + POSITION.pack(queue.position) if queue.feed is not None else head
 

@@ -15,7 +15,7 @@ DELAY_SECONDS: Final = 10.0
 
 
 class Delay:
-    """How long what is sent takes until it is acknowledged: of one item at a time, so that it costs nothing to know."""
+    """Time until what is sent is acknowledged: measured on one item at a time, so that it costs nothing to know."""
 
     __slots__ = ("_landed", "_last", "_probe", "_sent")
 
@@ -89,7 +89,7 @@ class Flights:
                 self._flying.popleft()
 
     def forget(self, subscription: Subscription) -> int:
-        """It has ended: how many objects for it were on their way."""
+        """Forget a subscription that has ended; how many objects for it were on their way."""
         count = 0
         for flight in self._flying:
             if subscription in flight.subscriptions:

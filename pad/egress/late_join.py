@@ -1,4 +1,4 @@
-"""Who subscribes late catches up here, with what lies in the buffers since the subscription stood (see recent.py).
+"""Late subscribers catch up here, with what lies in the buffers since the subscription stood (see recent.py).
 
 One thread a delegate, started when it is first needed. The late joiners of a session make a group: one pass over what
 is kept serves them together, with a match table of their own. What comes live waits in their queues, so no publisher
@@ -36,16 +36,16 @@ from jbi_pubsub.pad.model.subscription import Subscription
 log = logging.getLogger("jbi_pubsub.pad")
 
 SLICE_SECONDS: Final = 0.02
-"""Of one turn: some thousand objects with usual predicates. The pause behind it leaves publishers half of the time."""
+"""Length of a turn: some 1,000 objects with usual predicates. The pause behind leaves publishers half of the time."""
 STARTED_MOST: Final = 16
 """Groups that are under way at once: each holds what it has found so far."""
 PAID_OFF: Final = 4
 """Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
 NOBODY: Final = Disseminated(())
-"""Of an object that no late joiner gets."""
+"""The result for an object that no late joiner gets."""
 NOT_NARROWED: Final[Mapping[Topic, Predicate]] = {}
 REFERENCE_BYTES: Final = 64
-"""What it takes to put an object down for one more subscription."""
+"""Size of the note of an object for one more subscription."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +64,7 @@ class _Joiner:
     missed: int = 0
 
     def may_have(self, kept: Kept, topic: Topic, document: Element | Traced | None, size: int) -> bool:
-        """Of what its own predicate matches."""
+        """Whether it may have an object that its own predicate matches."""
         if (
             topic not in self.topics
             or topic in self.refused
@@ -94,7 +94,7 @@ class _Group:
     joiners: dict[int, _Joiner] = field(default_factory=dict)
     table: MatchTable = field(default_factory=MatchTable)
     next: dict[Topic, int] = field(default_factory=dict)
-    """Of each buffer, how many have been looked at or have gone."""
+    """Objects of each buffer that have been looked at or have gone."""
     found: int = 0
     """Bytes found: cut payloads and references. No more than one queue may hold; what is over that is dropped."""
 
@@ -177,7 +177,7 @@ class LateJoiners:
             self._let_go(session, [joiner], is_unknown=True)
 
     def narrow(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
-        """What it may have is another part than it was: it catches up with nothing else from now on."""
+        """Note that it may have another part from now on: it catches up with nothing else."""
         with self._changed:
             group = self._of.get(id(subscription))
             joiner = group.joiners.get(id(subscription)) if group is not None else None
@@ -192,7 +192,7 @@ class LateJoiners:
             return group.table if group is not None else None
 
     def forget(self, subscription: Subscription) -> None:
-        """It has ended: nothing is looked for any more."""
+        """Look for nothing any more: the subscription has ended."""
         with self._changed:
             group = self._of.pop(id(subscription), None)
             if group is not None:
@@ -202,7 +202,7 @@ class LateJoiners:
 
     @property
     def count(self) -> int:
-        """How many are catching up."""
+        """Number of subscriptions that are catching up."""
         return len(self._of)
 
     def drain(self, timeout: float) -> None:
@@ -305,7 +305,7 @@ class LateJoiners:
         return True
 
     def _ahead(self, group: _Group, topic: Topic) -> list[tuple[int, Topic, Kept]]:
-        """What lies in a topic's buffer that the group has not seen; what has gone unseen is missed."""
+        """The part of a topic's buffer that the group has not seen; what has gone unseen is missed."""
         those = [n for n in list(group.joiners.values()) if topic in n.topics]
         last = max((n.topics[topic] for n in those), default=0)
         lying, gone, missed = self._buffers.look(topic.buffer, [(n.since, n.topics[topic]) for n in those])
@@ -342,7 +342,7 @@ class LateJoiners:
                 self._mail_out(subscription, parcel, kept.parcel)
 
     def _decide(self, kept: Kept, topic: Topic, group: _Group, metadata: bytes) -> Disseminated | None:
-        """What becomes of an object for late joiners; None: one was amended meanwhile (see `match_table.amending`)."""
+        """The result of an object for late joiners; None: one was amended meanwhile (see `match_table.amending`)."""
         joiners, table = group.joiners, group.table
         revision = table.revision
         is_read = table.predicates or any(topic in n.narrowed for n in list(joiners.values()))

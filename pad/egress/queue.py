@@ -1,4 +1,4 @@
-"""What waits for one subscription: what comes live, and before that what a late joiner catches up with.
+"""The queue of one subscription: what comes live, and before that what a late joiner catches up with.
 
 Rules:
 - A queue is *held* while its subscription's catching up is prepared: what comes live waits, under its bound, and
@@ -35,12 +35,12 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     places: int = 0
     """In how many queues it waits: its bytes count once, however many there are."""
     queues: Sequence[SubscriptionQueue] = ()
-    """Who might take it together with the first that does."""
+    """Queues that might take it together with the first that does."""
     arrived: float = 0.0
     """When it was published, by our own clock, where a deadline counts; else 0."""
 
     def put_into(self, queue: SubscriptionQueue) -> None:
-        """It waits there as well."""
+        """Let it wait there as well."""
         self.places += 1
         if not self.queues:
             self.queues = queue.alone  # the commonest, and the same for all that wait there
@@ -57,7 +57,7 @@ class FifoQueue(deque[Waiting]):
     take = drop_oldest = deque[Waiting].popleft
 
     def head(self) -> Waiting:
-        """What `take` would remove."""
+        """The object that `take` would remove."""
         return self[0]
 
 
@@ -96,7 +96,7 @@ class Backlog(FifoQueue):
         self.size = 0
 
     def drop(self, parcel: Parcel) -> None:
-        """It is lost before it could go out."""
+        """Lose it before it could go out."""
         self.dropped += 1
         if self._meter is not None:
             self._meter.lost(parcel.head.type_name)
@@ -127,7 +127,7 @@ def backlog_of(subscription: Subscription, share: int) -> Backlog:
 
 
 class SubscriptionQueue:
-    """What one subscription has waiting and under way. Its session's lock covers it."""
+    """Objects of one subscription that wait and are under way. Its session's lock covers it."""
 
     __slots__ = (
         "alone", "bound", "consumed", "counted", "cutting", "feed", "held", "live", "next_chunk", "position",
@@ -139,13 +139,13 @@ class SubscriptionQueue:
         self.subscription = subscription
         self.alone = (self,)
         self.counted: tuple[Subscription, ...] = (subscription,)
-        """Whose deliveries are counted: () for a query, which is no subscription."""
+        """Subscriptions whose deliveries are counted: () for a query, which is no subscription."""
         self.feed: Feed | None = None
-        """It is placed: its objects go out with their positions, each by itself."""
+        """The feed of a placed queue: its objects go out with their positions, each by itself."""
         self.replay: Replay | None = None
         """Its feed is of a subscription, which catches up."""
         self.position = 0
-        """Of the large object that goes in chunks."""
+        """Position of the large object that goes in chunks."""
         self.bound = subscription.request.bound
         self.held = held
         self.source: FifoQueue | None = None
@@ -157,7 +157,7 @@ class SubscriptionQueue:
         self.untold: Counter[str] = Counter()
         self.ready = False
         self.cutting: Iterator[memoryview] | None = None
-        """What is left of a large object that goes in chunks."""
+        """The rest of a large object that goes in chunks."""
         self.next_chunk: memoryview | None = None
 
     @property
@@ -187,7 +187,7 @@ class SubscriptionQueue:
             self.replay.durable.entered(parcel.position)
 
     def leaves(self, parcel: Parcel) -> None:
-        """It is lost, by a policy, and told so: it does not come again."""
+        """Note that it is lost, by a policy, and told so: it does not come again."""
         if parcel.position and self.replay is not None and self.replay.durable is not None:
             self.replay.durable.acknowledge([parcel.position])
 
@@ -222,7 +222,7 @@ class SubscriptionQueue:
             self.feed.wake()
 
     def settle(self) -> None:
-        """It ends: what is behind counts as lost, too."""
+        """Settle its end: what is behind counts as lost, too."""
         if self.replay is not None:
             self.subscription.matched += len(self.replay.behind)
 
@@ -248,17 +248,17 @@ class SubscriptionQueue:
 
     @property
     def front(self) -> Any:
-        """What the next one comes from."""
+        """The part that the next one comes from."""
         return self.live if self.source is None else self.source
 
     @property
     def room(self) -> int:
-        """How many objects more may wait here, or be with its subscriber: a feed brings no more."""
+        """Number of objects more that may wait here, or be with its subscriber: a feed brings no more."""
         return self.bound - self.waiting - self.sent + self.consumed
 
     @property
     def credit(self) -> int:
-        """How many objects more its subscriber may have."""
+        """Number of objects more that its subscriber may have."""
         return self.bound - self.sent + self.consumed
 
     def took(self, count: int, size: int) -> None:
@@ -270,7 +270,7 @@ class SubscriptionQueue:
 
     @property
     def policy(self) -> str:
-        """What happens when it is full."""
+        """The rule for when it is full."""
         return self.subscription.request.policy
 
     def has_place_for(self, parcel: Parcel) -> bool:  # noqa: ARG002 - where something is replaced
@@ -278,7 +278,7 @@ class SubscriptionQueue:
         return False
 
     def give_way(self, parcel: Parcel) -> Waiting | None:  # noqa: ARG002 - where importance counts
-        """What is to be lost for that object by the policy; None: itself."""
+        """The object to be lost for that one by the policy; None: that one itself."""
         return self.drop_oldest() if self.policy == "drop_oldest" else None
 
     def drop_oldest(self) -> Waiting:

@@ -198,7 +198,7 @@ class SessionQueues:
         queue.wake_feed()
 
     def _comes_behind(self, queue: SubscriptionQueue, parcel: Parcel) -> bool:
-        """What is kept, for a queue that catches up: whether it is dealt with."""
+        """Deal with what is kept, for a queue that catches up: whether that is done."""
         replay = queue.replay
         assert replay is not None
         if not parcel.position:
@@ -221,7 +221,7 @@ class SessionQueues:
         return True
 
     def fall_back(self, queue: SubscriptionQueue, position: int) -> None:
-        """What waits of a durable one is too much: it comes by its feed, with that object and all behind it."""
+        """Let what waits of a durable one, as too much, come by its feed, with that object and all behind it."""
         replay = queue.replay
         assert replay is not None
         assert queue.feed is not None
@@ -247,7 +247,7 @@ class SessionQueues:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def make_ready(self, queue: SubscriptionQueue) -> None:
-        """It has its turn, if it can send something."""
+        """Give it a turn, if it can send something."""
         if not queue.ready and queue.may_send():
             queue.ready = True
             self.ready.append(queue)
@@ -258,7 +258,7 @@ class SessionQueues:
         self.budget.add(size)
 
     def free(self, waiting: Waiting) -> None:
-        """It has been taken out of one of its queues."""
+        """Note that it has been taken out of one of its queues."""
         if waiting.places == 0:
             self.charge(-waiting.parcel.size)
 
@@ -294,7 +294,7 @@ class SessionQueues:
             queue.wake_feed()
 
     def reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
-        """How long objects have waited for their applications: nobody asks here."""
+        """Hear how long objects have waited for their applications: not used here."""
 
     def close(self, cause: Cause) -> None:
         """Whatever waits is lost."""
@@ -400,7 +400,7 @@ class FeedControl:
             return subscription.number in self._queues.by_number
 
     def room(self, subscription: Subscription) -> tuple[int, int]:
-        """How many objects a feed may put now, and of how many bytes in all; (-1, 0): its queue is gone. Bytes may be
+        """Room for a feed now, in objects, and in bytes in all; (-1, 0): its queue is gone. Bytes may be
         short when there is room for objects: nobody tells when that changes. A query's that was `finish`ed has none."""
         with self._changed:
             queue = self._find(subscription)
@@ -413,7 +413,7 @@ class FeedControl:
             return max(0, queue.room), max(0, min(most, budget.limit - budget.used))
 
     def put(self, subscription: Subscription, parcels: Sequence[Parcel]) -> None:
-        """What a feed brings, within its room."""
+        """Put what a feed brings, within its room."""
         with self._changed:
             queue = self._find(subscription)
             if queue is None:

@@ -15,7 +15,7 @@ from jbi_pubsub.pad.model.durable import Durable
 
 
 class Feed(Protocol):
-    """Who fills a queue from an archive, as it has room."""
+    """Source that fills a queue from an archive, as it has room."""
 
     def wake(self) -> None:
         """There may be room, or it is over. Never waits: the session's lock may be held."""
@@ -23,7 +23,7 @@ class Feed(Protocol):
 
 
 class Replay:
-    """Of a queue that catches up with an archive: what is kept comes from its feed up to `target`, what is kept later
+    """State of a queue in catch-up with an archive: what is kept comes from its feed up to `target`, what is kept later
     comes live and waits *behind*. When that is too much, it is given up: *overrun*, the feed brings that as well, up to
     another target. What is not kept has nothing to do with it."""
 
@@ -37,7 +37,7 @@ class Replay:
         self.went: deque[int] = deque()
         """Positions of what a durable one's application has not taken yet, as they went; 0: it is not kept."""
         self.not_kept = 0
-        """How many went that are not kept, and that were not acknowledged one by one."""
+        """Objects that went, are not kept, and were not acknowledged one by one."""
         self.again_from = -1
         """Where the feed is to go on for one that fell back."""
         self.target = 0
@@ -45,13 +45,13 @@ class Replay:
         """Positions up to there came before it had caught up."""
         self.behind: list[Parcel] = []
         self.size = 0
-        """Of those, in bytes."""
+        """Bytes of those."""
         self.is_overrun = True
         self.is_live = False
         """The feed has brought all: what comes later goes to the queue."""
 
     def give_up(self) -> int:
-        """What is behind goes; its bytes."""
+        """Drop what is behind; its bytes."""
         size, self.size = self.size, 0
         self.behind.clear()
         self.is_overrun = True

@@ -50,7 +50,7 @@ class SubscriberSession:
         self.session_id = session_id
         self.name = name
         self.caller: Caller | None = None
-        """Who has opened it."""
+        """The caller that has opened it."""
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
@@ -119,7 +119,7 @@ class SubscriberSession:
         return self._notices.was_refused
 
     def note_refused(self) -> None:
-        """It is told when what it wants may be allowed."""
+        """Note that it is to be told when what it wants may be allowed."""
         self._notices.was_refused = True
 
     def ask_again(self) -> None:
@@ -187,7 +187,7 @@ class SubscriberSession:
         return queue is not None
 
     def _take(self, *most: int) -> list[Parts]:
-        """What goes out next: so many items, so many bytes, of which levels. On the hub's thread."""
+        """Take what goes out next: so many items, so many bytes, of which levels. On the hub's thread."""
         with self._changed:
             return self._batches.take(*most)
 
@@ -255,7 +255,7 @@ class SubscriberSession:
                 self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
 
     def sweep(self) -> None:
-        """What waits may have expired: not here."""
+        """Look at what waits and may have expired: not here."""
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -329,7 +329,7 @@ class SubscriberSession:
 
 
 class Deliveries:
-    """What a batch of publications comes to, gathered by subscriber session. One thread at a time."""
+    """Deliveries of a batch of publications, gathered by subscriber session. One thread at a time."""
 
     def __init__(self) -> None:
         self._by_session: dict[SubscriberSession, list[Delivery]] = {}
