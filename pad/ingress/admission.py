@@ -1,4 +1,4 @@
-"""What publishers have sent and the delegate has not done yet: admission apart from judging, with quality of service.
+"""Objects that were sent and that the delegate has not done yet: admission apart from judging, with quality of service.
 
 Rules:
 - The thread of a publisher's connection admits what comes, and a batch is acknowledged when it is admitted. What comes
@@ -54,18 +54,18 @@ SYNC_SECONDS: Final = 10.0
 """Longest that objects are not done because a disk does not answer at all."""
 
 REPORT_SECONDS: Final = 0.001
-"""How long a report waits for more to go with it."""
+"""Time that a report waits for more to go with it."""
 REPORT_AGAIN: Final = 0.02
 """Until it is tried again with a socket or a disk that was not ready."""
 REFUSALS_AT_ONCE: Final = 16
 """In one acknowledgement: a small frame goes without waiting."""
 
 RUN_SECONDS: Final = 0.1
-"""Of its rate what a registration that has one is given in one step, but for one object that takes more."""
+"""Share of its rate that a registration is given in one step, in seconds, but for one object that takes more."""
 PACE_SECONDS: Final = 1.0
-"""How long a lane that waits for its rate is not looked at, at most: policies may change it meanwhile."""
+"""Longest time that a lane that waits for its rate is not looked at: policies may change it meanwhile."""
 AT_ONCE: Final = 1e-6
-"""Of a rate that nothing was used of: nothing is saved up."""
+"""Burst of a rate that nothing was used of, in seconds: nothing is saved up."""
 RATES_MOST: Final = 8
 """Different rates of one registration that are known; with one more they all begin anew."""
 LOOKED_AFTER: Final = 10
@@ -77,7 +77,7 @@ PUBLISHED_LEAST: Final = 128
 
 
 def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
-    """What its publisher is told of an object that was refused."""
+    """The report to its publisher of an object that was refused."""
     object_id = parcel.head.object_id
     log.info("refused object %s: %s", object_id, why, extra={"object": object_id})
     return object_id, report(why)
@@ -109,7 +109,7 @@ class Lane(Handing):
         self.done = 0
         """The number up to which all are done."""
         self.told = 0
-        """How important its publisher was told on this connection that it is; 0: not yet."""
+        """Importance that its publisher was told on this connection; 0: not yet."""
         self.unsynced: deque[Unsynced] = deque()
         """Judged, and what is to be on disk is not yet."""
         super().__init__(intake.pipeline)
@@ -117,18 +117,18 @@ class Lane(Handing):
         self._waiting: deque[Entry] = deque()
         self._contract = registration.contract or Contract()
         self._in_hand: Run | None = None
-        """What is blocked."""
+        """The run whose deliveries are blocked."""
         credit = intake.credit_of(registration)
         self.rests = Rests(intake.turns, intake.pipeline, registration, credit, self._done, intake.refuse)
         self._buckets: dict[Rate, TokenBucket] = {}
-        """Of each max_rate that policies have for its objects."""
+        """A bucket for each max_rate that policies have for its objects."""
         self._is_asked = self._pipeline.has_stages
-        """Of each object other stages are asked whether they have room."""
+        """Whether other stages are asked, for each object, if they have room."""
         self.task = intake.turns.task("judge", self)
         registration.seconds = self.seconds
 
     def seconds(self) -> float:
-        """What judging one object takes, for all subscriptions; 0.0: not known. Any thread."""
+        """Time to judge one object, for all subscriptions; 0.0: not known. Any thread."""
         if self.registration.published < PUBLISHED_LEAST:
             return 0.0
         return self._intake.turns.seconds(self.task) + self.rests.seconds
@@ -140,14 +140,14 @@ class Lane(Handing):
     # -- work of a task ------------------------------------------------------------------------------------------
 
     def importance(self) -> int:
-        """Of the next object."""
+        """The importance of the next object."""
         contract = self._contract
         if contract.by_object is not None and self._waiting and isinstance(first := self._waiting[0], Parcel):
             return contract.of(first).importance
         return contract.settings.importance
 
     def size(self) -> int:
-        """Of the next object's metadata, in bytes: what judging it costs is in proportion to that."""
+        """The size of the next object's metadata, in bytes: what judging it costs is in proportion to that."""
         if self._waiting:
             return _size(self._waiting[0])
         return 1 if self._blocked is not None or self.rests.is_too_much else 0
@@ -206,7 +206,7 @@ class Lane(Handing):
         return AGAIN_FIRST
 
     def _next_run(self, most: int, rate: Rate | None) -> Batch:
-        """What is judged in one step: all of one importance, and of that rate."""
+        """The batch to judge in one step: all of one importance, and of that rate."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
         enough = rate.amount * RUN_SECONDS if rate is not None else math.inf
@@ -235,7 +235,7 @@ class Lane(Handing):
             return False
 
     def _rate(self) -> Rate | None:
-        """Of the next object."""
+        """The max_rate of the next object."""
         contract = self._contract
         if contract.by_object is not None and isinstance(first := self._waiting[0], Parcel):
             return contract.of(first).max_rate
@@ -250,7 +250,7 @@ class Lane(Handing):
         return bucket
 
     def _judge(self, batch: Batch) -> tuple[Batch, Refused, int]:
-        """What was judged of it, which of these were refused, and the number of their last mail (0: none)."""
+        """The part of it that was judged, which of these were refused, and the number of their last mail (0: none)."""
         refused: Refused = []
         mails, began = self._pipeline.mails, time.perf_counter()
         deliveries = Deliveries()
@@ -310,7 +310,7 @@ class Lane(Handing):
         self.rests.close(self.rests.put(batch, mail))
 
     def _close(self) -> None:
-        """What was in hand is handed out."""
+        """Close the run in hand: it is handed out."""
         run, self._in_hand = self._in_hand, None
         assert run is not None
         self.rests.put_all(self._left)
@@ -325,7 +325,7 @@ def _size(entry: Entry) -> int:
 
 
 def _amount(rate: Rate, count: int, size: int) -> int:
-    """What so many objects, of so many bytes, take of a rate."""
+    """Amount of a rate that so many objects, of so many bytes, take."""
     return count if rate.unit == "objects" else size
 
 
@@ -348,7 +348,7 @@ class Intake:
         self.turns = turns
         self.pipeline = pipeline
         self.receiver: Receiver | None = None
-        """Of its data connections."""
+        """The receiver of its data connections."""
         self._credit = credit
         self._credit_bytes = credit_bytes
         self._reports = reports
@@ -366,7 +366,7 @@ class Intake:
         self._is_taking = True
 
     def end(self) -> None:
-        """It is admitted, and is acknowledged now."""
+        """Note that the batch is admitted, and is acknowledged now."""
         self._is_taking = False
 
     def take(self, registrations: Mapping[int, Registration], number: int, run: Sequence[Parcel]) -> None:
@@ -473,7 +473,7 @@ class Intake:
     # -- what the publisher is told ------------------------------------------------------------------------------
 
     def note(self) -> bytes:
-        """Of an acknowledgement: what is new. That something is done is told behind that it was refused."""
+        """The news for an acknowledgement. That something is done is told behind that it was refused."""
         refusals: Refusals = ()
         has_more = False
         with self._lock:
@@ -528,7 +528,7 @@ class Intake:
 
 
 def _changed(lanes: Mapping[int, Lane]) -> dict[int, int]:
-    """How important those are that were more or less so when they were told last."""
+    """The importance of those that were more or less important when they were told last."""
     found = {}
     for number, lane in lanes.items():
         contract = lane.registration.contract
@@ -557,7 +557,7 @@ class Reports:
         self._name = f"report-{name}"
 
     def wanted(self, intake: Intake) -> None:
-        """It has something to tell."""
+        """Report for that intake, which has something to tell."""
         with self._changed:
             if self._is_stopping or intake in self._wanted:
                 return

@@ -1,4 +1,4 @@
-"""What is left to do for objects of a registration, whose more urgent part is done: matching for subscriptions that are
+"""The rest of the work for objects of a registration, behind its more urgent part: matching for subscriptions that are
 less important, where predicates are partitioned (see partition.py), and shaping that takes long.
 
 Rules:
@@ -47,7 +47,7 @@ class Handing:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._blocked: Deliveries | None = None
-        """What there is no room for."""
+        """Deliveries that there is no room for."""
         self._since = math.inf
         """When it began to wait."""
         self._backoff = Backoff(2 * AGAIN_FIRST, AGAIN_MOST)
@@ -97,7 +97,7 @@ class Run:
 
 
 class Piece(Protocol):
-    """What is left of one object."""
+    """The rest of the work for one object."""
 
     rest: Rest
     run: Run
@@ -110,7 +110,7 @@ class Piece(Protocol):
         ...
 
     def done(self, rests: Rests) -> None:
-        """It is handed out."""
+        """Note that it is handed out."""
         ...
 
 
@@ -132,7 +132,7 @@ class Matching:
         rests.pipeline.judge_at(rests.registration, self.staged, deliveries, rests)
 
     def done(self, rests: Rests) -> None:  # noqa: ARG002  # as those of others
-        """It is handed out."""
+        """Note that it is handed out."""
         self.staged.waits -= 1
         self.staged.leave()
 
@@ -154,7 +154,7 @@ class Shaping:
         rests.pipeline.shape(self.parcel, self.selected, deliveries)
 
     def done(self, rests: Rests) -> None:
-        """It is handed out."""
+        """Note that it is handed out."""
         for each in self.selected:
             rests.has_caught_up(each.subscription)
 
@@ -190,12 +190,12 @@ class Rest(Handing):
     # -- work of a task ------------------------------------------------------------------------------------------
 
     def importance(self) -> int:
-        """Of the next piece."""
+        """The importance of the next piece."""
         first = self.first
         return min(self.level + 1, self._rests.importance_of(first.parcel)) if first is not None else self.level + 1
 
     def size(self) -> int:
-        """Of the next piece."""
+        """The size of the next piece."""
         first = self.first
         return first.size if first is not None else 0
 
@@ -253,7 +253,7 @@ class Rests:
         self.turns = turns
         self.pipeline = pipeline
         self.behind: dict[Subscription, tuple[Rest, int]] = {}
-        """Who waits for a payload that is being shaped: where, and for how many objects."""
+        """Subscriptions that wait for a payload that is being shaped: where, and for how many objects."""
         self.runs: deque[Run] = deque()
         """That are not done."""
         self.run: Run | None = None
@@ -269,10 +269,10 @@ class Rests:
         self._refuse = refuse
         self._rests: dict[tuple[str, int], Rest] = {}
         self._fresh: list[Piece] = []
-        """Of this step."""
+        """Pieces that this step has left."""
 
     def importance_of(self, parcel: Parcel) -> int:
-        """Of the registration, for that object."""
+        """The registration's importance, for that object."""
         return self._contract.of(parcel).importance
 
     # -- what is left --------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class Rests:
         self._fresh.append(Matching(self._rest("match", staged.level), self._open(), staged))
 
     def before(self, piece: Piece) -> Rest | None:
-        """What is to be done first."""
+        """The rest that is to be done first."""
         return self._barring(piece.staged) if isinstance(piece, Matching) else None
 
     def _barring(self, staged: Staged) -> Rest | None:
@@ -325,23 +325,23 @@ class Rests:
             self._fresh.append(Shaping(rest, self._open(), published, those))
 
     def taken(self) -> list[Piece]:
-        """What the step has left; to be `put_all`, when all else that it came to is handed out."""
+        """Take what the step has left; to be `put_all`, when all else that it came to is handed out."""
         taken, self._fresh = self._fresh, []
         return taken
 
     def put_all(self, pieces: list[Piece]) -> None:
-        """It may be their turn."""
+        """Put these where they wait for their turn."""
         for piece in pieces:
             piece.rest.put(piece)
         pieces.clear()
 
     def _level(self, published: Parcel, selected: Sequence[Selected]) -> int:
-        """Of the most important of those who wait."""
+        """The level of the most important of those who wait."""
         contracts = [each.subscription.contract or Contract() for each in selected]
         return max(contract.of(published).importance for contract in contracts) - 1
 
     def has_caught_up(self, subscription: Subscription) -> None:
-        """It has one object less to wait for."""
+        """Note that it has one object less to wait for."""
         rest, count = self.behind.pop(subscription)
         if count > 1:
             self.behind[subscription] = rest, count - 1
@@ -371,7 +371,7 @@ class Rests:
         return self.run
 
     def put(self, batch: Batch, mail: int) -> Run:
-        """What a step has judged, whatever is left of it; `close` when the step's own part is done."""
+        """Note what a step has judged, whatever is left of it; `close` when the step's own part is done."""
         run, self.run = self.run or Run(), None
         run.batch, run.mail = batch, max(run.mail, mail)
         self.runs.append(run)

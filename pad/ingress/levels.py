@@ -42,11 +42,11 @@ PREFETCH_SECONDS: Final = 0.1
 
 
 class Cut(Iterator[memoryview]):
-    """What is left of a large object: pieces as large as they may be by then."""
+    """The rest of a large object: pieces as large as they may be by then."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._chunks = chunks(parts, CHUNK_BYTES)
-        """Of what lies in a file no more is read than goes."""
+        """The chunks; of what lies in a file no more is read than goes."""
         self._views: deque[memoryview] = deque()
         self._fill()
 
@@ -78,7 +78,7 @@ class Cut(Iterator[memoryview]):
 
 
 class LevelledQueue(SubscriptionQueue):
-    """What one subscription has waiting and under way, by level."""
+    """Objects of one subscription that wait and are under way, by level."""
 
     __slots__ = (
         "_from",
@@ -116,7 +116,7 @@ class LevelledQueue(SubscriptionQueue):
 
     @property
     def credit(self) -> int:
-        """How many objects more its subscriber may have."""
+        """Number of objects more that its subscriber may have."""
         return self.prefetch - self.sent + self.consumed
 
     @property
@@ -159,7 +159,7 @@ class LevelledQueue(SubscriptionQueue):
 
     @property
     def policy(self) -> str:
-        """What happens when it is full."""
+        """The rule for when it is full."""
         said = self.contract.settings.queue or self.subscription.request.policy
         return "drop_oldest" if said == "drop_least" else said
 
@@ -169,8 +169,8 @@ class LevelledQueue(SubscriptionQueue):
         return self.levelled.has_room_for(parcel, self._queues.now)
 
     def give_way(self, parcel: Parcel) -> Waiting | None:
-        """Of the least important the oldest, before them what came before the subscription; by age alone if policies
-        say so."""
+        """Drop the oldest of the least important, before them what came before the subscription; by age alone if
+        policies say so."""
         if self.policy != "drop_oldest":
             return None
         if self.contract.settings.queue == "drop_oldest":
@@ -184,13 +184,13 @@ class LevelledQueue(SubscriptionQueue):
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """It does not wait here any more, and is not sent."""
+        """Note that it does not wait here any more, and is not sent."""
         waiting.places -= 1
         self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
 
     def adapt(self, now: float, trip: float) -> None:
-        """What its application may have by what it took lately."""
+        """Set what its application may have by what it took lately."""
         if now - self._since < PREFETCH_SECONDS:
             return
         taken = (self.consumed - self._from) / (now - self._since)
@@ -213,7 +213,7 @@ class ByLevel:
         return self.levels.bit_count()
 
     def append(self, queue: Any, /) -> None:
-        """It waits for its turn at the levels that it can send at."""
+        """Let it wait for its turn at the levels that it can send at."""
         levels = queue.levels & ~queue.rings
         if not levels:
             return
@@ -225,7 +225,7 @@ class ByLevel:
             levels &= ~(1 << level)
 
     def next(self, levels: int) -> tuple[LevelledQueue, int] | None:
-        """Whose turn it is, of these levels, and at which."""
+        """The queue whose turn it is, of these levels, and at which."""
         while waiting := self.levels & levels:
             level = self._shares.next(waiting)
             ring = self._rings[level]
@@ -289,14 +289,14 @@ class LevelledQueues(SessionQueues):
         super().put(queue, parcels)
 
     def dropped(self, queue: LevelledQueue, waiting: Waiting, cause: Cause) -> None:
-        """It is not in the queue any more."""
+        """Note that it is not in the queue any more."""
         queue.forget(waiting)
         queue.leaves(waiting.parcel)
         self.free(waiting)
         self.lose(queue, cause)
 
     def make_ready(self, queue: Any) -> None:
-        """It has its turn at each level that it can send something at."""
+        """Give it a turn at each level that it can send something at."""
         if queue.cutting is None and not queue.untold:
             if not queue.waiting:
                 return
@@ -348,7 +348,7 @@ class LevelledBatches(Batches):
         self._sender = sender
         self._piece = self.size_of_chunk
         self._level = 0
-        """What is taken just now counts as."""
+        """Level that what is taken just now counts as."""
         self._is_whole = False
         """Nothing is to come behind it in its batch."""
 
@@ -362,7 +362,7 @@ class LevelledBatches(Batches):
         return levels
 
     def take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
-        """What goes out next, of these levels: queues take turns. On the hub's thread."""
+        """Take what goes out next, of these levels: queues take turns. On the hub's thread."""
         items: list[Parts] = []
         size = highest = 0
         queues = self.queues
@@ -439,7 +439,7 @@ class LevelledBatches(Batches):
         return sent
 
     def _head(self, queue: LevelledQueue, level: int) -> Waiting | None:
-        """What goes out next of it."""
+        """The object of it that goes out next."""
         while queue.source is not None:  # of what came before the subscription
             waiting = queue.source.head()
             deadline = queue.contract.of(waiting.parcel).deadline
@@ -516,7 +516,7 @@ class LevelledSession(SubscriberSession):
         return queue
 
     def sweep(self) -> None:
-        """What waits is looked at, see LevelledQueues. On the hub's thread, a few times a second."""
+        """Look at what waits, see LevelledQueues. On the hub's thread, a few times a second."""
         if not self._queues.busy:
             return
         with self._changed:

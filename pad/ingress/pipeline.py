@@ -114,7 +114,7 @@ class Later(Protocol):
 
     @property
     def behind(self) -> Container[Subscription]:
-        """Who waits for an object that is being shaped: what comes for him comes behind that."""
+        """Subscriptions that wait for an object being shaped: what comes for them comes behind that."""
         ...
 
     def shape(self, published: Parcel, selected: Sequence[Selected]) -> None:
@@ -285,8 +285,8 @@ class Pipeline:
         document: Element | Traced | None,
         at: tuple[Partition, int] | None = None,
     ) -> tuple[list[Subscription], Disseminated | None]:
-        """Whom an object matches that was kept, `at` one level of a partition if it goes through levels; and what it
-        comes to, if somebody has it filtered or shaped. Once more if a subscription was amended meanwhile."""
+        """Subscriptions that a kept object matches, `at` one level of a partition if it goes through levels; and what
+        it comes to, if somebody has it filtered or shaped. Once more if a subscription was amended meanwhile."""
         table = judgement.table
         revision = table.revision
         decided = self._decide_once(judgement, kept, later, metadata, document, at)
@@ -360,7 +360,7 @@ class Pipeline:
         later: Later,
         document: Element | Traced | None = None,
     ) -> int:
-        """What becomes of an object for the subscriptions of its level; how many it matches. What is below is for
+        """Judge an object for the subscriptions of its level; how many it matches. What is below is for
         `later`."""
         judgement, kept, level = registration.judgement, staged.kept, staged.level
         metadata, at = bytes(kept.parcel.head.metadata), (staged.parts, level)
@@ -396,7 +396,7 @@ class Pipeline:
         return good
 
     def deliver(self, deliveries: Deliveries) -> None:
-        """What `judge` has gathered goes to the subscribers' queues, and out."""
+        """Bring what `judge` has gathered to the subscribers' queues, and out."""
         gone = deliveries.offer()
         if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
             self._came_to_nothing(gone)
@@ -454,7 +454,7 @@ class Pipeline:
             later.shape(parcel, result.later)
 
     def _shaped_later(self, published: Parcel, behind: Container[Subscription]) -> ShapedLater:
-        """Who has an object shaped later: it takes long, or he waits for one before it."""
+        """Test of who has an object shaped later: it takes long, or he waits for one before it."""
 
         def is_later(each: Selected, shapes: tuple[Shape, ...]) -> bool:
             if each.subscription in behind:
@@ -487,7 +487,7 @@ class Pipeline:
         return self._budget.used < self._budget.limit * (50 + 10 * importance) / 100
 
     def no_room(self) -> BackPressureError:
-        """What an object is refused with that has waited for memory in vain."""
+        """The error for an object that has waited for memory in vain."""
         return BackPressureError(
             f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
             hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
@@ -514,7 +514,7 @@ class Pipeline:
                 raise self.no_stage()
 
     def no_stage(self) -> BackPressureError:
-        """What an object is refused with that has waited for another stage's room in vain."""
+        """The error for an object that has waited for another stage's room in vain."""
         return BackPressureError(
             f"no room for this object within {self.patience:g} s: it is kept or sent on more slowly than it comes",
             hint="Publish more slowly, or raise [queue] block_seconds",
@@ -646,6 +646,6 @@ class Pipeline:
 
 
 def fault_of(exc: Exception) -> JbiError:
-    """What a publisher is told of a fault of ours, which is noted here."""
+    """The error that a publisher is told for a fault of ours, which is noted here."""
     note("judging an object", exc)
     return JbiError("the delegate failed on this object", hint="Its log says how")

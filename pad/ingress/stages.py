@@ -1,4 +1,4 @@
-"""What stands in a delegate's pipeline beside the stages that every delegate has, made from the configuration.
+"""Stages in a delegate's pipeline beside the stages that every delegate has, made from the configuration.
 
 The one place that knows which optional rooms there are; the rest of pad knows them as Protocols.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_LIMITS: Final = ClientSection()
 PEER: Final = "peer"
-"""What a peer publisher is called where delegates are called "name@location"."""
+"""Name of a peer publisher where delegates are called "name@location"."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
 
 
 def _limits_of(client: ClientSection) -> tuple[Callable[[Registration, Parcel], float], ...]:
-    """Who refuses objects that are larger than this node wants; nobody without limits of its own."""
+    """The stage that refuses objects larger than this node wants; none without limits of its own."""
     metadata, payload = client.max_metadata, client.max_payload
     if (metadata, payload) == (NO_LIMITS.max_metadata, NO_LIMITS.max_payload):
         return ()

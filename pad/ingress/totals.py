@@ -25,18 +25,18 @@ class Account:
         self._lost: Counter[str] = Counter()
 
     def close_registration(self, registration: Registration) -> None:
-        """It has ended."""
+        """Add the totals of a registration that has ended."""
         with self._lock:
             self._totals.update({name: getattr(registration, name) for name in OF_REGISTRATIONS})
 
     def close_subscription(self, subscription: Subscription) -> None:
-        """It has ended."""
+        """Add the totals of a subscription that has ended."""
         with self._lock:
             self._totals.update({name: getattr(subscription, name) for name in OF_SUBSCRIPTIONS})
             self._lost.update(+subscription.lost)
 
     def add(self, *, matched: int = 0, mailed: int = 0, lost: dict[str, int] | None = None) -> None:
-        """What came of a subscription before our time, or of an object that came for one that had just ended."""
+        """Add what came of a subscription before our time, or of an object that came for one that had just ended."""
         with self._lock:
             self._totals["matched"] += matched
             self._totals["mailed"] += mailed
