@@ -44,7 +44,7 @@ log = logging.getLogger("jbi_pubsub.mail")
 T = TypeVar("T")
 
 FLUSH_SECONDS: Final = 0.1
-"""What has been sent is noted on disk at least so often: a kill sends again what was sent in that time."""
+"""Longest time until what has been sent is noted on disk: a kill sends again what was sent in that time."""
 
 FAULT_SECONDS: Final = 1.0
 """Pause before a disk that has failed is tried again, unless there is new mail."""
@@ -74,7 +74,7 @@ class _NotConnectedError(Exception):
 
 
 class _Answer(NamedTuple):
-    """Of the server to one mail: whom it refused, or why it was not reached. `blamed`: see MailQueue.settle."""
+    """Answer of the server to one mail: whom it refused, or why it was not reached. `blamed`: see MailQueue.settle."""
 
     refused: Mapping[str, tuple[int, str]] = {}
     unreachable: str = ""
@@ -253,7 +253,7 @@ class MailDispatcher:
 
     @property
     def offered(self) -> int:
-        """How many mails that are to be on disk were offered."""
+        """Number of mails offered that are to be on disk."""
         return self._offered
 
     def is_durable(self, number: int) -> bool:
@@ -511,7 +511,7 @@ class MailDispatcher:
         self._woken.set()
 
     def _end_reminder(self, sent: Reminder, task: asyncio.Task[_Answer]) -> None:
-        """Of no account but its own: a refusal here suspends nobody."""
+        """Account for a reminder, on its own: a refusal here suspends nobody."""
         del self._tasks[sent]
         with guarded("account of a reminder"):
             self._account_reminder(sent, None if task.cancelled() else task.result())
@@ -660,7 +660,7 @@ class MailDispatcher:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. Raises TimeoutError when it has not ended after so many seconds.
+    """The result of `work`. Raises TimeoutError when it has not ended after so many seconds.
 
     Cancels until it ends: of a cancellation that comes together with an answer, asyncio.wait_for, which waits for
     answers in there, gives the answer and forgets the cancellation (Python 3.11); the next answer may take for ever."""

@@ -29,7 +29,7 @@ from jbi_pubsub.pad.model.subscription import shown_entry
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""What is no text: metadata need not be XML."""
+"""Characters that no text has: metadata need not be XML."""
 READABLE_METADATA: Final = 16 << 10
 """Bytes of the metadata that stand in the body; the attachment always has all of them."""
 

@@ -54,7 +54,7 @@ SWEEP_SECONDS: Final = 0.25
 """So often it is looked, with QoS, what is too late and which outboxes are of another importance than they were."""
 
 BURST_SECONDS: Final = 0.1
-"""What a pause of the mail server's link lets go at once, of its rate; a mail is in one piece, however large."""
+"""Burst that a pause of the mail server's link lets go, of its rate; a mail is in one piece, however large."""
 
 UNSUBSCRIBED: Final = "unsubscribed by the recipient"
 """Where the answer stands that was the reason to suspend a recipient; those of servers begin with a number."""
@@ -70,7 +70,7 @@ class Loss(NamedTuple):
 
 
 class Ledger(msgspec.Struct):
-    """What became of a subscription's mail so far; `suspended` maps recipients to the answer that was the last drop.
+    """The account of a subscription's mail so far; `suspended` maps recipients to the answer that was the last drop.
 
     `offered` counts objects, `mailed` and `lost` objects times recipients.
     """
@@ -99,12 +99,12 @@ class Letter:
 
 @dataclass(eq=False, slots=True)
 class Outbox:
-    """What waits for one subscription, in order. Only MailQueue changes it."""
+    """Letters that wait for one subscription, in order. Only MailQueue changes it."""
 
     subscription: Subscription
     durable: bool
     peer: str = ""
-    """Whose it is, who has a share of the queue; "" where nobody knows."""
+    """The peer whose it is, who has a share of the queue; "" where nobody knows."""
     ledger: Ledger = field(default_factory=Ledger)
     letters: deque[Letter] = field(default_factory=deque)
     pending: dict[int, Letter] = field(default_factory=dict)
@@ -123,13 +123,13 @@ class Outbox:
 
     @property
     def level(self) -> int:
-        """Of its contract, 0 to 4."""
+        """The level of its contract, 0 to 4."""
         contract = self.subscription.contract
         return contract.level if contract is not None else DEFAULT_IMPORTANCE - 1
 
     @property
     def digest_seconds(self) -> float:
-        """How long it gathers for a mail; 0: not at all."""
+        """Seconds that it gathers for a mail; 0: not at all."""
         contract = self.subscription.contract
         is_urgent = contract is not None and contract.settings.importance >= NO_DIGEST
         return 0.0 if is_urgent else self.subscription.digest_seconds
@@ -153,12 +153,12 @@ class Attempt(NamedTuple):
 
     @property
     def subscription(self) -> Subscription:
-        """Whose they are."""
+        """The subscription whose they are."""
         return self.outbox.subscription
 
 
 class Changes(NamedTuple):
-    """What to write to disk, in this order: `deleted` letters and `dropped` contents by number, `forgotten` ledgers;
+    """Changes to write to disk, in this order: `deleted` letters and `dropped` contents by number, `forgotten` ledgers;
     then new `letters`, `updated` ones, and `ledgers` by subscription."""
 
     deleted: Sequence[int]
@@ -183,7 +183,7 @@ class MailQueue:
         self._ready: tuple[deque[tuple[float, Outbox]], ...] = tuple(deque() for _ in range(LEVELS))
         """Those that are due, each level in turn; of those that are due at another time by now until they come up."""
         self._bucket: TokenBucket | None = None
-        """Of bytes, where the mail server's link has a rate."""
+        """Bucket of bytes, where the mail server's link has a rate."""
         self._late: list[Loss] = []
         self._is_managed = False
         """Something waits, and there are contracts: outboxes that are due wait by level."""
@@ -232,7 +232,7 @@ class MailQueue:
         self._show(outbox)
 
     def restore(self, subscription: Subscription, letters: Iterable[Letter], now: float) -> None:
-        """What waited for an opened subscription in a time before."""
+        """Restore what waited for an opened subscription in a time before."""
         outbox = self._outboxes[subscription]
         for letter in letters:
             outbox.letters.append(letter)
@@ -354,7 +354,7 @@ class MailQueue:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> Attempt | None:
-        """What to send now, if anything is due; it must be settled or put off."""
+        """The attempt to send now, if anything is due; it must be settled or put off."""
         if now < self.slot:
             return None
         while self._heap and self._heap[0][0] <= now:
@@ -437,7 +437,7 @@ class MailQueue:
         return self._next_sweep
 
     def late(self) -> list[Loss]:
-        """What was too late since the last call."""
+        """Losses of what was too late, since the last call."""
         late, self._late = self._late, []
         return late
 
@@ -526,7 +526,7 @@ class MailQueue:
         return losses
 
     def release(self, attempt: Attempt, now: float) -> list[Loss]:
-        """It was aborted: as if it had not been tried."""
+        """Release an attempt that was aborted: as if it had not been tried."""
         self._end(attempt.outbox)
         losses = self._withhold(attempt.outbox)
         self._schedule(attempt.outbox, now)
@@ -534,7 +534,7 @@ class MailQueue:
         return losses
 
     def close(self) -> list[Loss]:
-        """What would not survive is lost (shutdown); nothing goes out any more."""
+        """Lose what would not survive (shutdown); nothing goes out any more."""
         losses = []
         for outbox in self._outboxes.values():
             outbox.due = math.inf
@@ -554,7 +554,7 @@ class MailQueue:
     # -- disk ---------------------------------------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """What has changed since the last call, and is to be written in one transaction."""
+        """Changes since the last call, to be written in one transaction."""
         ledgers = {o.subscription.uid: msgspec.structs.replace(o.ledger) for o in self._ledgers}
         taken = Changes(
             self._deleted,
@@ -759,7 +759,7 @@ class MailQueue:
         self.under_way -= 1
 
     def _show(self, outbox: Outbox) -> None:
-        """What status pages show of it."""
+        """Put down what status pages show of it."""
         subscription = outbox.subscription
         subscription.mailed = outbox.ledger.mailed
         subscription.mail_waiting = len(outbox)

@@ -121,7 +121,7 @@ class Reminders:
         return self._heap[0][0] if self._heap else math.inf
 
     def settle(self, reminder: Reminder, again: tuple[str, ...], refused: int, now: float) -> None:
-        """It was tried: `again` have not got it yet, so many of the others never will."""
+        """Settle an attempt: `again` have not got it yet, so many of the others never will."""
         reminder.busy = False
         self.sent += len(reminder.left) - len(again) - refused
         self.lost += refused
