@@ -67,12 +67,12 @@ class Archiving:
         buffers.position = max(buffers.position, keeping.end)
         self._wall = wall
         self._lock = threading.Lock()
-        """Of giving positions and appending."""
+        """The lock for giving positions and appending."""
         self._under_way: dict[int, int] = {}
         """First and last positions, by the last, of runs that were appended and not all offered to sessions yet."""
         self._rules: tuple[tuple[re.Pattern[str], KeepRule], ...] = ()
         self._changed = threading.Condition()
-        """Of what is below."""
+        """Condition for what is below."""
         self._wanted: list[tuple[int, Synced]] = []
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -123,7 +123,7 @@ class Archiving:
             self.appeared()
 
     def entry(self) -> EntryRep:
-        """What lookup services are told of it."""
+        """The entry by which lookup services are told of it."""
         types = " ".join(sorted(self._types))
         is_short = len(types) <= TYPES_TOLD_MOST and len(types.split()) == len(self._types)
         incarnation = next(iter(self.keeping.incarnations), None)
@@ -179,7 +179,7 @@ class Archiving:
         return self._beside.whole(parcel)
 
     def offered(self, parcels: Iterable[Parcel]) -> None:
-        """What became of these is with the sessions, in their queues or nowhere: whole runs of `keep`."""
+        """Note that the rest is with the sessions, in their queues or nowhere: whole runs of `keep`."""
         for parcel in parcels:
             self._under_way.pop(parcel.position, None)
 
@@ -236,7 +236,7 @@ class Archiving:
         return next((rule for types, rule in self._rules if types.match(type_name)), None)
 
     def uses(self, type_: TypeName) -> str:
-        """What of that type is here, in words; "" for nothing."""
+        """Objects of that type here, in words; "" for nothing."""
         if type_ not in {source.type for source in self.keeping.sources()}:
             return ""
         try:
@@ -366,7 +366,7 @@ class Archiving:
         return {**self.keeping.status(), "refused": self.refused, "rules": [rule.name for _, rule in self._rules]}
 
     def close(self) -> None:
-        """What waits is synced, and the archive closed."""
+        """Sync what waits, and close the archive."""
         with self._changed:
             is_first, self._is_stopping = not self._is_stopping, True
             self._changed.notify_all()
@@ -385,7 +385,7 @@ def _source(uid: str, type_: TypeName, provenance: Provenance | None, entries: E
 
 
 def provenance_of(source: Source) -> Provenance:
-    """Who publishes under a registration that is kept, and where, as it is kept; of one that was kept before that was,
+    """Publisher and place of a registration that is kept, as they are kept; of one that was kept before that was,
     its publisher alone. Raises StorageError."""
     told = _told(source.entries)
     return told if told.publisher or not source.publisher else told._replace(publisher=source.publisher)
@@ -411,7 +411,7 @@ def _told(entries: bytes) -> Provenance:
 
 @lru_cache(maxsize=4_096)
 def entries_of(data: bytes) -> Entries:
-    """Of a registration that is kept. Raises StorageError."""
+    """Entries of a registration that is kept. Raises StorageError."""
     try:
         return decoder_of(Entries).decode(data)
     except msgspec.DecodeError as exc:

@@ -37,7 +37,7 @@ NAME_MOST: Final = 200
 
 
 def owner_of(request_secret: str, caller: Caller | None) -> str:
-    """Whose a durable subscription is. Raises AccessDeniedError for who proves nothing."""
+    """The owner of a durable subscription. Raises AccessDeniedError for who proves nothing."""
     if caller is not None and caller.identity:
         return f"name:{caller.identity}"
     if len(request_secret) < MIN_SECRET:

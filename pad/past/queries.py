@@ -83,9 +83,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 SESSION_MOST: Final = 20
 """Open queries of one session."""
 CALLS_PART: Final = 4
-"""Of the queries of a delegate, as many as this part may be calls of those who have no session."""
+"""Part of a delegate's queries (one in so many) that may be calls of those who have no session."""
 SLICE_SECONDS: Final = 0.005
-"""Of one query's turn: some hundred objects."""
+"""Length of one query's turn: some hundred objects."""
 TAKEN_MOST: Final = 100
 """Results that are taken at once."""
 TAKEN_BYTES: Final = 1 << 20
@@ -113,11 +113,11 @@ QUERY_BOUNDS: Final = msgspec.structs.replace(BOUNDS, item_bytes=1 << 20)
 """Bytes of a query: 10,000 ids of objects are half of it."""
 
 Contracting = Callable[[Caller | None, TypeName, Wish], tuple[Contract | None, GrantedQos]]
-"""What policies decide for a query. Raises ConfigurationError, QosDeniedError."""
+"""The decision of policies for a query. Raises ConfigurationError, QosDeniedError."""
 
 
 class Asked(NamedTuple):
-    """What a caller may ask, and what is left out of it, in his own words."""
+    """A caller's query as allowed, and what is left out of it, in his own words."""
 
     query: Query
     left_out: tuple[str, ...]
@@ -160,12 +160,12 @@ class QueryFeed:
     opened: float
     results: Results = field(default_factory=Opening)
     is_ready: bool = False
-    """It waits for its turn."""
+    """Whether it waits for its turn."""
     ending: Literal["", "cancelled", "timed_out", "failed"] = ""
-    """It is to end, whatever is left."""
+    """The state that it is to end in, whatever is left."""
     why: str = ""
     told: Progress | None = None
-    """How it has ended: that is on its way."""
+    """The progress that it has ended with: that is on its way."""
     share: Share = NO_SHARE
 
     def wake(self) -> None:
@@ -187,24 +187,24 @@ class ReplayFeed:
     session: SubscriberSession
     subscription: Subscription
     after: int = 0
-    """It has all up to there."""
+    """Position up to which it has all."""
     target: int = 0
     is_first: bool = True
     """Round: what the subscription says of its beginning counts."""
     is_newest: bool = False
-    """Of the first round: it does not bring all, but what is to come."""
+    """Whether the first round does not bring all, but what is to come."""
     results: Results | None = None
-    """Of the round; None between two."""
+    """Results of the round; None between two."""
     conditions: set[tuple[TypeName, Condition]] = field(default_factory=set)
-    """What may be seen in the round."""
+    """Conditions on what may be seen in the round."""
     is_asked: bool = False
-    """What has gone meanwhile is told, of a durable one and of one that goes on behind a position."""
+    """Whether what has gone meanwhile is told, of a durable one and of one that goes on behind a position."""
     is_through: bool = False
     """The round is over, and nothing is decided yet."""
     is_changed: bool = False
     """The access rules are others, or its terms."""
     revision: int = 0
-    """Of the terms by which the round is asked."""
+    """Revision of the terms by which the round is asked."""
     backoff: Backoff = field(default_factory=lambda: Backoff(2 * AGAIN_SECONDS, FAILED_SECONDS))
     """Pauses while the archive fails."""
     is_ready: bool = False
@@ -277,7 +277,7 @@ class History:
         self._incarnations = tuple(itertools.islice(archive.keeping.incarnations, INCARNATIONS_TOLD))
         self._noted = clock()
         self._ended: dict[str, int] = {}
-        """How many have ended, by state."""
+        """Number of queries that have ended, by state."""
         self._results = 0
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class History:
         subscription.durable = self.durables.attach(request, subscription.caller, session, begin)
 
     def archive_of(self, subscription: Subscription) -> tuple[tuple[str, ...], bool, bool]:
-        """What `Granted` says of the archive to one that is filled from it."""
+        """The facts that `Granted` tells of the archive to one that is filled from it."""
         durable = subscription.durable
         begins = durable is None or durable.is_new
         is_elsewhere = begins and self._is_elsewhere(subscription.request.start)
@@ -527,7 +527,7 @@ class History:
             log.error("what durable subscriptions have had is not put down: %s", exc)
 
     def begin_replay(self, session_id: str, subscription: Subscription) -> None:
-        """It is in the match tables now."""
+        """Begin, as the subscription is in the match tables now."""
         feed = self._replays.get((session_id, subscription.number))
         if feed is not None:
             feed.wake()
@@ -598,7 +598,7 @@ class History:
         return compile_subscription(terms, owner=session.session_id, number=self._numbers())
 
     def _asked(self, request: QueryRequest, caller: Caller | None, *, apart: bool = False) -> Asked:
-        """What that is for this caller, over all that is on disk by now; `apart` as in `_scopes`. Raises
+        """That query for this caller, over all that is on disk by now; `apart` as in `_scopes`. Raises
         AccessDeniedError, PredicateError, ConfigurationError, EntryError, StorageError."""
         check_query(request)
         if caller is not None:
@@ -653,7 +653,7 @@ class History:
         return tuple(scopes), left_out, is_narrowed
 
     def _origins(self, type_: TypeName, uids: Sequence[str] | None) -> tuple[tuple[Provenance, tuple[str, ...]], ...]:
-        """Who publishes what of a type, of these registrations or of all."""
+        """Publishers of a type, each with its registrations, of these or of all."""
         wanted = frozenset(uids) if uids is not None else None
         found: dict[Provenance, list[str]] = {}
         for source in self._archive.keeping.sources():
@@ -712,7 +712,7 @@ class History:
         return self._feeds.get(feed.key) is feed or self._replays.get(feed.key) is feed
 
     def _leave(self, feed: QueryFeed, state: str) -> None:
-        """It is over, for whatever reason: nothing of it is left."""
+        """Forget a query that is over, for whatever reason: nothing of it is left."""
         with self._changed:
             is_known = self._feeds.pop(feed.key, None) is feed
             if is_known and state:
@@ -725,7 +725,7 @@ class History:
             self._end_contract(feed.contract)
 
     def wake(self, feed: AnyFeed) -> None:
-        """It has something to do."""
+        """Give a turn to a feed that has something to do."""
         with self._changed:
             if not feed.is_ready:
                 feed.is_ready = True
@@ -766,7 +766,7 @@ class History:
                 self._try_again(feed)
 
     def _next(self) -> AnyFeed | None:
-        """Whose turn it is, as soon as there is one."""
+        """The feed whose turn it is, as soon as there is one."""
         with self._changed:
             while not self._is_stopping:
                 now = self._clock()
@@ -900,7 +900,7 @@ class History:
                 return
 
     def _is_at(self, feed: ReplayFeed, position: int) -> None:
-        """It has brought all up to there. Of a first round that brings the newest a durable one is told at its end."""
+        """Note that it has brought all up to there. A durable one is told at the end of a first round of the newest."""
         durable = feed.subscription.durable
         feed.after, before = position, feed.after
         if durable is not None and not (feed.is_first and feed.is_newest):
@@ -908,7 +908,7 @@ class History:
             feed.is_newest = False
 
     def _is_wanted(self, feed: ReplayFeed, position: int) -> bool:
-        """Of a durable one not what was acknowledged, or is on its way."""
+        """Whether it is wanted: of a durable one not what was acknowledged, or is on its way."""
         durable = feed.subscription.durable
         return durable is None or not durable.has(position)
 
@@ -1021,7 +1021,7 @@ def _seen(progress: Progress, asked: Asked) -> Progress:
 
 
 def _conditions(query: Query) -> set[tuple[TypeName, Condition]]:
-    """What may be seen of which types, whatever is asked of the combined view: that does not change."""
+    """Conditions on what may be seen of which types, whatever is asked of the combined view: that does not change."""
     return {(scope.type, (scope.predicate, scope.namespaces)) for scope in query.scopes}
 
 

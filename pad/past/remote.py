@@ -46,7 +46,7 @@ OPEN_MOST: Final = 32
 """Queries that are answered at a time: each has a thread."""
 AHEAD_OBJECTS: Final = 200
 AHEAD_BYTES: Final = 4 << 20
-"""Of one query, that have come and wait for room."""
+"""Answers to one query that have come and wait for room."""
 WAIT_SECONDS: Final = 0.5
 """For room, until it is looked whether the query is over."""
 
@@ -152,7 +152,7 @@ class ForeignResults:
 
 
 class _NoKeeping:
-    """Of durable subscriptions there are none: their places are of archives that are here."""
+    """No durable subscriptions: their places are of archives that are here."""
 
     incarnations: Final[dict[str, int]] = {}
 
@@ -162,7 +162,7 @@ class _NoKeeping:
 
 
 class _NoArchive:
-    """What a History asks of an archive beside queries."""
+    """No archive, for what a History asks of one beside queries."""
 
     keeping: Final = _NoKeeping()
 
@@ -176,7 +176,7 @@ class _NoArchive:
 
 
 class ForeignHistory(History):
-    """What subscribers ask of another platform. Rules of access hold as for an archive: of each type what they let
+    """Queries to another platform. Rules of access hold as for an archive: of each type what they let
     through, which is looked at for each answer."""
 
     def __init__(self, foreign: RemoteArchive, *, access: AccessPolicy, name: str, **others: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an archive does in a delegate or peer publisher, as the rest of pad sees it.
+"""Archive of a delegate or peer publisher, as the rest of pad sees it.
 
 Absent (None) without `[archive] folder`: then nothing here is asked.
 """
@@ -21,11 +21,11 @@ class Results(Protocol):
         ...
 
     def progress(self) -> Progress:
-        """How it is getting on. When the state is not "running", nothing more comes behind what is there to take."""
+        """The progress so far. When the state is not "running", nothing more comes behind what is there to take."""
         ...
 
     def cancel(self) -> None:
-        """It is not wanted any more: what is there to take may go, and it takes part in no limit from now on."""
+        """Give it up: what is there to take may go, and it takes part in no limit from now on."""
         ...
 
 
@@ -34,7 +34,7 @@ class Keeping(Protocol):
 
     @property
     def id(self) -> str:
-        """Of this archive for good, whoever opens it: up to 100 characters; "" if it has none."""
+        """The id of this archive for good, whoever opens it: up to 100 characters; "" if it has none."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class Keeping(Protocol):
         ...
 
     def expired(self, query: Query) -> int:
-        """How many objects of its scopes, above `after` and up to `up_to`, were given up by the rules; whether they
+        """Number of objects of its scopes, above `after` and up to `up_to`, were given up by the rules; whether they
         would have matched its predicates is not known. Raises StorageError."""
         ...
 
@@ -111,7 +111,7 @@ class Keeping(Protocol):
         ...
 
     def explain(self, query: Query) -> Explanation:
-        """How it would be answered. Raises PredicateError, StorageError."""
+        """The way that it would be answered. Raises PredicateError, StorageError."""
         ...
 
     def delete(self, query: Query, *, timeout: float) -> int:
