@@ -143,7 +143,7 @@ class EventBook:
         is_known: Callable[[ClassKey], bool],
         is_live: Callable[[str], bool],
     ) -> list[AddressedDiagnostic]:
-        """What to tell listeners now that the classes `appeared` with service `service_id`, unless the class they
+        """Diagnostics for listeners now that the classes `appeared` with service `service_id`, unless the class they
         mean is registered as well (`is_known`)."""
         said: list[AddressedDiagnostic] = []
         for class_key in appeared:

@@ -71,7 +71,7 @@ class _Lane:
 
 
 class _Family:
-    """What an EntryIndex knows of one entry class: who has it, and the lanes."""
+    """Part of an EntryIndex for one entry class: who has it, and the lanes."""
 
     __slots__ = ("lanes", "slots")
 
@@ -157,7 +157,7 @@ class EntryIndex(Generic[K]):
         return Matches(intersection(postings or [self._slots]), self._keys, self._rows)
 
     def _postings(self, template: EntryRep) -> Sequence[Posting]:
-        """What is to be intersected for a template."""
+        """Postings to be intersected for a template."""
         name, fingerprint = template.cls.lineage[0]
         generations = self._families.get(name)
         if generations is None:

@@ -1,4 +1,4 @@
-"""What is registered and what is asked for: ServiceItem, ServiceTemplate, ServiceMatches, ServiceEvent."""
+"""Values that clients register and ask for: ServiceItem, ServiceTemplate, ServiceMatches, ServiceEvent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a lookup service takes of one item, template or event registration. Who registers goes by the same, so that
+    """Bounds of one item, template or event registration at a lookup service. Who registers goes by the same, so that
     what will not be listed is refused when it is asked for.
 
     `entries`: a thousand points of a track, of which each is one. `postings`: values, each counted for each class of
@@ -149,7 +149,7 @@ class ServiceMatches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Transition(enum.IntFlag):
-    """How an item's match with a template changed (Jini's ServiceRegistrar.TRANSITION_*)."""
+    """Change of an item's match with a template (Jini's ServiceRegistrar.TRANSITION_*)."""
 
     MATCH_NOMATCH = 1
     NOMATCH_MATCH = 2

@@ -128,7 +128,7 @@ def ascending(posting: Posting, first: int = 0) -> Iterator[int]:
 
 
 def intersection(postings: Sequence[Posting]) -> Posting:
-    """What is in all of them (one at least): from the smallest on."""
+    """Slots that are in all of them (one at least): from the smallest on."""
     if len(postings) == 1:
         return postings[0]
     few = sorted((each for each in postings if not isinstance(each, Blocks)), key=len)
@@ -157,7 +157,7 @@ def _common(fewest: dict[int, int], others: Sequence[dict[int, int]]) -> dict[in
 
 
 def union(postings: Iterable[Posting]) -> Posting:
-    """What is in any of them."""
+    """Slots that are in any of them."""
     found: dict[int, int] = {}
     few: set[int] = set()
     for posting in postings:

@@ -140,8 +140,8 @@ R = TypeVar("R")
 
 
 class Outcome(msgspec.Struct, Generic[R], frozen=True):
-    """What a call decided: `result` for the caller; `events` and `diagnostics` as (listener, message) to send, in
-    this order, when the lock is released."""
+    """Decision of a call: `result` for the caller; `events` and `diagnostics` as (listener, message) to send, in this
+    order, when the lock is released."""
 
     result: R
     events: tuple[AddressedEvent, ...] = ()
@@ -149,8 +149,8 @@ class Outcome(msgspec.Struct, Generic[R], frozen=True):
 
 
 class RegistrarAdmin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an administrator sets: the groups served ("" is public; () means in none), the locators (host:port) of
-    other lookup services to join, the port to listen on, and whether this one was destroyed.
+    """Administration of a lookup service: the groups served ("" is public; () means in none), the locators (host:port)
+    of other lookup services to join, the port to listen on, and whether this one was destroyed.
 
     `chosen` names what an administrator has set, which wins over the configuration from then on. `secret` is what
     this lookup service makes its keys at other lookup services from; it never leaves the process and its store.
@@ -185,7 +185,7 @@ class RegistrarStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Kind = Literal["items", "event_registrations"]
-"""What a lease is for. Clients may choose service ids, so an id alone does not tell."""
+"""Purpose of a lease. Clients may choose service ids, so an id alone does not tell."""
 
 
 class ItemKept(msgspec.Struct, frozen=True, tag="item", gc=False):
@@ -531,7 +531,7 @@ class Registrar:
     # -- administration (LU.2.7; DiscoveryAdmin, JoinAdmin, DestroyAdmin) -----------------------------------------
 
     def admin(self) -> RegistrarAdmin:
-        """What an administrator has set."""
+        """Administration as it is now."""
         return self._admin
 
     def set_groups(self, groups: Sequence[str]) -> Outcome[RegistrarAdmin]:
@@ -640,7 +640,7 @@ class Registrar:
         return items, 0
 
     def _count(self, matches: Matches[str], now: float) -> int:
-        """How many of the matching items are live: all but those that wait for `expire`."""
+        """Number of the matching items that are live: all but those that wait for `expire`."""
         if len(matches) <= COUNT_EACH:
             return sum(self._item_leases.is_live(self._items[service_id].lease_id, now) for service_id in matches)
         return len(matches) - sum(service_id in matches for service_id in self._item_leases.overdue(now))
@@ -762,7 +762,7 @@ class Registrar:
         return "items", self._item_leases
 
     def _set(self, **changes: Any) -> Outcome[RegistrarAdmin]:
-        """What is to hold after a restart is refused where it can't be kept; an end (`destroy`) never is."""
+        """Set what is to hold after a restart: refused where it can't be kept; an end (`destroy`) never is."""
         self._check_log()
         return self._administer(**changes)
 
@@ -773,7 +773,7 @@ class Registrar:
         return Outcome(self._admin)
 
     def _reconfigured(self, kept: RegistrarAdmin) -> RegistrarAdmin:
-        """What was kept, with what no administrator has set as it is configured now."""
+        """Administration that was kept, with what no administrator has set as it is configured now."""
         configured = {
             name: getattr(self._admin, name) for name in ("groups", "locators", "port") if name not in kept.chosen
         }
@@ -789,7 +789,7 @@ class Registrar:
         return not held.seal or compare_digest(seal, held.seal) or not self._item_leases.is_live(held.lease_id, now)
 
     def _registered(self) -> int:
-        """How many items are registered, without the own one."""
+        """Number of items registered, without the own one."""
         return len(self._items) - (self.service_id in self._items)
 
     def _check_item(self, item: ServiceItem) -> int:

@@ -120,7 +120,7 @@ R = TypeVar("R")
 
 
 class _EventChannel:
-    """What one client is sent over one connection. Any thread may offer; `_lock` covers what waits."""
+    """Channel of events to one client over one connection. Any thread may offer; `_lock` covers what waits."""
 
     def __init__(self, hub: SenderHub) -> None:
         self.used = time.monotonic()
@@ -140,7 +140,7 @@ class _EventChannel:
                 self._waiting.append((kind, message))
 
     def wake(self) -> None:
-        """What was offered goes out now."""
+        """Have what was offered sent now."""
         self._sender.ready()
 
     def attach(
@@ -178,7 +178,7 @@ class _EventChannel:
 
 
 class _Said:
-    """What a decision has to say. `settled`: it can be said now; `holds`: it is to be said at all."""
+    """Outcome of a decision, to be told. `settled`: it can be said now; `holds`: it is to be said at all."""
 
     __slots__ = ("holds", "outcome", "settled")
 
@@ -188,7 +188,7 @@ class _Said:
 
 
 class _Outbox:
-    """What decisions have to say, in their order, until it is known whether they hold; `say` gets it, one at a time."""
+    """Queue of outcomes, in their order, until it is known whether they hold; `say` gets them, one at a time."""
 
     def __init__(self, say: Callable[[Outcome[Any]], None]) -> None:
         self._say = say
@@ -245,7 +245,7 @@ class LookupServer:
         self._started = clock()
         self.access: Final = access or AllowAll()
         self._asked_version = self.access.version
-        """Of the policy that all leases have been asked about."""
+        """Version of the policy that all leases have been asked about."""
         self._granted: dict[str, tuple[Caller, tuple[Asked, ...]]] = {}
         """Under which question each lease was granted, where access is restricted."""
         self._granting = threading.Lock()  # covers it
@@ -323,7 +323,7 @@ class LookupServer:
             self._store.close()
 
     def info(self) -> RegistrarInfo:
-        """Who we are."""
+        """Id and groups of this lookup service."""
         with self._lock:
             admin = self._registrar.admin()
         return RegistrarInfo(admin.service_id, admin.groups)
@@ -486,7 +486,7 @@ class LookupServer:
         self._forget_at = max(FORGET_MOST, 2 * len(self._granted))
 
     def administered(self) -> Administered:
-        """How it is set up now."""
+        """Settings as they are now."""
         admin = self.read(lambda registrar, _: registrar.admin())
         return Administered(admin.groups, admin.locators, self._endpoint.port, admin.chosen)
 
@@ -585,7 +585,7 @@ class LookupServer:
         }
 
     def samples(self) -> Iterator[Sample]:
-        """What the metrics port shows."""
+        """Samples for the metrics port."""
         status = self.status()
         for name, meaning in (
             ("items", "Registered services"),
@@ -667,7 +667,7 @@ class LookupServer:
         return endpoint
 
     def _item(self, groups: Sequence[str]) -> ServiceItem:
-        """What we are registered as, here and elsewhere."""
+        """Item that we are registered as, here and elsewhere."""
         own = self._registrar.service_id
         entry = LookupService(
             name=self._config.lookup.name or socket.gethostname(),
@@ -708,7 +708,7 @@ class LookupServer:
             )
 
     def connected_among(self, listeners: Iterable[str]) -> int:
-        """How many of the listeners are connected now; one that is named twice counts twice."""
+        """Number of the listeners that are connected now; one that is named twice counts twice."""
         channels = self._channels
         return sum(channel.connected for name in listeners if (channel := channels.get(name)) is not None)
 
@@ -925,7 +925,7 @@ class _Registrar:
 
 
 class _Status:
-    """How the lookup service is."""
+    """Status of the lookup service."""
 
     def __init__(self, server: LookupServer) -> None:
         self._server = server
@@ -937,7 +937,7 @@ class _Status:
 
 
 def _asked_for(item: ServiceItem) -> tuple[Asked, ...]:
-    """What somebody has to be allowed who registers a service: each of these, by one of its alternatives.
+    """Permissions that the registration of a service needs: each of these, by one of its alternatives.
 
     Who registers publishers' registrations may publish the type, or speaks for others, as delegates do; our own other
     services (delegates, lookup services) speak for others; any other service counts as a type that is published.
@@ -953,8 +953,8 @@ def _asked_for(item: ServiceItem) -> tuple[Asked, ...]:
 
 
 def _asked_for_types(entries: Iterable[EntryRep]) -> tuple[Asked, ...]:
-    """Of entries that are found as one that says a type: by their lineage, and by the places of their values. What
-    calls itself otherwise than a type's last name is no type that somebody may publish."""
+    """Permissions for entries that are found as one that says a type: by their lineage, and by the places of their
+    values. What calls itself otherwise than a type's last name is no type that somebody may publish."""
     told = [entry.values for entry in entries if any(name == TYPE_ENTRY for name, _ in entry.cls.lineage)]
     every: list[Asked] = []
     for values in told:

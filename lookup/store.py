@@ -180,8 +180,8 @@ class Store:
         self._base = self._open(max_bytes)
 
     def recover(self, now: float, wall: float, *, boot: str = "") -> KeptState:
-        """What was kept, for `Registrar.restore`, without what has ended meanwhile. Call it once, first. A destroyed
-        lookup service has left nothing: its file begins a new one.
+        """Recover what was kept, for `Registrar.restore`, without what has ended meanwhile. Call it once, first. A
+        destroyed lookup service has left nothing: its file begins a new one.
 
         `now` is monotonic, `wall` seconds since the epoch; `boot` (see `boot_id`) names the boot in which the monotonic
         clock goes on, "" if it does not. Raises StorageError when the file is damaged. Where only the disk takes

@@ -49,9 +49,9 @@ EXPORTS: Final = re.compile(
 """The method in a request of the control plane."""
 
 ASKED: Final = b"\xa7deflate"
-"""How the hello of a data connection (msgpack) asks for compression."""
+"""Request for compression in the hello of a data connection (msgpack)."""
 DECLINED: Final = b"\xa7refused"
-"""What a lookup service reads instead, and declines: what it tells must be readable, to be rewritten."""
+"""Text that a lookup service reads instead, and declines: what it tells must be readable, to be rewritten."""
 
 CONNECTIONS_MOST: Final = 256
 """Relayed at once; a party opens a dozen. Further ones are refused as an outage refuses them."""
@@ -136,8 +136,8 @@ class Link:
     def shape(
         self, *, bits_per_second: float | None = None, delay: float | None = None, jitter: float | None = None
     ) -> None:
-        """What the link is like from now on, each way: its rate (0: any), and the seconds that each piece takes beside
-        that, `delay` and a random part of `jitter`. None leaves it as it is. Raises ConfigurationError."""
+        """Set what the link is like from now on, each way: its rate (0: any), and the seconds that each piece takes
+        beside that, `delay` and a random part of `jitter`. None leaves it as it is. Raises ConfigurationError."""
         for name, value, most in (
             ("rate", bits_per_second, 1e12),
             ("delay", delay, LARGEST),
@@ -391,7 +391,7 @@ def _rewritten(tail: bytes, data: bytes, old: bytes, new: bytes) -> tuple[bytes,
 
 
 def _unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What nobody on the link's thread has caught."""
+    """Note an error that nobody on the link's thread has caught."""
     exc = context.get("exception")
     note("emulated link", exc if isinstance(exc, Exception) else RuntimeError(context["message"]))
 

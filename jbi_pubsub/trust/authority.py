@@ -77,7 +77,7 @@ class Issued:
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """Name of its holder."""
         return self.certificate.subject
 
     @property

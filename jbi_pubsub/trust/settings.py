@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def signer_of(config: Config) -> Signer | None:
-    """Who signs for this process; None without [tls] sign. Raises ConfigurationError."""
+    """Signer of this process; None without [tls] sign. Raises ConfigurationError."""
     if not config.tls.sign:
         return None
     identity, trust = _trust(config, "sign")
@@ -23,7 +23,7 @@ def signer_of(config: Config) -> Signer | None:
 
 
 def verifier_of(config: Config) -> Verifier | None:
-    """Who verifies for this process; None with [tls] verify off. Raises ConfigurationError."""
+    """Verifier of this process; None with [tls] verify off. Raises ConfigurationError."""
     if config.tls.verify == "off":
         return None
     identity, trust = _trust(config, "verify")

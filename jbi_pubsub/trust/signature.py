@@ -43,7 +43,7 @@ _UNREADABLE: Final = (
     ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion,
     x509.UnsupportedGeneralNameType, Warning,
 )  # fmt: skip
-"""What the library raises of certificates that are none."""
+"""Exceptions of the library for certificates that are none."""
 _WEAK: Final = ("md5", "sha1")
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 _UNDERSTOOD: Final = (
@@ -98,7 +98,7 @@ class CertificateSigner:
         return self._own.sign(message)
 
     def _look_again(self) -> None:
-        """What the files say now counts. A certificate without its key may be on the way: then those before stay."""
+        """Go by what the files say now. A certificate without its key may be on the way: then those before stay."""
         try:
             if self._holder.look():
                 log.info("[tls] certificate %s is another one, and signs from now on", self._certificate)
@@ -188,7 +188,7 @@ class CertificateVerifier:
         raise failure
 
     def _look_again(self) -> None:
-        """What the files say now decides, also of keys that were good."""
+        """Go by what the files say now, also for keys that were good."""
         if self._authorities.read_again():
             with self._lock:
                 self._known.clear()
@@ -214,8 +214,8 @@ class Authorities:
         return True
 
     def examine(self, holder: str, key: SigningKey, pin: str, now: float) -> _Known:
-        """Whose key it is: with `pin` that of who has the certificate with that SHA-256, or with the key with it
-        (RFC 7469, section 2.4), else of the registration `holder`. Raises SignatureError."""
+        """Owner of the key: with `pin` who has the certificate with that SHA-256, or with the key with it (RFC 7469,
+        section 2.4), else the registration `holder`. Raises SignatureError."""
         if pin and pin not in _pins(key.chain[0]):
             raise SignatureError("it is of another certificate than the service reference promises")
         if not pin and signed_uid(key.anchor, key.key) != holder:
@@ -324,7 +324,7 @@ def _has_issued(issuer: x509.Certificate, below: x509.Certificate, between: int)
 
 
 def _suspect(certificate: x509.Certificate) -> str:
-    """What is weak or not understood in a certificate, or ""."""
+    """Text on what is weak or not understood in a certificate, or ""."""
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _UNDERSTOOD):
             return f"extension {extension.oid.dotted_string} is critical, and not understood here"
@@ -440,6 +440,6 @@ def _plain(name: str) -> str:
 
 
 def _line(exc: BaseException) -> str:
-    """What went wrong, in a line."""
+    """Message of an exception, in a line."""
     said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
     return _plain(" ".join((said or type(exc).__name__).split())[:200])

@@ -240,7 +240,7 @@ def _unchanged() -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What a lookup service says that does not let us in, and when it is asked again (monotonic)."""
+    """Refusal of a lookup service that does not let us in, and when it is asked again (monotonic)."""
 
     error: AccessDeniedError
     due: float
@@ -357,7 +357,7 @@ class LookupDiscovery:
             return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
 
     def refusals(self) -> dict[str, AccessDeniedError]:
-        """What the endpoints say that are asked, if each of them does not let us in; {} if another one may."""
+        """Refusals of the endpoints that are asked, if each of them does not let us in; {} if another one may."""
         with self._lock:
             if {*self._locators, *self._suggestions} - self._refusals.keys() or time.monotonic() < self._heard:
                 return {}
@@ -417,7 +417,7 @@ class LookupDiscovery:
                 self._discarded(info.service_id)
 
     def _describe(self, ref: ServiceRef) -> RegistrarInfo:
-        """Who answers there. Raises JbiError when it is no lookup service."""
+        """Identity of the lookup service that answers there. Raises JbiError when it is none."""
         proxy = RegistrarProxy(ref, self._security, timeout=PROBE_SECONDS)
         try:
             info = proxy.describe()
@@ -513,7 +513,7 @@ class _Sieve(RecordUpdateListener):
             self._odd = []
 
     def look(self) -> None:
-        """What came before this was there."""
+        """Look at what came before this was there."""
         known = (each for name in self._cache.names() for each in self._cache.async_entries_with_name(name))
         self._odd += [each for each in known if not _is_writable(each)]
         self.async_update_records_complete()
@@ -630,7 +630,7 @@ def _properties(info: RegistrarInfo) -> dict[str | bytes, str | bytes | None]:
 
 
 def _usable(endpoint: str) -> str:
-    """What somebody suggests as host:port in the usual form; "" if it is none, or means every interface."""
+    """Endpoint that somebody suggests, as host:port in the usual form; "" if it is none, or means every interface."""
     try:
         checked = check_endpoint(endpoint)
     except ConfigurationError:

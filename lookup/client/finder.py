@@ -49,7 +49,7 @@ class LookupCache:
             return next(iter(self._errors.values()), None)
 
     def items(self) -> list[ServiceItem]:
-        """What matches now."""
+        """Items that match now."""
         with self._changed:
             return [next(iter(by.values())) for by in self._seen.values()]
 

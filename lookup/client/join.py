@@ -245,7 +245,7 @@ class JoinManager:
         return list(found.values())[:limit]
 
     def connected(self) -> int:
-        """How many lookup services answer."""
+        """Number of lookup services that answer."""
         return sum(session.connected for session in self.sessions())
 
     def refused(self) -> LookupNotFoundError | None:
@@ -339,7 +339,7 @@ class JoinManager:
         return made
 
     def _key(self, service_id: str, registrar_id: str) -> str:
-        """What an item is registered with at one lookup service: it tells nothing of those at the others."""
+        """Key of an item at one lookup service: it tells nothing of those at the others."""
         with self._changed:
             secret = self._secrets.get(service_id, self._secret)
         return hmac.new(secret.encode(), f"{registrar_id} {service_id}".encode(), sha256).hexdigest()

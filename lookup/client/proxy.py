@@ -36,7 +36,7 @@ LOOKUP_TYPE: Final = "jbi.Registrar"
 
 @dataclass(frozen=True, kw_only=True)
 class LookupService(Entry):
-    """What a lookup service says of itself: what people call it, the groups it serves (separated by commas, "" among
+    """Entry of a lookup service about itself: what people call it, the groups it serves (separated by commas, "" among
     them is the public one; none at all is unset) and where it answers."""
 
     entry_name = "jbi.LookupService"
@@ -50,15 +50,15 @@ EVERYTHING: Final = 1_000_001
 
 
 class RegistrarInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who a lookup service is: its own service id, and the groups it serves ("" is the public one)."""
+    """Identity of a lookup service: its own service id, and the groups it serves ("" is the public one)."""
 
     service_id: str
     groups: tuple[str, ...]
 
 
 class Administered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a lookup service is set up now: the groups it serves, the lookup services (host:port) that it joins, the
-    port it listens on; `chosen` names those of them that an administrator has set, the others are as configured."""
+    """Settings of a lookup service now: the groups it serves, the lookup services (host:port) that it joins, the port
+    it listens on; `chosen` names those of them that an administrator has set, the others are as configured."""
 
     groups: tuple[str, ...]
     locators: tuple[str, ...]
@@ -78,7 +78,7 @@ class RegistrarProxy:
         self._client.close()
 
     def describe(self) -> RegistrarInfo:
-        """Who answers. The probe of discovery."""
+        """Identity of the lookup service that answers. The probe of discovery."""
         return self._client.call("describe", RegistrarInfo)
 
     def register(self, item: ServiceItem, duration: float, key: str = "") -> ServiceRegistration:

@@ -244,7 +244,7 @@ class RegistrarSession:
         self._progress()
 
     def _tell_away(self, why: JbiError) -> None:
-        """What passes by itself is no warning; what somebody has to mend is one, once."""
+        """Log that the service is away: what passes by itself is no warning; what somebody has to mend is one, once."""
         is_news = is_about_tls(why) and not self._is_told
         begins = self.away_since is None
         level = logging.WARNING if is_news else logging.INFO if begins else logging.DEBUG
@@ -374,8 +374,8 @@ class RegistrarSession:
         return refused is None or refused.again <= time.monotonic()
 
     def _refuse(self, key: str | int, wanted: object, why: JbiError) -> bool:
-        """It is asked for again after a pause, if it is still wanted; whether this is the first time. Raises `why` when
-        it is no refusal but a failure of the connection."""
+        """Note a refusal, to be asked for again after a pause if still wanted; whether this is the first time. Raises
+        `why` when it is no refusal but a failure of the connection."""
         if isinstance(why, WireError) and not isinstance(why, ProtocolError):
             raise why
         before = self._refused.get(key)

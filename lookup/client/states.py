@@ -91,7 +91,7 @@ WATCH: Final = StateTable(
 
 
 class Watcher(Protocol):
-    """What a session feeds: a template, and three calls, all made on the session's threads, serially."""
+    """Consumer of a session: a template, and three calls, all made on the session's threads, serially."""
 
     template: ServiceTemplate
 
