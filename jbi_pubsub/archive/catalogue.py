@@ -1,4 +1,4 @@
-"""What an archive knows beside its volumes, in one SQLite file: registrations, durable subscriptions, ids of deleted
+"""Catalogue of an archive, beside its volumes, in one SQLite file: registrations, durable subscriptions, ids of deleted
 objects, counts, and its incarnations.
 
 Rules:
@@ -29,7 +29,7 @@ from jbi_pubsub.core.values import decoder_of
 log = logging.getLogger("jbi_pubsub.archive")
 
 VERSION: Final = 1
-"""Of the tables (SQLite user_version)."""
+"""Version of the tables (SQLite user_version)."""
 MAX_CONSUMERS: Final = 100_000
 MAX_NAME: Final = 200
 """Characters of a durable subscription's name, and of its owner's."""
@@ -56,7 +56,7 @@ _INCARNATIONS: Final = "CREATE TABLE IF NOT EXISTS incarnations (id TEXT NOT NUL
 """Each time that the archive was opened, with the last position before. Files of before have none, and a damaged one's
 are not taken over: positions of those are not known as this archive's any more."""
 _TAKEN_OVER: Final = ("archive", "registrations", "consumers", "deleted", "expired")
-"""Of a damaged file. What was counted begins anew."""
+"""Tables that are taken over from a damaged file. Counting begins anew."""
 _COLUMNS: Final = "uid, type, version, publisher, entries, sequence, first, last, objects, bytes"
 _intervals = decoder_of(tuple[tuple[int, int], ...])
 
@@ -70,7 +70,7 @@ class Kept(msgspec.Struct, frozen=True):
     publisher: str = ""
     entries: bytes = b""
     sequence: int = 0
-    """Of its last object that is kept."""
+    """Sequence number of its last object that is kept."""
     first: int = 0
     """Positions of the first and last object that was kept; 0: none."""
     last: int = 0
@@ -80,7 +80,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """What rules, or want of room, have taken of a registration's objects, between two positions."""
+    """Loss of a registration's objects, by rules or for want of room, between two positions."""
 
     type: str
     version: str
@@ -99,7 +99,7 @@ class Catalogue:
         self.is_new = not path.exists()
         """Whether it knows nothing: all is to be read from the volumes."""
         self.troubles: list[str] = []
-        """What happened to the file."""
+        """Troubles with the file."""
         self._archive = archive
         self._lock = threading.Lock()
         self._base: sqlite3.Connection
@@ -159,7 +159,7 @@ class Catalogue:
             base.execute("UPDATE archive SET checkpoint = max(checkpoint, ?1), ends = max(ends, ?1)", (checkpoint,))
 
     def register(self, registrations: Iterable[Kept]) -> None:
-        """Who publishes, and of what their objects are. Raises StorageError."""
+        """Note registrations: their publishers, and the types and entries of their objects. Raises StorageError."""
         with self._transaction() as base:
             base.executemany(
                 f"INSERT INTO registrations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, 0, 0, 0, 0)"  # noqa: S608
@@ -218,7 +218,7 @@ class Catalogue:
 
     @property
     def deleted(self) -> int:
-        """How many ids are remembered."""
+        """Number of ids that are remembered."""
         with self._translated():
             return int(self._base.execute("SELECT count(*) FROM deleted").fetchone()[0])
 
@@ -244,7 +244,7 @@ class Catalogue:
                 base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", merged)
 
     def expired(self, type_name: str, version: str, after: int, up_to: int) -> list[Lost]:
-        """What was given up of a type between these positions, in part or whole. Raises StorageError."""
+        """Losses of a type between these positions, in part or whole. Raises StorageError."""
         with self._translated():
             rows = self._base.execute(
                 "SELECT * FROM expired WHERE type = ? AND version = ? AND last > ? AND first <= ?",
@@ -255,7 +255,7 @@ class Catalogue:
     # -- counts -------------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """What was counted over all starts. Raises StorageError."""
+        """Counters over all starts. Raises StorageError."""
         with self._translated():
             return dict(self._base.execute("SELECT name, value FROM counters"))
 

@@ -39,7 +39,7 @@ INDEX_BYTES: Final = 8 << 20
 INDEX_ROWS_BESIDE: Final = 512
 """While somebody asks."""
 INDEX_SECONDS: Final = 0.5
-"""How long fewer than INDEX_ROWS wait for more."""
+"""Seconds that fewer than INDEX_ROWS wait for more."""
 FORGET_AT_ONCE: Final = 100_000
 IDLE_SECONDS: Final = 0.2
 """Between two looks at what there may be to do."""
@@ -48,14 +48,14 @@ INDEX_AGAIN: Final = 30.0
 LACKS_TOLD: Final = 3
 """Damages that a query names."""
 BATCH_BYTES: Final = 1 << 20
-"""Of results that are told at once."""
+"""Bytes of results that are told at once."""
 
 
 # -- what it is told ------------------------------------------------------------------------------------------------
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """What a desk works on. `memory`: bytes for the index, `columns` of it; 0: no index."""
+    """Setup of a desk. `memory`: bytes for the index, `columns` of it; 0: no index."""
 
     folder: str
     archive: bytes
@@ -93,7 +93,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Explain(msgspec.Struct, frozen=True, tag=True):
-    """How would a query be answered? `objects`: how many there are, about."""
+    """Request to explain how a query would be answered. `objects`: how many there are, about."""
 
     number: int
     query: Query
@@ -102,7 +102,7 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Synced(msgspec.Struct, frozen=True, tag=True):
-    """How far the log is on disk."""
+    """Position up to which the log is on disk."""
 
     position: int
 
@@ -121,7 +121,7 @@ class Rebuild(msgspec.Struct, frozen=True, tag=True):
 
 
 class Results(msgspec.Struct, frozen=True, tag=True):
-    """Of a query: (position, received, data) of some, and how it is getting on."""
+    """Results of a query: (position, received, data) of some, and its progress."""
 
     number: int
     found: tuple[tuple[int, float, bytes], ...]
@@ -137,13 +137,13 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
 
 
 class Indexed(msgspec.Struct, frozen=True, tag=True):
-    """How far the index is; why there is none, or it is being made anew."""
+    """State of the index: how far it is; why there is none, or it is being made anew."""
 
     position: int
     size: int
     trouble: str = ""
     troubles: tuple[str, ...] = ()
-    """Of volumes."""
+    """Troubles of volumes."""
 
 
 class _Open:
@@ -153,7 +153,7 @@ class _Open:
         self.ask = ask
         self.cursor = cursor
         self.count = self.size = 0
-        """What may be told still."""
+        """Results that may be told still, and their bytes."""
         self.seconds = 0.0
         self.told = Progress()
 
@@ -196,7 +196,7 @@ class Desk:
         self._turn: list[int] = []
         self._deleted: set[int] = set()
         self._forgotten: set[int] = set()
-        """Of these, what the index has been told."""
+        """Those of them that the index has been told."""
         self._waits_since = 0.0
         self._index_at = 0.0
         """When it may be looked at next (monotonic seconds)."""
@@ -206,7 +206,7 @@ class Desk:
         self.wake: Callable[[], None] = lambda: None
         """Has whoever waits for messages call `step`. Any thread."""
         self._calls: deque[_Call] = deque()
-        """What upkeep wants to have done."""
+        """Calls that upkeep wants to have done."""
         self._is_closed = False
         self._upkeep = Upkeep(
             Path(setup.folder), setup.archive, tell, self._call, metadata=setup.metadata, payloads=setup.payloads

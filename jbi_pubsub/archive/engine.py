@@ -55,13 +55,13 @@ MOST_SECONDS: Final = 3_600.0
 REGISTRATIONS_MOST: Final = 100_000
 """Known, before those are forgotten of which nothing is kept any more."""
 TAIL_PARTS: Final = 16
-"""Of a volume: the bytes of objects are counted together by these, until all of them are in packs."""
+"""Parts of a volume: the bytes of objects are counted together by these, until all of them are in packs."""
 EXPLAIN_SECONDS: Final = 20.0
 RETAIN_SECONDS: Final = 3_600.0
 RETAIN_FIRST: Final = 60.0
 """Between two times that rules are looked at, and from the start to the first."""
 FREE_ABOVE: Final = 0.9
-"""Of a quota: above that the oldest go, where they are to give way."""
+"""Share of a quota: above that the oldest go, where they are to give way."""
 EXPIRED_UP_TO: Final = "expired_up_to"
 """Counted: the last position of what was given up."""
 NOT_ARCHIVED: Final = "not_archived"
@@ -70,7 +70,7 @@ NOT_ARCHIVED: Final = "not_archived"
 
 @dataclass(slots=True)
 class _Note:
-    """What a run has added to a registration. `first` and `last` are positions."""
+    """Addition of a run to a registration. `first` and `last` are positions."""
 
     uid: str
     type: str
@@ -123,7 +123,7 @@ class Archive:
         self._stored = Stored(0, 0, 0, 0, 0)
         self._begun_when_stored = 0
         self._tail: deque[_Note] = deque()
-        """What is in no pack yet, and its bytes of metadata and of payloads."""
+        """Notes of what is in no pack yet, and its bytes of metadata and of payloads."""
         self._tail_bytes = [0, 0]
         self._is_freeing = False
         self._is_refusing = False
@@ -134,7 +134,7 @@ class Archive:
         """Why the catalogue could not be written."""
         self._worker_starts = 0
         self._told = 0
-        """What the worker knows to be on disk."""
+        """Position up to which the worker knows the log to be on disk."""
         self._spare = 0
         """Bytes of the disk beyond the reserve."""
         self._lost_folder = ""
@@ -424,7 +424,7 @@ class Archive:
         return Setup(path, self.folder.archive, self._log.synced, self._columns, self._memory)
 
     def _again(self, forget: Callable[[], None]) -> list[Asked]:
-        """What a new worker is to be told before what waits; `forget` drops that, where it was for one that died."""
+        """Messages for a new worker, ahead of what waits; `forget` drops that, where it was for one that died."""
         messages: list[Asked] = []
         with self._asking:
             self._clear()
@@ -445,7 +445,7 @@ class Archive:
         return messages
 
     def _hear(self, message: Told) -> None:
-        """What the worker says; on its thread."""
+        """Take a message of the worker; on its thread."""
         with guarded("archive worker's message"):
             self._do(message)
 
@@ -835,7 +835,7 @@ def _check_libraries() -> None:
 
 
 def _notes(run: Iterable[tuple[int, Parcel]]) -> list[_Note]:
-    """What a run adds to its registrations, in the order of their last positions."""
+    """Additions of a run to its registrations, in the order of their last positions."""
     notes: dict[str, _Note] = {}
     for position, parcel in run:
         head = parcel.head

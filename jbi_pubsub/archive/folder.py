@@ -29,7 +29,7 @@ LOCK: Final = "LOCK"
 CATALOGUE: Final = "archive.db"
 INDEX: Final = "index"
 OURS: Final = frozenset((MARK, LOCK, CATALOGUE, LOG, PACKS, INDEX, "types"))
-"""What may be in it from the beginning; all else in a folder without a mark is somebody else's."""
+"""Names that may be in it from the beginning; all else in a folder without a mark is somebody else's."""
 _FORMAT: Final = "jbi-pubsub archive 1"
 _PATIENCE: Final = 3.0
 """Seconds that a helper of a process that has died may have the folder: the system ends it with that process."""
@@ -68,7 +68,7 @@ class Folder:
         return self._fd
 
     def look(self) -> os.statvfs_result:
-        """What its disk has left. Raises OSError: it is gone, or another one is in its place."""
+        """Space left on its disk. Raises OSError: it is gone, or another one is in its place."""
         found = os.statvfs(self.path)
         if not os.path.samestat((self.path / LOCK).stat(), os.fstat(self._fd)):
             raise OSError(errno.ESTALE, "another folder is in its place")
@@ -172,7 +172,7 @@ def _id_of(path: Path) -> bytes:
 
 
 def _id_in_volumes(path: Path) -> bytes | None:
-    """What the first volume says that can be read. None if the mark tells another version, or there is no volume."""
+    """Id in the first volume that can be read. None if the mark tells another version, or there is no volume."""
     mark = path / MARK
     if mark.exists() and mark.read_bytes().startswith(b"jbi-pubsub archive "):
         line = mark.read_bytes().partition(b"\n")[0]

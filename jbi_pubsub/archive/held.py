@@ -1,4 +1,4 @@
-"""What an index knows of a type beside its tables: paths, what there is of them, kinds of objects. Pure."""
+"""Knowledge of an index about a type, beside its tables: paths, what there is of them, kinds of objects. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PLAIN, OPEN, ANY = 0, 1, 2
 LARGE: Final = -len(SIZES)
 """Beside the paths of a set: how many of SIZES the document is beyond, negative; this is all of them."""
 NUMBERS, TEXTS, MORE, NOT_HELD = 1, 2, 4, 8
-"""What there is of a path: columns of numbers, of texts; values in the second table; some that are not held."""
+"""Kinds of values at a path: columns of numbers, of texts; values in the second table; some that are not held."""
 
 
 class _Known(msgspec.Struct, array_like=True):
-    """What is known of a type, as it is kept."""
+    """Knowledge about a type, as it is kept."""
 
     paths: list[tuple[tuple[str, ...], bool]]
     flags: bytes
@@ -42,7 +42,7 @@ _decoder = decoder_of(_Known)
 
 
 def decode_known(data: bytes) -> _Known:
-    """What `Held.known` has made. Raises msgspec.DecodeError."""
+    """Decode what `Held.known` has made. Raises msgspec.DecodeError."""
     return _decoder.decode(data)
 
 
@@ -100,7 +100,7 @@ class Held:
         return [ANY, *found] if wanted and self.has_any else found
 
     def restriction(self, asked: Asked) -> Restriction:
-        """What a predicate says of the objects that there are: that on the combined view, if there is one."""
+        """Restriction of the objects that there are by a predicate: by that on the combined view, if there is one."""
         predicate = asked.combined or asked.predicate
         if predicate is None:
             return restriction(None, self.paths)

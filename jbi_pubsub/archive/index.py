@@ -36,7 +36,7 @@ from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix
 from jbi_pubsub.core.xpath.language.conditions import Where
 
 FORMAT: Final = 2
-"""Of the tables; another one is made anew."""
+"""Version of the tables; those of another one are made anew."""
 NAME: Final = "index.duckdb"
 SAID_MOST: Final = 400
 """Characters of what DuckDB says that are told."""
@@ -425,7 +425,7 @@ class DuckIndex:
     def _fixed(
         self, run: Any, kind: Held, objects: Sequence[tuple[Record, Head]], rows: Sequence[Row]
     ) -> dict[str, Any]:
-        """What is held of each object besides its values."""
+        """Columns of each object besides its values."""
         array = self._numpy.array
         heads = [head for _, head in objects]
         batch = {
@@ -506,7 +506,7 @@ class DuckIndex:
     def _made(
         self, asked: Asked, query: Query, after: int, up_to: int, restricted: Restriction | None = None
     ) -> Select | None:
-        """What to ask; None: nothing can be found."""
+        """Selection to ask; None: nothing can be found."""
         scope = asked.scope
         kind = self._of(scope)
         if kind is None:
@@ -578,7 +578,7 @@ def _other(kind: Held, path: int, position: int, value: Value) -> _Other:
 
 
 def _said(exc: Exception) -> str:
-    """What the library says, in a line: of a fault of its own the first paragraph, without its stack."""
+    """Message of the library, in a line: of a fault of its own the first paragraph, without its stack."""
     return " ".join(str(exc).partition("\n\n")[0].partition("Stack Trace")[0].split())[:SAID_MOST]
 
 

@@ -27,11 +27,11 @@ TOLD_MOST: Final = 1_000
 
 
 class Inspection(msgspec.Struct):
-    """What is in a folder. Bytes are of files."""
+    """Contents of a folder. Bytes are of files."""
 
     folder: str
     position: int = 0
-    """Of the last object."""
+    """Position of the last object."""
     objects: int = 0
     """On disk, those among them that are deleted and not taken out yet."""
     deleted: int = 0
@@ -72,7 +72,7 @@ def inspected(path: Path, *, whole: bool, tell: Callable[[int, int], None] = lam
 
 
 def _checkpoint(path: Path) -> int:
-    """What the catalogue says was on disk; 0 if it says nothing, which is told where it is looked at."""
+    """Position that was on disk by the catalogue; 0 if it says nothing, which is told where it is looked at."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as base:
             return int(base.execute("SELECT checkpoint FROM archive").fetchone()[0])

@@ -30,10 +30,10 @@ MAX_ITEM: Final = 1 << 27
 DICTIONARY_BYTES: Final = 32 << 10
 """Deflate looks no further back (RFC 1951)."""
 DICTIONARY_ITEMS: Final = 4
-"""Of each kind of item: more of them save nothing."""
+"""Samples of each kind of item: more of them save nothing."""
 KINDS_MOST: Final = 8
 WORTH: Final = 0.9
-"""What gets no smaller than that is not deflated."""
+"""Share of the size: what gets no smaller than that is not deflated."""
 VAIN_MOST: Final = 8
 """Items of a kind in a row that get no smaller, after which one in so many is tried: what is compressed already costs
 twice as much to try as anything else that is done to it here."""
@@ -203,7 +203,7 @@ class _File:
         self._next = -1
         """Number of the item behind the last one that was asked for."""
         self._ahead, self._ahead_at = b"", 0
-        """What was read ahead, and where it begins."""
+        """Bytes that were read ahead, and where they begin."""
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:

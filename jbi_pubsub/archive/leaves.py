@@ -1,4 +1,4 @@
-"""What an index holds of a document: its leaves and attributes, by path.
+"""Content of a document, as an index holds it: its leaves and attributes, by path.
 
 Rules:
 - A path is as in core/xpath: the names of elements from the document element down, perhaps "@name" at the end. `Paths`
@@ -34,11 +34,11 @@ from jbi_pubsub.core.xpath.language.conditions import Where
 from jbi_pubsub.core.xpath.language.number import number
 
 MAX_PATHS: Final = 4096
-"""Of a type, inner elements and attributes counted."""
+"""Paths of a type, inner elements and attributes counted."""
 MAX_PATHS_CHARS: Final = 1 << 20
-"""Of all these paths together."""
+"""Characters of all these paths together."""
 MAX_VALUES: Final = 8192
-"""Of one document."""
+"""Values of one document."""
 MAX_LAYOUTS: Final = 16
 """Stencils for which it is remembered how to read the documents that fit."""
 MAX_TEXT: Final = 1024
@@ -70,7 +70,7 @@ class Row(msgspec.Struct):
     repeated: set[int] = msgspec.field(default_factory=set)
     """Also those of elements that are no leaves."""
     size: int = 0
-    """How many of SIZES it is beyond."""
+    """Number of SIZES that it is beyond."""
     is_open: bool = False
 
 
@@ -88,7 +88,7 @@ class _Node:
 
 
 class _Layout(NamedTuple):
-    """How documents that fit a stencil are read: the slots of texts with the numbers of their paths, and the numbers of
+    """Layout of documents that fit a stencil: the slots of texts with the numbers of their paths, and the numbers of
     all slots."""
 
     layout: Layout
@@ -97,18 +97,18 @@ class _Layout(NamedTuple):
 
 
 class _AnyText:
-    """What is certain of documents without a schema: a core.documents.shape.Grammar."""
+    """Certain facts about documents without a schema: a core.documents.shape.Grammar."""
 
     def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002  # whichever it is
-        """Of a leaf."""
+        """Texts of a leaf."""
         return ANY_TEXT
 
     def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002  # as above
-        """Of an attribute."""
+        """Texts of an attribute."""
         return ANY_TEXT
 
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002  # as above
-        """Of other elements: what was seen."""
+        """Content of other elements: what was seen."""
         return EXACT
 
     def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # as above
@@ -151,7 +151,7 @@ class Paths:
         return [(where, self.is_inner(number)) for number, where in enumerate(self._wheres)]
 
     def read(self, metadata: bytes) -> Row:
-        """What is held of a document. One that is no XML, or too large, is `is_open`."""
+        """Row of a document. One that is no XML, or too large, is `is_open`."""
         traced = self._known.trace(metadata)
         row = self._traced(traced) if traced is not None else None
         if row is None:
@@ -176,7 +176,7 @@ class Paths:
         return row
 
     def _traced(self, traced: Traced) -> Row | None:
-        """What is held of a document that fits a stencil; None: it has to be parsed."""
+        """Row of a document that fits a stencil; None: it has to be parsed."""
         stencil = traced.stencil
         if stencil.number not in self._layouts:
             self._layouts[stencil.number] = self._layout(stencil)
@@ -194,8 +194,8 @@ class Paths:
         return row if len(row.further) <= MAX_VALUES else Row(is_open=True)
 
     def _layout(self, stencil: Stencil) -> _Layout | None:
-        """How to read documents that fit; None if not all of their paths are known, or elements at one of them are
-        leaves and are none."""
+        """Layout of documents that fit; None if not all of their paths are known, or elements at one of them are leaves
+        and are none."""
         places = {where: number for number, where in enumerate(self._wheres)}
         slots = Slots()
         readings: dict[Where, int] = {}
@@ -290,12 +290,12 @@ class Values:
         self._known: Cache[str, Value] = Cache(MAX_REMEMBERED, value_of)
 
     def of(self, text: str) -> Value:
-        """What is held of a text."""
+        """Value of a text, as it is held."""
         return self._known[text] if len(text) <= MAX_REMEMBERED_CHARS else value_of(text)
 
 
 def value_of(text: str) -> Value:
-    """What is held of a text."""
+    """Value of a text, as it is held."""
     if len(text) > MAX_TEXT:
         return UNHELD
     if text[:1] not in _BEGINS_NUMBER or not text:

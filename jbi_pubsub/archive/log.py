@@ -50,7 +50,7 @@ VOLUME_BYTES: Final = 64 << 20
 VOLUME_RECORDS: Final = 65_536
 VOLUME_SECONDS: Final = 86_400.0
 PARTS_AT_ONCE: Final = 1_000
-"""Of one writev(2): IOV_MAX is 1,024."""
+"""Parts of one writev(2): IOV_MAX is 1,024."""
 LOST_KNOWN: Final = 1_000
 """Ranges of positions that are known to be lost: whoever appended there asks within a batch."""
 DELETED_AT_ONCE: Final = 10_000
@@ -58,7 +58,7 @@ DELETED_AT_ONCE: Final = 10_000
 
 @dataclass
 class Recovered:
-    """What was found when a log was opened."""
+    """Findings when a log was opened."""
 
     volumes: int = 0
     cut: int = 0

@@ -32,7 +32,7 @@ class OpenQuery:
         self._wake = wake
         self._tell = tell
         self._gone: set[int] = set()
-        """What was deleted since it was opened: it may have been found before."""
+        """Positions that were deleted since it was opened: they may have been found before."""
         self._lock = threading.Lock()
         self._waiting: deque[Found] = deque()
         self._size = 0
@@ -41,7 +41,7 @@ class OpenQuery:
         self._last = 0
         """Position of the last result that has come."""
         self._before = Progress()
-        """How far it was when the worker died."""
+        """Progress when the worker died."""
         self._progress = Progress(end=ask.end)
         self._deaths = 0
 
@@ -108,7 +108,7 @@ class OpenQuery:
         self._wake()
 
     def again(self) -> list[Ask | More]:
-        """What a new worker is told, so that it goes on where the one that died was; nothing if too many have died."""
+        """Messages for a new worker, so that it goes on where the one that died was; nothing if too many have died."""
         with self._lock:
             if self._progress.state != "running":
                 return []
@@ -132,7 +132,7 @@ class OpenQuery:
             self._gone.update(positions)
 
     def fail(self, why: str) -> None:
-        """It will not get on any more."""
+        """Note that it will not get on any more."""
         with self._lock:
             if self._progress.state != "running":
                 return
@@ -140,7 +140,7 @@ class OpenQuery:
         self._wake()
 
     def _left(self) -> tuple[int, int]:
-        """What may come before something is taken."""
+        """Results and bytes that may come before something is taken."""
         return max(0, PAGE - len(self._waiting)), max(0, PAGE_BYTES - self._size)
 
     def _resumed(self) -> Ask:

@@ -31,7 +31,7 @@ AWAKE_MOST: Final = 32
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    """What a `.pack` says, behind its magic and CRC-32."""
+    """Table of a `.pack`, behind its magic and CRC-32."""
 
     archive: bytes
     first: int
@@ -51,14 +51,14 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     received: bytes
     """Deflated (f64)."""
     gaps: tuple[tuple[int, int], ...] = ()
-    """Of the damages of the file that it was made of: the positions before and behind (0: the end)."""
+    """Damages of the file that it was made of: the positions before and behind (0: the end)."""
 
 
 _table = decoder_of(_Table)
 
 
 class Sealable(msgspec.Struct, frozen=True):
-    """What a pack is made of: the head of a file of the log, or of an earlier pack."""
+    """Source of a pack: the head of a file of the log, or of an earlier pack."""
 
     archive: bytes
     first: int
@@ -69,7 +69,7 @@ class Sealable(msgspec.Struct, frozen=True):
 
 
 def name_of(first: int) -> str:
-    """Of the pack that begins with that position."""
+    """Name of the pack that begins with that position."""
     return f"{first:020d}.pack"
 
 
@@ -124,19 +124,19 @@ class Awake:
         self._packs: dict[Pack, None] = {}
 
     def touch(self, pack: Pack) -> None:
-        """It is used now."""
+        """Note that a pack is used now."""
         self._packs.pop(pack, None)
         self._packs[pack] = None
         while len(self._packs) > self._most:
             next(iter(self._packs)).rest()
 
     def forget(self, pack: Pack) -> None:
-        """It is not awake any more."""
+        """Note that a pack is not awake any more."""
         self._packs.pop(pack, None)
 
 
 class _Parts:
-    """What a pack needs to be read: 33 bytes an object, and two files."""
+    """Parts that a pack needs to be read: 33 bytes an object, and two files."""
 
     def __init__(self, path: Path, turn: str, table: _Table) -> None:
         """Raises StorageError."""
@@ -199,17 +199,17 @@ class Pack:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of all its objects, those that can't be read as well."""
+        """Positions of all its objects, those that can't be read as well."""
         parts = self._woken()
         return parts.positions if parts is not None else ()
 
     @property
     def bad(self) -> list[StorageError]:
-        """What could not be read: an object each, or all of it."""
+        """Errors of what could not be read: an object each, or all of it."""
         return [*self._bad.values(), *filter(None, [self._unread])]
 
     def troubles(self, after: int = 0, up_to: int = MAX_POSITION) -> list[str]:
-        """What could not be read between two positions."""
+        """Messages about what could not be read between two positions."""
         gaps = [(a, b) for a, b in self.gaps if a < up_to and not 0 < b <= after + 1]
         lost = [f"{self.path}: made without what was damaged between {a} and {b or 'the end'}" for a, b in gaps]
         lost += [str(self._unread)] if self._unread is not None and after < self.last and up_to >= self.first else []
@@ -221,7 +221,7 @@ class Pack:
 
     @property
     def sealable(self) -> Sealable:
-        """What it can be made anew of."""
+        """Source that it can be made anew of."""
         table = self._table
         return Sealable(table.archive, table.first, table.last, table.previous, table.began, table.gaps)
 
@@ -235,7 +235,7 @@ class Pack:
         self.rest()
 
     def refresh(self, up_to: int) -> int:  # noqa: ARG002  # as of a file of the log
-        """It does not grow."""
+        """Return 0: it does not grow."""
         return 0
 
     def read(self, after: int, up_to: int, *, newest_first: bool = False) -> Iterator[Record]:
@@ -256,7 +256,7 @@ class Pack:
         return self._records(positions, whole=False)
 
     def _woken(self) -> _Parts | None:
-        """What there is to read; None: it is gone, or can't be read any more."""
+        """Parts that there are to read; None: it is gone, or can't be read any more."""
         if self._parts is None:
             try:
                 self._parts = _Parts(self.path, *_read(self.path))  # also of one that stands in its place by now

@@ -1,4 +1,4 @@
-"""What an index is asked: the plan that live matching uses, on the paths that a type has.
+"""Questions to an index: the plan that live matching uses, on the paths that a type has.
 
 Rules:
 - An archive knows every path of a type. So a step to any name, and one to any depth, become the paths that there are; a
@@ -45,7 +45,7 @@ class Calculation(msgspec.Struct, frozen=True):
     inner: tuple[int, ...] = ()
 
     def leaves(self) -> Iterator[Calculation]:
-        """What it is computed of."""
+        """Leaves that it is computed of."""
         if not self.operands:
             yield self
         for operand in self.operands:
@@ -81,7 +81,7 @@ class Conjunct(msgspec.Struct, frozen=True):
     on: tuple[On, ...] = ()
     single: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
-    """What lxml is asked about: the reasons."""
+    """Reasons why lxml is asked."""
     payload: tuple[tuple[str, float], ...] = ()
     """Comparisons of the payload's length, as published."""
 
@@ -136,8 +136,8 @@ class Within:
 
 
 def restriction(predicate: Predicate | None, paths: Paths | Within) -> Restriction:
-    """What a predicate says of documents that have no other paths than these, and in the combined view those of the
-    platform; None is true."""
+    """Restriction by a predicate of documents that have no other paths than these, and in the combined view those of
+    the platform; None is true."""
     if predicate is None:
         return ALL
     sizes = sum(1 for size in SIZES if predicate.seconds(rough_extent(size)) <= MAX_SECONDS)

@@ -34,7 +34,7 @@ ASK_MOST: Final = 256
 ASK_SECONDS: Final = 0.02
 """Candidates that lxml is asked about in one step; fewer if the predicate may take long."""
 TAKE_BYTES: Final = 1 << 20
-"""Of results that are read ahead."""
+"""Bytes of results that are read ahead."""
 MAX_KEYS: Final = 1_000_000
 """Different keys of one query with `latest_by`."""
 MAX_IDS: Final = 10_000
@@ -43,7 +43,7 @@ UNKNOWN: Final = Provenance()
 VERIFY_SECONDS: Final = 25e-6
 SCAN_SECONDS: Final = 1e-8
 DELIVER_SECONDS: Final = 5e-6
-"""What a candidate, a row of the index, and a result take, about."""
+"""Seconds that a candidate, a row of the index, and a result take, about."""
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
@@ -78,7 +78,7 @@ class Candidates(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many candidates there are, and how many of them are known to match."""
+    """Number of candidates, and of those among them that are known to match."""
 
     candidates: int
     exact: int
@@ -103,16 +103,16 @@ class Asking(Protocol):
         ...
 
     def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
-        """How many those are."""
+        """Count those."""
         ...
 
     def latest(self, asked: Asked, query: Query, key: Where, after: int, up_to: int) -> Sequence[int] | None:
-        """Of each text at a path, but for "", the position of the newest of these objects, in any order; None: that
-        can't be told from what is held."""
+        """Positions of the newest of these objects for each text at a path, but for "", in any order; None: that can't
+        be told from what is held."""
         ...
 
     def explain(self, asked: Asked, query: Query, after: int, up_to: int) -> tuple[tuple[Step, ...], int, bool]:
-        """What would be done, of how many objects, and whether the index alone decides."""
+        """Steps that would be done, number of objects, and whether the index alone decides."""
         ...
 
 
@@ -201,7 +201,7 @@ class Cursor:
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """Progress so far."""
         return Progress(
             state=self._state,
             matched=self._matched,
@@ -506,8 +506,8 @@ def _type(asked: Asked) -> tuple[str, str]:
 
 
 def explained(query: Query, index: Asking | None, end: int, *, objects: int) -> Explanation:
-    """How a query would be answered, over the positions up to `end`. `objects`: how many are in the archive, about.
-    Raises PredicateError."""
+    """Explain how a query would be answered, over the positions up to `end`. `objects`: how many are in the archive,
+    about. Raises PredicateError."""
     after, up_to = query.after, max(query.after, min(query.up_to, end))
     indexed = min(index.position, up_to) if index is not None else 0
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""What an archive gives up: the rules of `[[keep]]`, decided from the newest object back. Pure: `now` is an argument.
+"""Retention in an archive: the rules of `[[keep]]`, decided from the newest object back. Pure: `now` is an argument.
 
 Rules:
 - Of the rules the first that names an object's type holds; an object that none names stays.
@@ -28,11 +28,11 @@ Fate = Literal["", "payload_age", "age", "count", "bytes", "latest_by", "until_d
 STAYS: Final = ""
 PAYLOAD: Final = "payload_age"
 MAX_KEYS: Final = 1_000_000
-"""Of one rule with `latest_by`; what has none of the newest so many keys stays."""
+"""Keys of one rule with `latest_by`; what has none of the newest so many keys stays."""
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What a volume holds of a type and version. Times are of receipt."""
+    """Objects of a type and version in a volume. Times are of receipt."""
 
     type: str
     version: str
@@ -62,7 +62,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class _Count:
-    """What was seen of a rule's type and version."""
+    """Count of what was seen of a rule's type and version."""
 
     def __init__(self) -> None:
         self.objects = self.bytes = 0
@@ -89,7 +89,7 @@ class Retention:
         return self._rule_of[type_name]
 
     def whole(self, holding: Holding) -> Fate | None:
-        """What becomes of all that a volume holds of a type; None: that has to be asked one by one."""
+        """Fate of all that a volume holds of a type; None: that has to be asked one by one."""
         rule = self.rule(holding.type)
         if rule is None:
             return STAYS
@@ -110,7 +110,7 @@ class Retention:
         return fates.pop()
 
     def one(self, item: Item) -> Fate:
-        """What becomes of an object."""
+        """Fate of an object."""
         rule = self.rule(item.type)
         if rule is None:
             return STAYS
@@ -130,7 +130,7 @@ class Retention:
         return self._counts.setdefault((type_name, version), _Count())
 
     def _fate(self, rule: KeepRule, received: float, objects: int, size: int, *, is_held: bool) -> Fate:
-        """Of an object received then, as the one of that number with so many bytes from the newest back."""
+        """Fate of an object received then, as the one of that number with so many bytes from the newest back."""
         if is_held:
             return STAYS
         if rule.age is not None and received < self._now - rule.age:
@@ -152,7 +152,7 @@ def is_worth(objects: int, going: int, size: int, size_going: int) -> bool:
 
 
 def holdings(items: Iterable[Item]) -> tuple[Holding, ...]:
-    """What a volume of these holds, by type."""
+    """Holdings of a volume of these, by type."""
     found: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         found.setdefault((item.type, item.version), []).append(item)

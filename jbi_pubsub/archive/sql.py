@@ -14,7 +14,7 @@ from jbi_pubsub.core.xpath.language.number import number
 
 PATHS_MOST: Final = 1024
 LOOKS_MOST: Final = 16
-"""Of one question: paths that are compared in the first table, and looks into the second one. What a predicate asks
+"""Paths of one question that are compared in the first table, and looks into the second one. What a predicate asks
 beyond that, over a type of very many paths, is lxml's: each takes the database time, and memory that it does not count.
 """
 
@@ -32,10 +32,10 @@ class Select:
         """Table and condition."""
         self._joined: dict[str, str] = {}
         self.exact = "false"
-        """Of a row that is found, whether it is known to match."""
+        """Condition by which a row that is found is known to match."""
 
     def parameter(self, value: Constant | list[str]) -> str:
-        """What stands for a constant."""
+        """Placeholder of a constant."""
         name = f"p{len(self.parameters)}"
         self.parameters[name] = value
         return f"${name}"
@@ -274,7 +274,7 @@ _ARITHMETIC: Final = {"+": "+", "-": "-", "multiply": "*", "div": "/", "mod": "%
 _CALCULATED: Final = 16
 """A path in a calculation counts as so many: that is how often it is named."""
 _ROUNDING: Final = 4.5e-16
-"""Of a sum, in proportion to the numbers in it and how many they are: twice what adding up two ways may differ by."""
+"""Error of a sum, in proportion to its numbers and how many they are: twice what adding up two ways may differ by."""
 
 
 def _width(on: On) -> int:

@@ -47,7 +47,7 @@ class Volume(Protocol):
         ...
 
     def troubles(self, after: int = ..., up_to: int = ...) -> list[str]:
-        """What could not be read between two positions."""
+        """Messages about what could not be read between two positions."""
         ...
 
     def refresh(self, up_to: int) -> int:
@@ -75,8 +75,8 @@ class Store:
     """See the module. One thread at a time; several may have one each, in any process."""
 
     def __init__(self, folder: Path, archive: bytes, *, awake_most: int = AWAKE_MOST) -> None:
-        """Of the archive in that folder, with that id. Sees nothing until `refresh`. `awake_most`: packs that are ready
-        to be read at once."""
+        """Store of the archive in that folder, with that id. Sees nothing until `refresh`. `awake_most`: packs that are
+        ready to be read at once."""
         self.folder = folder
         self._archive = archive
         self._volumes: dict[int, Volume] = {}
@@ -85,7 +85,7 @@ class Store:
         self.troubles: list[str] = []
         """Files that can't be read, are of another archive, or missing."""
         self._holes: list[tuple[int, int, str]] = []
-        """Of these, what is not there at all: above one position, up to another."""
+        """Those of them that are not there at all: above one position, up to another."""
 
     @property
     def volumes(self) -> list[Volume]:
@@ -124,7 +124,7 @@ class Store:
         self.troubles = troubles + [why for _, _, why in holes]
 
     def lacks(self, after: int, up_to: int) -> list[str]:
-        """What is known by now not to be readable between two positions: what is found there is incomplete."""
+        """Gaps that are known by now between two positions, as messages: what is found there is incomplete."""
         lost = [why for low, high, why in self._holes if low < up_to and high > after]
         return lost + [why for volume in self.volumes for why in volume.troubles(after, up_to)]
 

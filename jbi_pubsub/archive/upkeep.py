@@ -1,4 +1,4 @@
-"""What is done to volumes while others read them: sealed, made anew without what is deleted, given up by the rules.
+"""Upkeep of volumes while others read them: they are sealed, made anew without what is deleted, given up by the rules.
 
 Rules:
 - A file of the log goes when its objects are in a pack, and what it says is deleted is in none: so that it is deleted
@@ -71,14 +71,14 @@ class Free(msgspec.Struct, frozen=True, tag=True):
 
 
 class Going(GivenUp, frozen=True):
-    """What goes of a volume."""
+    """Objects of a volume that go."""
 
     lost: tuple[Lost, ...] = ()
     """The same by registration, but for payloads."""
 
 
 class Retained(msgspec.Struct, frozen=True, tag=True):
-    """What went, or would. `up_to`: the last position of what went."""
+    """Objects that went, or would. `up_to`: the last position of what went."""
 
     number: int
     volumes: tuple[Going, ...]
@@ -93,7 +93,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True):
-    """What is on disk: objects up to a position, volumes, bytes."""
+    """State on disk: objects up to a position, volumes, bytes."""
 
     up_to: int
     volumes: int
@@ -131,7 +131,7 @@ class Upkeep:
         self._is_closed = False
         self.forget: Callable[[Iterable[int]], None] = lambda _positions: None
         self.went: Callable[[Iterable[int]], None] = lambda _positions: None
-        """What the desk does before and after objects go."""
+        """Calls of the desk before and after objects go."""
         self._thread = threading.Thread(target=self._run, name="archive-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -304,7 +304,7 @@ class Upkeep:
             return self._summarize(path, pack.read(0, MAX_POSITION))
 
     def _tell_stored(self) -> None:
-        """How much there is, if that has changed."""
+        """Tell how much there is, if that has changed."""
         files, logs = self._packs(), self._logs()
         stamps = [*map(stamp, files), (len(logs), int(logs[0].stem) if logs else 0)]
         if stamps == self._stamps:
@@ -349,7 +349,7 @@ class Upkeep:
         return Retained(asked.number, tuple(plan.going for plan in found), gone[-1] if gone else 0)
 
     def _plan(self, path: Path, retention: Retention, keys: _Keys) -> _Plan:
-        """What goes of a pack."""
+        """Plan of what goes of a pack."""
         held = self._holdings(path)
         fates = {(each.type, each.version): retention.whole(each) for each in held}
         plan = _Plan(path, held)
@@ -394,7 +394,7 @@ class Upkeep:
         return Retained(0, tuple(going), going[-1].last if going else 0)
 
     def _whole(self, path: Path, up_to: int) -> _Whole:
-        """What goes with a volume. Of one that can't be read, that it may have held positions up to that one."""
+        """Losses with a volume. Of one that can't be read, that it may have held positions up to that one."""
         try:
             volume = Pack(path, self._archive) if path.suffix == ".pack" else LogVolume(path, self._archive)
         except StorageError as exc:
@@ -448,7 +448,7 @@ class _Whole(NamedTuple):
 
 
 class _Losses:
-    """What goes of a volume, by registration."""
+    """Losses of a volume, by registration."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], list[int]] = {}
@@ -461,12 +461,12 @@ class _Losses:
         span[2] += 1
 
     def all(self) -> tuple[Lost, ...]:
-        """Of all registrations."""
+        """Losses of all registrations."""
         return tuple(Lost(*key, *span) for key, span in self._found.items())
 
 
 class _Plan:
-    """What goes of a pack."""
+    """Plan of what goes of a pack."""
 
     def __init__(self, path: Path, held: Sequence[Holding]) -> None:
         self.path = path
@@ -481,7 +481,7 @@ class _Plan:
         self._going = self._payload_going = 0
 
     def note(self, item: Item, fate: Fate) -> None:
-        """What becomes of an object."""
+        """Note the fate of an object."""
         if fate == STAYS or (fate == PAYLOAD and not item.payload):
             return
         self.reasons[fate] += 1
@@ -530,7 +530,7 @@ class _Keys:
 
 
 def _fate(retention: Retention, record: Record, keys: _Keys) -> Fate:
-    """What becomes of an object, the next one back."""
+    """Fate of an object, the next one back."""
     item = _item(record)
     if item is None:
         return STAYS
@@ -541,7 +541,7 @@ def _fate(retention: Retention, record: Record, keys: _Keys) -> Fate:
 
 
 def _item(record: Record) -> Item | None:
-    """What rules look at; None for what is no object, which nobody's rule is about."""
+    """Item that rules look at; None for what is no object, which nobody's rule is about."""
     if record.kind != OBJECT:
         return None
     try:
@@ -562,7 +562,7 @@ def _cut(record: Record) -> Record:
 
 
 def _without_damage(pack: Pack) -> Sealable:
-    """What a pack is made anew of, of which all was read."""
+    """Source that a pack is made anew of, after all of it was read."""
     of = pack.sealable
     return msgspec.structs.replace(of, gaps=(*of.gaps, (of.previous, of.last))) if pack.bad else of
 

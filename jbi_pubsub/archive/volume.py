@@ -71,7 +71,7 @@ class Damage(NamedTuple):
 
 
 class VolumeHead(NamedTuple):
-    """How a file begins."""
+    """Beginning of a file."""
 
     archive: bytes
     first: int
@@ -86,12 +86,12 @@ class VolumeHead(NamedTuple):
 
 
 def name_of(first: int) -> str:
-    """Of the file that begins with that position: names sort as positions do."""
+    """Name of the file that begins with that position: names sort as positions do."""
     return f"{first:020d}.log"
 
 
 def seed_of(archive: bytes) -> int:
-    """What the CRC of an archive's records begins with."""
+    """Seed of the CRC of an archive's records."""
     return zlib.crc32(archive)
 
 
@@ -155,7 +155,7 @@ class LogVolume:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of objects read so far."""
+        """Positions of objects read so far."""
         return self._positions
 
     @property
@@ -164,7 +164,7 @@ class LogVolume:
         return self.head.previous
 
     def troubles(self, after: int = 0, up_to: int = _LAST) -> list[str]:
-        """What could not be read between two positions."""
+        """Messages about what could not be read between two positions."""
         return [str(each) for each in self.damages if each.after < up_to and not 0 < each.before <= after + 1]
 
     def close(self) -> None:
@@ -387,7 +387,7 @@ def head_of(path: Path, data: bytes, archive: bytes | None = None) -> VolumeHead
 
 
 def _length(data: bytes, start: int = 0) -> int:
-    """What a record's beginning says of its body; 0 if that is not there."""
+    """Length of a record's body, by its beginning; 0 if that is not there."""
     return int.from_bytes(data[start + 4 : start + 8], "big") if len(data) - start >= 8 else 0
 
 

@@ -44,9 +44,9 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 30.0
 """Seconds between a death and the next start."""
 GOOD_SECONDS: Final = 30.0
-"""Who has lived that long starts again at once."""
+"""Seconds that a worker has to live to be started again at once."""
 END_SECONDS: Final = 10.0
-"""How long it may take to end."""
+"""Seconds that it may take to end."""
 MAX_FRAME: Final = 1 << 28
 """Two of the largest objects."""
 ADDRESS_SPACE: Final = 8 << 30
@@ -77,7 +77,7 @@ Told = desk.Results | desk.Explained | desk.Indexed | upkeep.Retained | upkeep.A
 
 
 class Worker(Protocol):
-    """What a worker is to its holder. Any thread."""
+    """Worker, as its holder sees it. Any thread."""
 
     def tell(self, message: Asked) -> None:
         """Never waits."""
@@ -88,7 +88,7 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None:
-        """It ends, if need be by force."""
+        """End it, if need be by force."""
         ...
 
 
@@ -361,7 +361,7 @@ class _Line:
             os._exit(1)
 
     def receive(self, pause: float) -> list[Any] | None:
-        """What it is told within so many seconds."""
+        """Messages that come within so many seconds."""
         ready = [key.fileobj for key, _ in self._selector.select(max(0.0, pause))]
         if self._wake_in in ready:
             os.read(self._wake_in, 4096)
