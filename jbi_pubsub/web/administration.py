@@ -123,7 +123,7 @@ def _page(console: Console, uid: str) -> None:
 
 
 Shown = tuple[ui.element, Callable[[Server], None]]
-"""What is shown of a server, and what brings it up to date."""
+"""Element that shows a server, and the function that brings it up to date."""
 
 
 def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
@@ -185,7 +185,7 @@ def _delegate(console: Console, doing: Doing, server: Server) -> Shown:
 
 
 def listed(text: str | None) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Texts between commas."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 

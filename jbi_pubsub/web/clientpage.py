@@ -91,7 +91,7 @@ class Form:
 
 
 def _meant(each: msgspec.structs.FieldInfo, text: str) -> Any:
-    """What somebody has typed, or chosen. Raises ConfigurationError."""
+    """Value that somebody has typed, or chosen. Raises ConfigurationError."""
     if bool in get_args(each.type):
         return text == "yes"
     if each.name == "prefixes":

@@ -60,13 +60,13 @@ from .listing import (
 CONNECTIONS_MOST: Final = 32
 """Connections of the Common API at once."""
 SEQUENCES_MOST: Final = 64
-"""Of one of them."""
+"""Sequences of one connection."""
 CALLS_MOST: Final = 64
 """Calls at once: one that waits for an object holds a thread."""
 KEPT_MOST: Final = 16 << 20
 """Bytes of all documents, attributes and predicates, that the sequences of these connections keep."""
 IDLE_SECONDS: Final = 120.0
-"""How long a connection may be left alone."""
+"""Time that a connection may go unused."""
 
 Sequence = PublisherSequence | SubscriberSequence | QuerySequence
 
@@ -101,7 +101,7 @@ class Common:
         self._calls = 0
 
     async def answer(self, name: str, given: Mapping[str, Any], body: Any) -> Any:
-        """What a call gives, as a struct; None for nothing. Raises the API's exceptions, ArgumentError, and
+        """Result of a call, as a struct; None for nothing. Raises the API's exceptions, ArgumentError, and
         BackPressureError when too many calls are under way."""
         if self._calls >= CALLS_MOST:
             raise BackPressureError(f"{CALLS_MOST} calls of the Common API are under way", hint="Come again")

@@ -1,4 +1,4 @@
-"""What all pages share: the observer, who may administer, threads for calls that block, and the frame around a page."""
+"""Parts of all pages: the observer, who may administer, threads for calls that block, and the frame around a page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PAGES: Final = (
 
 
 class NodeCalls(Protocol):
-    """What a node is asked by its page: see node/admin.py, which this room knows nothing of. Each raises JbiError."""
+    """Calls of a page to its node: see node/admin.py, which this room knows nothing of. Each raises JbiError."""
 
     def details(self) -> Any: ...  # as there, all of them
     def clients(self) -> list[dict[str, Any]]: ...
@@ -73,7 +73,7 @@ class Console:
         self.admin = config.web.admin
         self.objects = Objects(config)
         self.closing: list[Callable[[], None]] = []
-        """What pages have to end."""
+        """Functions that end what pages have begun."""
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="jbi-web-call")
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Console:
         self.objects.close()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What blocks, away from the event loop. Raises what it raises."""
+        """Call a function that blocks away from the event loop. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *arguments)
 
     def page(self, path: str) -> Callable[[Callable[..., None]], None]:
@@ -197,7 +197,7 @@ def table(
 
 
 def add_action(made: ui.table, name: str, markup: str) -> None:
-    """What stands in a column of each row instead of a text, also where rows are cards: Vue's markup, in which
+    """Show markup instead of a text in a column of each row, also where rows are cards: Vue's markup, in which
     `props.row` is the row. It is ours; what rows say comes into it by bindings alone."""
     made.add_slot(f"body-cell-{name}", f'<q-td :props="props">{markup}</q-td>')
     made.add_slot(

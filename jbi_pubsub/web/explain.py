@@ -22,7 +22,7 @@ INDENT: Final = "\u2003"
 
 
 class Answer(NamedTuple):
-    """Of the server `at`: rows for each level, and for each condition of the predicate."""
+    """Explanation by the server `at`: rows for each level, and for each condition of the predicate."""
 
     at: str
     subscription: str
@@ -135,7 +135,7 @@ def _asked(console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]
 
 
 def answer_of(at: str, facts: Mapping[str, Any]) -> Answer:
-    """What a server has answered, for the page. Raises ProtocolError for what no server of ours answers."""
+    """Answer of a server, for the page. Raises ProtocolError for what no server of ours answers."""
     try:
         uid = str(facts["subscription"])
         return Answer(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
@@ -159,7 +159,7 @@ def _show(answer: Answer) -> None:
 
 
 def level_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each level says, as rows."""
+    """Verdict of each level, as rows."""
     rows = []
     for registration, level in (facts["first_level"]).items():
         why = [f"the document: {level['document']}"] if level["document"] != "fits" else []

@@ -51,7 +51,7 @@ ASKING: Final = 8
 SERVERS_MOST: Final = 200
 """Servers observed; of more it is said how many."""
 HISTORY_SECONDS: Final = 300.0
-"""What plots show."""
+"""Time that plots show."""
 TEXT_MOST: Final = 300
 """Characters kept of a text that a server tells."""
 ROWS_MOST: Final = 500
@@ -70,7 +70,7 @@ COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
 MEASURED: Final = ("queued", "in_flight", "mail_waiting")
-"""What goes up and down."""
+"""Measures that go up and down."""
 DELAY: Final = "delay_ms"
 """The same, but of several servers the largest counts, not the sum."""
 
@@ -140,7 +140,7 @@ class Store(msgspec.Struct, frozen=True):
 
 
 Measure = Annotated[float, msgspec.Meta(ge=0, le=10**15)]
-"""Of which nothing negative, and no number that is none, is believed."""
+"""A measure of a server: negative numbers, and those that are none, are not believed."""
 
 
 Moment = Annotated[float, msgspec.Meta(ge=0, le=10**11)]
@@ -148,7 +148,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=10**11)]
 
 
 class TypeQuality(msgspec.Struct, frozen=True):
-    """What came of one type at a server that manages quality of service: `rates` of the last seconds, `last` in seconds
+    """Objects of one type at a server that manages quality of service: `rates` of the last seconds, `last` in seconds
     since the epoch, delays in seconds."""
 
     name: str = ""
@@ -221,7 +221,7 @@ class ShapingQuality(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """What a server with [qos] mode "on" says of that."""
+    """Quality of service, as told by a server with [qos] mode "on"."""
 
     component: str = ""
     policy: PolicyQuality = PolicyQuality()
@@ -232,7 +232,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 class ContractQuality(msgspec.Struct, frozen=True):
-    """What is in force for a subscription, and what came of it; times in seconds."""
+    """Contract in force for a subscription, and its results; times in seconds."""
 
     importance: Count = 0
     deadline: Measure | None = None
@@ -242,7 +242,7 @@ class ContractQuality(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself, as far as it is shown. What a kind of server does not tell has its default."""
+    """Facts of a server, by itself, as far as they are shown. What a kind of server does not tell has its default."""
 
     kind: Literal["lookup", "delegate", "peer"]
     address: str
@@ -319,7 +319,7 @@ class Server:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Name that people call it by."""
         if self.facts is None:
             return ", ".join(self.ref.endpoints)
         if self.kind == "delegate":
@@ -450,7 +450,7 @@ class Observer:
             return gauge.points(now) if gauge is not None else []
 
     def ref(self, server: str) -> ServiceRef:
-        """How to reach a server. Raises UnknownUidError."""
+        """Reference to a server, to reach it. Raises UnknownUidError."""
         with self._changed:
             watched = self._watched.get(server)
         if watched is None:
@@ -460,7 +460,7 @@ class Observer:
     def subscriptions(
         self, servers: Sequence[str], *, search: str = "", order: str = "number", start: int = 0, count: int = 50
     ) -> tuple[int, list[dict[str, Any]], list[str]]:
-        """How many subscriptions of these servers (by id) there are in which `search` occurs, and `count` of them from
+        """Number of subscriptions of these servers (by id) in which `search` occurs, and `count` of them from
         number `start` on; each with the id of its `server`. The servers follow each other; `order` (see
         pad/delegate/overview.py) holds within each. Those that do not answer are named last.
 
@@ -632,7 +632,7 @@ class Observer:
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    """What is shown of a subscription."""
+    """Subscription as it is shown."""
 
     uid: str = ""
     owner: str = ""
@@ -655,7 +655,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
-    """What a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
+    """Facts that a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
         return converted(harmless(told), Facts)
     except (msgspec.ValidationError, RecursionError) as exc:
@@ -664,7 +664,7 @@ def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
 
 
 def harmless(value: Any) -> Any:
-    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces, numbers
+    """Value told by a peer, bounded, and without what a terminal would obey: control characters become spaces, numbers
     that are none too. (A browser is shown texts as texts.)"""
     return _harmless(value, DEPTH_MOST, iter(range(VALUES_MOST)))
 

@@ -34,7 +34,7 @@ KEPT: Final = 256
 """Events that were read, kept for who comes back."""
 KEPT_BYTES: Final = 1 << 20
 IDLE_SECONDS: Final = 30.0
-"""How long a feed waits for its client to come back."""
+"""Time that a feed waits for its client to come back."""
 TURN_SECONDS: Final = 1.0
 """The longest that a condition is awaited at a time."""
 
@@ -59,7 +59,7 @@ class Feed:
         self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic, *, peer: str = ""
     ) -> None:
         self.peer = peer
-        """Whose it is."""
+        """Owner of the feed."""
         self.key = token_hex(16)
         """Whoever knows it may read."""
         self.uid: SubscriptionUid | None = None

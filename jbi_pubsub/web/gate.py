@@ -1,4 +1,4 @@
-"""Who comes in: a session for each browser that has shown the token; pages that run no script but ours.
+"""Entry to the pages: a session for each browser that has shown the token; pages that run no script but ours.
 
 Rules:
 - A page of another origin gets nothing from us: `Host` is an address of ours or a name that we were given (a name that

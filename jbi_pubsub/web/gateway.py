@@ -64,19 +64,19 @@ log = logging.getLogger("jbi_pubsub.web")
 BODY_MOST: Final = 64 << 20
 """Bytes of a request: the largest object."""
 JSON_MOST: Final = 4 << 20
-"""Of a request that is JSON."""
+"""Bytes of a request that is JSON."""
 BODIES_MOST: Final = 256 << 20
-"""Of all requests that are being read."""
+"""Bytes of all requests that are being read."""
 ANSWERS_MOST: Final = 256 << 20
-"""Of all large answers that clients have not taken."""
+"""Bytes of all large answers that clients have not taken."""
 PART: Final = 256 << 10
-"""Of a large answer, written at a time."""
+"""Bytes of a large answer that are written at a time."""
 AT_ONCE: Final = 65_536
 """Bytes of objects that are checked and queued on the loop; more are handed to a thread."""
 INLINE_MOST: Final = 4 << 20
 """Bytes of a payload that comes with its object; a larger one is fetched by itself."""
 PAGE_BYTES: Final = 16 << 20
-"""Of the objects in one answer, about."""
+"""Bytes of the objects in one answer, about."""
 THREADS: Final = 32
 """For what waits, other than long polls of sequences."""
 WAITING_MOST: Final = 256
@@ -261,7 +261,7 @@ class Gateway(HttpServer):
             )
 
     async def _guest(self, headers: Mapping[str, str], scope: Scope) -> tuple[Guest, Caller]:
-        """Whom this request is for. Raises _RefusedError, and what `Guests.find` does."""
+        """Guest and caller that this request is for. Raises _RefusedError, and what `Guests.find` does."""
         try:
             return await self.guests.find(headers.get("authorization", ""), scope.get("client") or ("", 0))
         except NobodyError as exc:
@@ -554,12 +554,12 @@ class _Gathering(InTime, HttpToolsProtocol):
         super().connection_made(_Writer(transport, self.loop))  # type: ignore[arg-type]  # it has all of its methods
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Note that the connection has ended."""
         self._moves()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP: said as all errors are, unless it came behind what is being answered."""
+        """Answer that what came is no HTTP: said as all errors are, unless it came behind what is being answered."""
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(_no_http(msg))
         self.transport.close()
@@ -570,7 +570,7 @@ class _Gathering(InTime, HttpToolsProtocol):
         self._watch(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """It has."""
+        """The peer takes what is written again."""
         self._moves()
         super().resume_writing()
 
@@ -604,7 +604,7 @@ class _Writer:
         self._held.append(data)
 
     def close(self) -> None:
-        """What was written goes first."""
+        """Close the connection after what was written."""
         self._flush()
         self._transport.close()
 
@@ -634,7 +634,7 @@ class Asked:
 
     @property
     def peer(self) -> str:
-        """Whose share it takes of what there is for all."""
+        """Peer whose share of what there is for all it takes."""
         return self.caller.place.peer
 
 
@@ -756,7 +756,7 @@ def _any(name: str) -> str | None:
 
 
 def _namespaces(given: Iterable[str]) -> dict[str, str]:
-    """Of `prefix=uri` texts. Raises ArgumentError."""
+    """Namespaces of `prefix=uri` texts. Raises ArgumentError."""
     found = {}
     for text in given:
         prefix, equals, uri = text.partition("=")
@@ -773,6 +773,6 @@ _SAME: Final = (
 
 
 def _conditions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a query, as the adapter calls them."""
+    """Conditions of a query, as the adapter calls them."""
     found = {name: given[name] for name in _SAME if name in given}
     return {**found, "version": _any(given["version"]), "namespaces": _namespaces(given.get("ns", []))}

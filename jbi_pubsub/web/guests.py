@@ -1,4 +1,4 @@
-"""Whom the gateway acts for: itself, or users who have shown a password. Each user has adapters of his own, which log
+"""Guests of the gateway: itself, or users who have shown a password. Each user has adapters of his own, which log
 in as he: servers check him, and rules see him, as if he had connected himself.
 
 Who a request comes from is decided here alone, and asked as `connect` of component `gateway`, by the policy of the
@@ -65,7 +65,7 @@ class NobodyError(Exception):
 
 
 class Guest:
-    """What the gateway keeps for one user, or for itself: all that HTTP clients publish and subscribe with."""
+    """State of the gateway for one user, or for itself: all that HTTP clients publish and subscribe with."""
 
     def __init__(self, config: Config, call: Callable[..., Any], *, user: str = "", proof: str = "") -> None:
         self.user, self.proof = user, proof
@@ -152,12 +152,12 @@ class Guests:
 
     @property
     def challenge(self) -> str:
-        """What a client is asked for (RFC 9110, section 11.6.1)."""
+        """Credentials that a client is asked for (RFC 9110, section 11.6.1)."""
         basic = 'Basic realm="jbi", charset="UTF-8"' if self._accounts is not None else ""
         return ", ".join(each for each in (basic, "Bearer" if self._token else "") if each)
 
     async def find(self, authorization: str, client: tuple[str, int]) -> tuple[Guest, Caller]:
-        """Whom a request of `client` (address, port) is made for, and as whom rules see that. Raises NobodyError,
+        """Guest that a request of `client` (address, port) is for, and the caller that rules see. Raises NobodyError,
         AccessDeniedError when he may not connect, BackPressureError when too many are there, WireError when nobody can
         say."""
         scheme, _, said = authorization.partition(" ")

@@ -17,9 +17,9 @@ from jbi_pubsub.core.xml import Element
 from .drawing import Drawing
 
 PLACES_MOST: Final = 20
-"""Of one document."""
+"""Places of one document."""
 ELEMENTS_MOST: Final = 20_000
-"""Of a document that are looked at."""
+"""Elements of a document that are looked at."""
 
 _LATITUDES: Final = ("lat", "latitude")
 _LONGITUDES: Final = ("long", "lon", "lng", "longitude")
@@ -77,7 +77,7 @@ def chart(places: Iterable[tuple[str, Place]], *, width: float = 440, height: fl
 
 
 def _of(element: Element) -> list[Place]:
-    """What one element says, by its attributes, its children, or its text."""
+    """Places that one element names, by its attributes, its children, or its text."""
     for values in (
         {_local(str(name)): str(value) for name, value in element.attrib.items()},
         {_local(child.tag): child.text or "" for child in element if isinstance(child.tag, str)},

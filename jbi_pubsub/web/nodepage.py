@@ -31,9 +31,9 @@ from .objects import shown
 LOOK_SECONDS: Final = 2.0
 """Between two looks at the node."""
 ROWS: Final = 25
-"""Of a page of a table."""
+"""Rows of a page of a table."""
 LINES: Final = 40
-"""Of the log."""
+"""Lines of the log that are shown."""
 TEXT_MOST: Final = 200
 """Characters of what the node tells in one place."""
 STORED: Final = 20
@@ -42,7 +42,7 @@ QUERY_SECONDS: Final = 10.0
 SETTINGS: Final = (
     "log.level", "log.syslog", "log.journald", "log.file_bytes", "node.statistics_seconds",
 )  # fmt: skip
-"""What may change while a node runs."""
+"""Settings that may change while a node runs."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def _button(rows: ui.table, column: str, event: str, label: str) -> None:
 
 
 def text(value: object) -> str:
-    """What a node tells, in one place of the page."""
+    """Text that a node tells, in one place of the page."""
     return shown(str(value), TEXT_MOST)
 
 
@@ -375,7 +375,7 @@ class _Page:
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a node has told; nothing, while it refuses or is away."""
+    """Facts that a node has told; none, while it refuses or is away."""
 
     details: dict[str, Any] = {}
     clients: list[dict[str, Any]] = []

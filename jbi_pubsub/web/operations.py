@@ -1,4 +1,4 @@
-"""What the gateway answers, as a table: the same rows are the OpenAPI document, and read requests. Knows no network.
+"""Operations of the gateway, as a table: the same rows are the OpenAPI document, and read requests. Knows no network.
 
 Theory of operation: an operation names its method, path, parameters, body and answers. `find` picks it by method and
 path, `read` gives its parameters' values from path, query and headers, and `document` prints all of it as OpenAPI 3.1
@@ -53,11 +53,11 @@ class Parameter:
 
     @property
     def argument(self) -> str:
-        """What the handler calls it."""
+        """Name of the handler's argument."""
         return self.name.lower().replace("-", "_")
 
     def value(self, text: str) -> Any:
-        """Of its kind. Raises ArgumentError."""
+        """The text as a value of its kind. Raises ArgumentError."""
         if self.kind == "string":
             if self.one_of and text not in self.one_of:
                 raise self._bad(text, f"{', '.join(self.one_of[:-1])} or {self.one_of[-1]}")
@@ -100,7 +100,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request is answered if all is well: a struct or dict as JSON, or bytes of another media type."""
+    """Answer to a request if all is well: a struct or dict as JSON, or bytes of another media type."""
 
     status: int
     text: str
@@ -123,7 +123,7 @@ class Operation:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """Of its path."""
+        """Segments of its path."""
         return tuple(self.path.strip("/").split("/"))
 
 

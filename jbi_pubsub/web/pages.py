@@ -33,7 +33,7 @@ from .picture import per_second, picture, state_of
 from .server import WebServer
 
 ROWS: Final = 25
-"""Of a page of the table of subscriptions."""
+"""Rows of a page of the table of subscriptions."""
 PAGE_SECONDS: Final = 5.0
 """Between two looks at it: each asks the servers anew."""
 ORDERS: Final = {
@@ -41,7 +41,7 @@ ORDERS: Final = {
     "matched": "most matched",
 }  # fmt: skip
 INK: Final = "#767b84"
-"""Of plots: readable on light and dark."""
+"""Colour of text in plots: readable on light and dark."""
 LINES: Final = ("#2f7ed8", "#d9822b", "#2e9e6b", "#b5489a", "#7a6ff0", "#c0392b", "#1f9eb0", "#8f8f2b")
 
 
@@ -107,7 +107,7 @@ def _overview(console: Console) -> None:
 
 
 def totals(shot: Snapshot) -> dict[str, str]:
-    """What all servers do together, in words."""
+    """Totals of all servers, in words."""
     known = [s for s in shot.servers if s.facts is not None and s.kind != "lookup"]
     facts = [s.facts for s in known if s.facts is not None]
     rates = {

@@ -79,12 +79,12 @@ class Connecting(_Table, frozen=True):
 
 
 class _Panel(_Table, frozen=True):
-    """What all have: attributes that are None are not set, and the platform's defaults hold."""
+    """Table that all panels have: attributes that are None are not set, and the platform's defaults hold."""
 
     type: str
     version: Version = "1.0"
     name: str = ""
-    """What it is called in counters and log; "" takes one by its kind and number."""
+    """Name of the panel in counters and log; "" takes one by its kind and number."""
     well_formed: bool | None = None
     valid: bool | None = None
 
@@ -368,12 +368,12 @@ class Panels:
                 self._note(event)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Of each panel, removed ones too, what has happened how often; "" is the connection."""
+        """Counts of each panel, removed ones too, by what has happened; "" is the connection."""
         with self._lock:
             return {name: {str(what): n for what, n in count.items()} for name, count in self._counts.items()}
 
     def total(self, what: What) -> int:
-        """Of all panels."""
+        """Count over all panels."""
         with self._lock:
             return sum(count[what] for count in self._counts.values())
 

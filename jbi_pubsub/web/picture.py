@@ -19,7 +19,7 @@ NARROW: Final = 352
 ROWS: Final = 24
 """Boxes on one side of all lanes together, more or less."""
 ROWS_MOST: Final = 5
-"""Of one lane."""
+"""Boxes on one side of one lane."""
 LANES_MOST: Final = 30
 """Servers drawn; of more it is said how many."""
 

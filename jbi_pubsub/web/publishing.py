@@ -36,7 +36,7 @@ REFUSALS_MOST: Final = 1_000
 
 
 class Terms(NamedTuple):
-    """What tells registrations apart."""
+    """Terms that tell registrations apart."""
 
     type: TypeName
     validate: bool

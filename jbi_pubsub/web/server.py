@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 2.0
 CONNECTIONS_MOST: Final = 256
 """Connections at once, shared as those of the control plane (core/wire/places.py): one too many is told 503."""
 REFUSED_MOST: Final = 64
-"""Of those that are to be told so: the one that has waited longest for its request goes without a word."""
+"""Connections that are to be told so: the one that has waited longest for its request goes without a word."""
 REQUEST_SECONDS: Final = 20.0
 """For a request to have come, body and all, since the connection or the answer before it; at most twice that."""
 HEAD_MOST: Final = 64 << 10
@@ -87,12 +87,12 @@ class HttpServer:
 
     @property
     def protocol(self) -> type[InTime]:
-        """What reads requests of a connection."""
+        """Class that reads requests of a connection."""
         return Http
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of uvicorn, where they differ."""
+        """Settings of uvicorn that are not its defaults."""
         return {"loop": "asyncio", "ws": partial(Websocket, self.connections)}
 
     def served(self) -> Any:
@@ -172,7 +172,7 @@ class WebServer(HttpServer):
 
     @property
     def url(self) -> str:
-        """What lets one browser in."""
+        """URL that lets one browser in."""
         return f"{self.address}{ENTER}?token={self.gate.token}"
 
     def add(self, router: APIRouter, *, session: bool = True) -> None:
@@ -241,7 +241,7 @@ class Connections:
                 raise BackPressureError(f"{user} has {share_of(CONNECTIONS_MOST)} connections", hint="Close some")
 
     def leave(self, client: tuple[str, int], one: InTime | None = None) -> None:
-        """It has ended."""
+        """Forget a connection that has ended."""
         self._open.pop(client, None)
         if one is not None:
             self._refused.pop(one, None)
@@ -263,8 +263,8 @@ async def _full(_: Scope, __: Receive, send: Send) -> None:
 
 
 class InTime(asyncio.Protocol):
-    """Of a connection of uvicorn's: it has a place, and requests come in time. It waits for ever, and would refuse all
-    others meanwhile."""
+    """Connection of uvicorn's that has a place, and whose requests come in time. Uvicorn waits for ever, and would
+    refuse all others meanwhile."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
@@ -288,7 +288,7 @@ class InTime(asyncio.Protocol):
             self._places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Note that the connection has ended."""
         self._next_look.cancel()
         self._places.leave(self.address, self)
         super().connection_lost(exc)
@@ -332,7 +332,7 @@ class Websocket(WSProtocol):
         self._places = connections
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Note that the connection has ended."""
         self._places.leave(self.client or _NOWHERE)
         super().connection_lost(exc)
 

@@ -123,7 +123,7 @@ class _Bucket:
 
 
 class Limits:
-    """How many requests are let through, by address and altogether; of addresses the last ADDRESSES_MOST are known.
+    """Limits of requests let through, by address and altogether; of addresses the last ADDRESSES_MOST are known.
     Not thread-safe: of the server's event loop."""
 
     def __init__(self, now: float) -> None:
@@ -224,7 +224,7 @@ def _confirms(action: LinkAction, body: bytes, kind: str) -> bool:
 
 
 def _network(address: str) -> str:
-    """What counts as one address."""
+    """Network that counts as one address."""
     try:
         known = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
