@@ -180,7 +180,7 @@ def test_what_a_delegate_refuses_reaches_the_caller_and_the_old_terms_stay(
     def refuse(*_arguments: Any) -> None:
         raise AccessDeniedError("not south of there")
 
-    monkeypatch.setattr(pads[1].delegate, "_exchange", refuse)
+    monkeypatch.setattr(pads[1].delegate.subscribers._amendments, "_exchange", refuse)
     # When it is amended
     with pytest.raises(AccessDeniedError, match="not south of there"):
         app.amend_subscription(uid, predicate="//lat < 40")
@@ -361,7 +361,7 @@ def test_what_is_refused_goes_back_to_where_it_stood_without_a_lookup_service(
             each.stop()
         raise AccessDeniedError("not theirs")
 
-    monkeypatch.setattr(delegate, "_exchange", refuse)
+    monkeypatch.setattr(delegate.subscribers._amendments, "_exchange", refuse)
     # When it asks for another publisher's; Expect the refusal
     with pytest.raises(AccessDeniedError, match="not theirs"):
         app.amend_subscription(uid, predicate=PUBLISHER % "999th", timeout=5.0)

@@ -145,7 +145,7 @@ def test_an_access_rule_holds_for_the_metadata_beside_it(federation: Federation)
     def allow(_caller: Any, action: str, _subject: Any) -> Decision:
         return Decision(True, where="/image/open = 1", rule="one") if action == "subscribe" else Decision(True)
 
-    object.__setattr__(pad.delegate, "access", _Rules(allow))
+    object.__setattr__(pad.delegate.contracts.permissions, "access", _Rules(allow))
     publisher, uid = _untyped(federation)
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name="image", predicate=LARGE, view="combined")
