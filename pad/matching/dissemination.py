@@ -1,4 +1,4 @@
-"""What happens to one information object: validate, match, filter. Pure: no network, thread or clock.
+"""Dissemination of one information object: validate, match, filter. Pure: no network, thread or clock.
 
 Rules:
 - First level was decided at registration; here only predicates of subscriptions that matched it are asked
@@ -53,7 +53,7 @@ class Selected(NamedTuple):
 
 
 class Disseminated(NamedTuple):
-    """What becomes of an object: deliveries, those whose filter selected nothing and who asked for silence, those whose
+    """Outcome for an object: deliveries, those whose filter selected nothing and who asked for silence, those whose
     contract or filter it is too large for, and those who have it shaped later."""
 
     selected: Sequence[Selected]
@@ -67,15 +67,15 @@ ShapedLater = Callable[[Selected, tuple[Shape, ...]], bool]
 
 
 class Seal(Protocol):
-    """What is said of a payload that was cut or shaped (see signed.py)."""
+    """The statement on a payload that was cut or shaped (see signed.py)."""
 
     def __call__(self, parcel: Parcel, wanted: PayloadFilter | None, cut: bytes, *, is_shaped: bool = False) -> bytes:
-        """Of which object, by which filter, to what."""
+        """Seal a cut: of which object, by which filter, to what."""
         ...
 
 
 class Judgement:
-    """What one registration's last metadata came to: whether they pass, and whom they match.
+    """Judgement of a registration's last metadata: whether they pass, and whom they match.
 
     A source whose objects differ in their payloads alone (frames of a camera, samples of a sensor) asks the same again
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
@@ -96,7 +96,7 @@ class Judgement:
         self._conformity = Conformity(gate, entries, validate=validate, well_formed=well_formed)
         self.table = table
         self.origin: Final = origin
-        """Who publishes, and where."""
+        """The provenance: who publishes, and where."""
         self._viewed: tuple[int, int, frozenset[Subscription]] = -1, -1, frozenset()
         """Number of the object whose combined view was looked at last, at which version of the table, and whom it
         matched."""
@@ -177,7 +177,7 @@ class Judgement:
         return matched
 
     def select(self, matched: list[Subscription], head: Head) -> list[Subscription]:
-        """Of those that the metadata match, who wants the object: see MatchTable.selective."""
+        """Those, of whom the metadata match, that want the object: see MatchTable.selective."""
         wanted = [each for each in matched if takes(each, self.origin)]
         if not any(each.combined is not None for each in wanted):
             return wanted
@@ -317,7 +317,7 @@ def _length(parcel: Parcel) -> int:
 def _shape(
     published: Parcel, each: Selected, shapes: tuple[Shape, ...], seal: Seal | None, shaper: Shaping
 ) -> Parcel | None:
-    """What is delivered instead of what the filter has left; None: that stays."""
+    """The parcel to deliver instead of what the filter has left; None: that stays."""
     wanted, payload = each.wanted, each.parcel.payload
     shaped = shaper.shape(published.head, wanted, payload, shapes)
     if shaped is None:
@@ -331,7 +331,7 @@ def _shape(
 def _cuts(
     parcel: Parcel, filters: set[PayloadFilter], seal: Seal | None
 ) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
-    """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter.
+    """Selections of the filters: how many parts, and the object with them; None when the payload is no XML to filter.
     Raises OversizeError when it is XML beyond the limits."""
     if not filters:
         return None

@@ -114,7 +114,7 @@ def recall(object_id: str, kept: Callable[[str], Parcel | None]) -> Parcel:
 
 
 def queue_of(session: Mapping[str, Any], uid: str) -> dict[str, object]:
-    """Of the status of a subscriber session what concerns one subscription of it."""
+    """The part of a subscriber session's status that concerns one subscription of it."""
     return {
         "connected": session["connected"],
         "queued": session["queued"].get(uid, 0),
@@ -127,7 +127,7 @@ def _bare(uid: str) -> str:
 
 
 def _withheld(subscription: Subscription, standing: Standing, root: Element, size: int) -> list[str]:
-    """What access rules have against it, without saying what they are."""
+    """Objections of access rules, without saying what they are."""
     if not standing.may:
         return ["access policy: the subscriber may not have this type"]
     if standing.predicate is None or standing.predicate is subscription.predicate:
@@ -191,7 +191,7 @@ def _second_level(subscription: Subscription, root: Element, size: int) -> dict[
 
 
 def _filtered(subscription: Subscription, payload: bytes) -> tuple[dict[str, object], bool]:
-    """What the filter says of it, and whether it is withheld for being beyond what that is applied to."""
+    """The filter's findings, and whether it is withheld for being beyond what that is applied to."""
     if subscription.payload_filter is None:
         return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}, False
     wanted = subscription.payload_filter.copy()
@@ -212,7 +212,7 @@ def _filtered(subscription: Subscription, payload: bytes) -> tuple[dict[str, obj
 
 
 def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:
-    """What of a template no entry has: "Class.field: wants x, has y"; [] if everything matches."""
+    """Fields of a template that no entry has: "Class.field: wants x, has y"; [] if everything matches."""
     return [
         miss
         for template in templates

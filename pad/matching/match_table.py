@@ -23,11 +23,11 @@ from jbi_pubsub.pad.matching.partition import Partition, Stamp, level_of
 from jbi_pubsub.pad.model.subscription import Subscription
 
 COUNTERS: Final = ("documents", "evaluations", "xpath_evaluations", "errors")
-"""Of an index, those that only grow."""
+"""Counters of an index, those that only grow."""
 
 PARTITIONED_SECONDS: Final = 0.001
 UNITED_SECONDS: Final = 0.0005
-"""What judging an object takes where predicates are partitioned by importance, and where they are not any more."""
+"""Time for judging an object above which predicates are partitioned by importance, and below which no more."""
 
 
 class MatchTable:
@@ -41,19 +41,19 @@ class MatchTable:
         self.parts: Partition | None = None
         """The same, where predicates are partitioned by importance: see `balance`."""
         self._counted: Counter[str] = Counter()
-        """Of indexes before this one."""
+        """Counts of indexes before this one."""
         self._narrowed: dict[Subscription, Predicate] = {}
-        """What subscriptions are matched by of which access rules let through a part."""
+        """Predicates of those subscriptions of which access rules let through a part."""
         self.predicates = 0
-        """How many of the subscriptions have a predicate: without any the metadata need not be read."""
+        """Number of subscriptions with a predicate: without any the metadata need not be read."""
         self.filters = 0
-        """How many of the subscriptions have a payload filter: without any payloads need not be parsed."""
+        """Number of subscriptions with a payload filter: without any payloads need not be parsed."""
         self.selective = 0
-        """How many of the subscriptions do not want all that they match by the metadata: see Subscription."""
+        """Number of subscriptions that do not want all that they match by the metadata: see Subscription."""
         self._view: PredicateIndex[Subscription] | None = None
         """Predicates on the combined view, as long as there are some."""
         self.budget = CostBudget(MAX_COST_OF_REGISTRATION)
-        """What all that is evaluated for an object costs."""
+        """Costs of all that is evaluated for an object."""
         self.version = 0
         """Changes with every subscription that comes or goes."""
         self.revision = 0
@@ -75,7 +75,7 @@ class MatchTable:
         return subscription in self._index
 
     def predicate_of(self, subscription: Subscription) -> Predicate | None:
-        """What it is matched by."""
+        """The predicate that it is matched by."""
         return self._narrowed.get(subscription, subscription.predicate)
 
     def add(self, subscription: Subscription, predicate: Predicate | None = None) -> None:
@@ -155,7 +155,7 @@ class MatchTable:
         self._index = index
 
     def _count(self) -> None:
-        """What the index has counted: another one takes its place."""
+        """Add up what the index has counted: another one takes its place."""
         stats = self._index.stats()
         self._counted.update({name: stats[name] for name in COUNTERS})
 

@@ -60,7 +60,7 @@ class Partition:
         self.between: dict[int, None] = {}
         """Positions of the objects that are not through all levels; of who judges."""
         self.is_closing = False
-        """It is looked whether nothing is between: who would come in first steps back."""
+        """Whether it ends if nothing is between: who would come in first steps back."""
         self._indexes = _indexes()
         for subscription, predicate in predicates.items():
             self.add(subscription, predicate)
@@ -160,7 +160,7 @@ class Partition:
     def follow(
         self, predicate_of: Callable[[Subscription], Predicate | None], changed: Callable[[], None], stamp: Stamp
     ) -> None:
-        """Whose importance has changed moves; who has moved for long enough stands at one level. `changed`: answers
+        """Move those whose importance has changed; those that moved long enough stand at one level. `changed`: answers
         that are remembered do not hold any more."""
         self._end_moves(changed)
         wanted = {

@@ -1,4 +1,4 @@
-"""What a delegate keeps of what it has published, for seconds: who comes late catches up with it.
+"""Objects that a delegate has published and keeps for seconds: who comes late catches up with it.
 
 A subscription that stood before an object was published is to get it, whenever the delegate hears of the subscription:
 at a new registration, after a restart, at a fail-over, from a lookup service that comes late. So each object gets a
@@ -36,7 +36,7 @@ OVERHEAD: Final = 1_000
 """Bytes that a kept object takes beside its own."""
 OLD_SECONDS: Final = 1.0
 OLD_BYTES: Final = 1 << 20
-"""What a buffer that is not young holds: the way from `register_subscriber` to the delegate takes some ten ms."""
+"""Bounds of a buffer that is not young: the way from `register_subscriber` to the delegate takes some ten ms."""
 SPANS: Final = 64
 """Spans of time in which the objects that have gone are counted; the older, the longer."""
 SPAN_SECONDS: Final = 0.25
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
     @property
     def origin(self) -> Provenance:
-        """Who publishes, and where."""
+        """The provenance: who publishes, and where."""
         ...
 
     def read(self, metadata: bytes) -> Element | Traced | None:
@@ -68,13 +68,13 @@ class Kept(msgspec.Struct, eq=False, gc=False):
     parcel: Parcel
     reader: Reader
     unmatched: bool = False
-    """It matched nobody when it came."""
+    """Whether it matched nobody when it came."""
     found: bool = False
     """Somebody who came later got it."""
 
 
 class Gone:
-    """How many objects have left a buffer, by when they came."""
+    """Number of objects that have left a buffer, by when they came."""
 
     def __init__(self) -> None:
         self._spans: deque[list[float]] = deque()  # [when its first came, when its last, how many, the first's place]
@@ -98,7 +98,7 @@ class Gone:
             self._merge()
 
     def since(self, time: float) -> int:
-        """How many came at or after `time`; of a span that began before it a part, by its length."""
+        """Number that came at or after `time`; of a span that began before it a part, by its length."""
         count = 0.0
         for first, last, number, _ in self._spans:
             if first >= time:
@@ -131,7 +131,7 @@ class RecentBuffer:
     """Bytes, with the overhead."""
     gone: Gone = field(default_factory=Gone)
     lost: dict[Cause, Gone] = field(default_factory=dict)
-    """How many never came to it, by when that was told."""
+    """Number of those that never came to it, by when that was told."""
     total: int = 0
     """All that ever lay here."""
     last: float = -math.inf
@@ -158,7 +158,7 @@ class RecentBuffers:
         self._lock = threading.Lock()
         self._filled: set[RecentBuffer] = set()
         self.position = 0
-        """Of the last object kept."""
+        """Position of the last object kept."""
         self.size = 0
         """Bytes in all buffers."""
         self.found_late = 0
@@ -236,7 +236,7 @@ class RecentBuffers:
             return is_largest and now - buffer.kept[0].time < settle
 
     def unmatched(self, kept: Kept) -> None:
-        """It matched nobody when it came."""
+        """Note that it matched nobody when it came."""
         with self._lock:
             kept.unmatched = True
             self.found_late += kept.found
@@ -295,7 +295,7 @@ class RecentBuffers:
         return next((parcel for parcel in parcels if parcel.head.object_id == object_id), None)
 
     def trim(self, now: float) -> None:
-        """What has lain long enough goes. Now and then."""
+        """Drop what has lain long enough. Now and then."""
         with self._lock:
             for buffer in [s for s in self._filled if not math.isinf(s.young_until)]:
                 is_young = now < buffer.young_until
@@ -312,7 +312,7 @@ class RecentBuffers:
             return sum(len(buffer.kept) for buffer in self._filled)
 
     def _trim(self, buffer: RecentBuffer, before: float, most: int) -> None:
-        """What came before `before` goes, and as much more as is over `most` bytes."""
+        """Drop what came before `before`, and as much more as is over `most` bytes."""
         while buffer.kept and (buffer.kept[0].time < before or buffer.size > most):
             self.size -= buffer._pop()
         if not buffer.kept:

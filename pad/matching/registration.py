@@ -22,7 +22,7 @@ from jbi_pubsub.protocol.entries import Origin
 Entries = tuple[EntryRep, ...]
 
 COUNTED: Final = 1_000
-"""Who has come to a topic: of more it is not asked whether all that were told are there."""
+"""Visitors of a topic that are counted: of more it is not asked whether all that were told are there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,7 @@ class Topic:
     buffer: RecentBuffer = field(default_factory=RecentBuffer)
     registrations: int = 0
     schema: SchemaBundle | None = None
-    """Of the type, for whoever comes when nobody publishes it any more."""
+    """Schema of the type, for whoever comes when nobody publishes it any more."""
     is_partly_kept: bool = False
     """Not all objects that may lie in its buffer are archived."""
     announced: float = -math.inf
@@ -72,15 +72,15 @@ class Registration:
     topic: Topic
     judgement: Judgement
     signing: SigningKey | None = field(default=None, repr=False)
-    """What its objects are signed with."""
+    """Key that its objects are signed with."""
     contract: Contract | None = field(default=None, repr=False)
-    """What policies have decided for it, with QoS."""
+    """Settings that policies have decided for it, with QoS."""
     seconds: Callable[[], float] | None = field(default=None, repr=False)
-    """What judging one of its objects takes, with QoS, as soon as one has come."""
+    """Time to judge one of its objects, with QoS, as soon as one has come."""
     persist: bool = False
     """Its objects are archived."""
     marked: bool | None = None
-    """What its publisher says of that."""
+    """Choice of its publisher whether they are archived; None: it says nothing."""
     expiration: float = 0.0
     """Seconds after publication at which what waits is lost; 0.0: never."""
     local: bool = False
@@ -88,7 +88,7 @@ class Registration:
     archived: int = 0
     """Number of the last object that the archive had when it came."""
     origin: Origin | None = None
-    """Of one that is relayed from another platform."""
+    """Origin of one that is relayed from another platform."""
     sequence: int = 0
     judged: int = 0
     """Number of the last object that was judged: what is between is under way."""
@@ -99,7 +99,7 @@ class Registration:
     """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
     bad_signature: int = 0
     share: tuple[str, int] = field(default=("", 0), repr=False)
-    """What its request takes of its peer's (see account.RequestQuota)."""
+    """Share of its peer's quota that its request takes (see quota.RequestQuota)."""
     has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""

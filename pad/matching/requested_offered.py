@@ -1,4 +1,4 @@
-"""What publishers offer of their objects, against what subscriptions require of them. Pure; the delegate's lock covers
+"""Offers of publishers for their objects, against what subscriptions require. Pure; the delegate's lock covers
 it.
 
 Requested and offered, as in DDS (OMG DDS 1.4, 2.2.3): but per field, told to who requires it, and it keeps no object
@@ -23,17 +23,17 @@ class Offers:
         self._requiring: dict[Subscription, None] = {}
 
     def required_by(self, subscription: Subscription) -> None:
-        """It stands, in the tables of its topics."""
+        """Note that it stands, in the tables of its topics."""
         if not set(OFFERED).isdisjoint(subscription.request.qos.require):
             self._requiring[subscription] = None
             self._look_again(subscription)
 
     def forget(self, subscription: Subscription) -> None:
-        """It has ended. Safe to repeat."""
+        """Note that it has ended. Safe to repeat."""
         self._requiring.pop(subscription, None)
 
     def made_by(self, registration: Registration, offer: Wish) -> list[Subscription]:
-        """It stands. Those whose requirements it does not meet."""
+        """Note that it stands; those whose requirements it does not meet."""
         if all(getattr(offer, name) is None for name in OFFERED):
             return []
         self._offering[registration] = offer

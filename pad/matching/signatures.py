@@ -70,7 +70,7 @@ class SignatureCheck:
 
 
 class Seals:
-    """What we say of the payloads that we cut, for those who get them. One thread at a time or several."""
+    """Statements on the payloads that we cut, for those who get them. One thread at a time or several."""
 
     def __init__(self, signer: Signer, holder: str) -> None:
         """`holder`: the id of this delegate or peer publisher."""
@@ -83,7 +83,7 @@ class Seals:
 
     @property
     def key(self) -> SigningKey:
-        """What we sign with, for those who ask."""
+        """The key that we sign with, for those who ask."""
         generation, key = self._bound
         if generation != self._signer.generation:
             generation, key = self._bound = self._signer.generation, self._signer.bound(self._holder)

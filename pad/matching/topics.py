@@ -18,7 +18,7 @@ from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Entries, Registration, Topic
 
 GHOST_SECONDS: Final = 60.0
-"""How long a topic whose last registration has gone is remembered behind the last object of its buffer: who comes then
+"""Time that a topic whose last registration has gone is remembered behind the last object of its buffer: who comes then
 is told how many he has missed."""
 GHOSTS_MOST: Final = 1_000
 """Such topics; beyond that the oldest is forgotten."""
