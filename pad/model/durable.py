@@ -34,7 +34,7 @@ class Holder(Protocol):
         ...
 
     def note_refused(self) -> None:
-        """It is told when what it wants may be allowed."""
+        """Note that it is to be told when what it wants may be allowed."""
         ...
 
 
@@ -53,19 +53,19 @@ class Durable:
         self._above = list(consumer.acknowledged)
         """Above it: intervals, ascending, none next to another without something unacknowledged between."""
         self._open: list[int] = []
-        """What waits, or was sent, and is not acknowledged, ascending."""
+        """Positions of what waits, or was sent, and is not acknowledged, ascending."""
         self._limit: float = self.position
-        """What is above comes by the feed yet; infinite when it has brought all."""
+        """Position above which the feed is to bring all yet; infinite when it has brought all."""
         self.share: Share = NO_SHARE
         self.ends = consumer.ends
         self.is_changed = False
         self.is_new = True
-        """It never was in this process, nor before."""
+        """Whether it never was in this process, nor before."""
         self.session: Holder | None = None
-        """Who has it."""
+        """The session that has it."""
 
     def amend(self, request: SubscriptionRequest) -> None:
-        """It has these terms from now on."""
+        """Give it these terms from now on."""
         self.request, self.entries, self.is_changed = kept_terms(request), request.entries, True
 
     def attach(self, session: Holder) -> None:
@@ -127,7 +127,7 @@ class Durable:
                 self._above = [each for each in self._above if each[1] > position]
 
     def reset(self, position: int) -> None:
-        """It goes on behind that position."""
+        """Let it go on behind that position."""
         with self.lock:
             self.position, self.is_changed = position, True
             self._limit = min(self._limit, position)

@@ -1,4 +1,4 @@
-"""What happens to a delegate's contracts, for who wants to know: a node tells it as information objects."""
+"""Events of a delegate's contracts, for who wants to know: a node tells them as information objects."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ Witness = Callable[[Happening], None]
 
 
 def proved(caller: Caller | None) -> str:
-    """Who that is, as far as it is certain."""
+    """The user that it is, as far as that is certain."""
     return caller.user if caller is not None and not caller.claimed else ""

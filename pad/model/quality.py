@@ -1,4 +1,4 @@
-"""What QoS-managed dissemination does in a delegate or peer publisher, as the rest of pad sees it.
+"""QoS-managed dissemination in a delegate or peer publisher, as the rest of pad sees it.
 
 Absent (None) where `[qos] mode` and the policy file do not ask for it: then nothing here is asked.
 """
@@ -29,12 +29,12 @@ class Shaping(Protocol):
         ...
 
     def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
-        """What `shape` is likely to take; 0.0 for what it has just made."""
+        """Seconds that `shape` is likely to take; 0.0 for what it has just made."""
         ...
 
     def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
-        """What shapes make of what the filter `wanted` has left of the object with that head; None: it can't be shaped
-        so, or gets no smaller."""
+        """The shaped payload, of what the filter `wanted` has left of the object with that head; None: it can't be
+        shaped so, or gets no smaller."""
         ...
 
 
@@ -42,10 +42,10 @@ R = TypeVar("R")
 
 
 class Work(Protocol):
-    """What is done in steps, when it is its turn. `importance` and `size` may not wait."""
+    """Work that is done in steps, when it is its turn. `importance` and `size` may not wait."""
 
     def importance(self) -> int:
-        """Of the next step, 1 to 5."""
+        """The importance of the next step, 1 to 5."""
         ...
 
     def size(self) -> int:
@@ -59,7 +59,7 @@ class Work(Protocol):
 
 
 class Turns(Protocol):
-    """Who works next: one at a time, the most important one."""
+    """Order of work: one at a time, the most important one."""
 
     @property
     def is_strict(self) -> bool:
@@ -71,7 +71,7 @@ class Turns(Protocol):
         ...
 
     def seconds(self, task: Any) -> float:
-        """What a piece of it takes, by what was measured; 0.0: nothing was."""
+        """Time that a piece of it takes, by what was measured; 0.0: nothing was."""
         ...
 
     def submit(self, task: Any) -> None:
@@ -99,7 +99,7 @@ Q = TypeVar("Q", bound=QueuedObject)
 
 
 class PriorityQueue(Protocol[Q]):
-    """What holds objects back for one subscription, by level: see qos/queue.py."""
+    """Queue that holds objects back for one subscription, by level: see qos/queue.py."""
 
     levels: int
     next_expiry: float
@@ -121,11 +121,11 @@ class Links(hub.Turns, Protocol):
     """Which sessions are behind which links, and when they send: see qos/bandwidth.py."""
 
     def assign(self, sender: hub.HubSender, link: str) -> None:
-        """It is behind that link; "": behind none."""
+        """Put a session behind that link; "": behind none."""
         ...
 
     def leave(self, sender: hub.HubSender) -> None:
-        """It is over."""
+        """Forget a session that is over."""
         ...
 
 
@@ -134,7 +134,7 @@ class Quality(Protocol):
 
     @property
     def shaper(self) -> Shaping:
-        """Of all contracts here."""
+        """The shaper of all contracts here."""
         ...
 
     @property
@@ -144,12 +144,12 @@ class Quality(Protocol):
 
     @property
     def tasks(self) -> Turns:
-        """Who is judged next."""
+        """The order of judging."""
         ...
 
     @property
     def links(self) -> Links:
-        """Who sends next, and when."""
+        """The links: who sends next, and when."""
         ...
 
     @property
@@ -158,11 +158,11 @@ class Quality(Protocol):
         ...
 
     def strategy(self) -> Strategy:
-        """How levels share what is short, now."""
+        """The way that levels share what is short, now."""
         ...
 
     def queue_of(self, contract: Contract, lost: Callable[[Q, Cause], None]) -> PriorityQueue[Q]:
-        """What holds objects back for a contract; `lost`: what it has lost, or not let in."""
+        """The queue that holds objects back for a contract; `lost`: what it has lost, or not let in."""
         ...
 
     def opened(
@@ -190,15 +190,15 @@ class Quality(Protocol):
         ...
 
     def granted(self, contract: Contract) -> GrantedQos:
-        """What it has got by now."""
+        """The grant that it has got by now."""
         ...
 
     def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
-        """What such a contract would get, and why, as plain data."""
+        """The grant that such a contract would get, and why, as plain data."""
         ...
 
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
-        """What one that stands has got, and why, as plain data."""
+        """The grant of a contract that stands, and why, as plain data."""
         ...
 
     def set(self, key: str, value: str, *, people: bool) -> PolicyChanged:
@@ -207,7 +207,7 @@ class Quality(Protocol):
         ...
 
     def ended(self, contract: Contract) -> None:
-        """It is over."""
+        """Note that a contract is over."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Pulled(Contract):
 
     @property
     def settings(self) -> Settings:  # type: ignore[override]  # follows the other one's
-        """What is in force of the contract."""
+        """The settings that are in force of the contract."""
         now = self._contract.settings
         if self._known is None or self._known[0] is not now:
             self._known = now, _pulled(now)
@@ -276,7 +276,7 @@ class CatchingUp(Contract):
 
     @property
     def settings(self) -> Settings:  # type: ignore[override]  # follows the other one's
-        """What is in force of the contract."""
+        """The settings that are in force of the contract."""
         return self._contract.settings
 
     def by_object(self, parcel: Parcel) -> Settings:

@@ -13,12 +13,12 @@ STANDING_MOST: Final = 64 << 20
 """Bytes of all requests that one peer has standing at a delegate: a hundred thousand subscriptions of 600."""
 
 Share = tuple[str, int]
-"""Of a peer, so many bytes."""
+"""Share of a peer, in bytes."""
 NO_SHARE: Final[Share] = ("", 0)
 
 
 class RequestQuota:
-    """What peers have standing here, in bytes of their requests: registrations, subscriptions, open queries. Any
+    """Requests that peers have standing here, in bytes: registrations, subscriptions, open queries. Any
     thread."""
 
     def __init__(self, most: int = STANDING_MOST) -> None:
@@ -49,7 +49,7 @@ class RequestQuota:
             self._add(before[0], before[1])
 
     def give_back(self, share: Share) -> None:
-        """It stands no more."""
+        """Give back the share of a request that stands no more."""
         with self._lock:
             self._add(share[0], -share[1])
 

@@ -1,4 +1,4 @@
-"""Whose subscription it is, and what he may have of each type.
+"""Owner of a subscription, and what he may have of each type.
 
 Asked when it opens, when it comes to a further type, and again when the policy has changed; never per object.
 """
@@ -19,7 +19,7 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 
 class Rights:
-    """Of the caller who has made a subscription."""
+    """Rights of the caller who has made a subscription."""
 
     __slots__ = ("_policy", "_refused", "caller")
 
@@ -50,7 +50,7 @@ class Rights:
 
 
 def wanted(request: SubscriptionRequest) -> Subject:
-    """What a subscription is for, as far as it says: perhaps no type, or no version of it."""
+    """The subject of a subscription, as far as it says: perhaps no type, or no version of it."""
     for entry in request.entries:
         if entry.cls.name == InformationType.entry_name:
             told = InformationType.from_rep(entry)
@@ -65,8 +65,8 @@ def type_wanted(request: SubscriptionRequest) -> TypeName:
 
 
 def effective(own: Predicate | None, decision: Decision) -> Predicate | None:
-    """What a subscription is matched by: its own predicate, and what the rules let through. Raises PredicateError,
-    which does not say what the rules are."""
+    """The predicate that a subscription is matched by: its own predicate, and what the rules let through. Raises
+    PredicateError, which does not say what the rules are."""
     if not decision.where:
         return own
     condition: Condition = (decision.where, decision.namespaces)

@@ -43,9 +43,9 @@ class Subscription:
     """On the metadata."""
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
-    """Of an e-mail-only subscription."""
+    """The lease of an e-mail-only subscription."""
     caller: Caller | None = field(default=None, repr=False)
-    """Who has asked for it, the last time; None: the application that a peer publisher lives in."""
+    """The caller that has asked for it last; None: the application that a peer publisher lives in."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0
@@ -58,7 +58,7 @@ class Subscription:
     mailed: int = 0
     """Objects times recipients that the mail server has taken."""
     digest_seconds: float = 0.0
-    """How long objects are gathered for one mail; 0 sends each by itself."""
+    """Time that objects are gathered for one mail; 0 sends each by itself."""
     mail_waiting: int = 0
     """Objects in the mail queue."""
     mail_suspended: dict[str, str] = field(default_factory=dict)
@@ -66,31 +66,31 @@ class Subscription:
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the buffer, if at all."""
     rights: Rights | None = field(default=None, repr=False)
-    """Of its caller, where access is restricted."""
+    """Rights of its caller, where access is restricted."""
     unmet: tuple[Unmet, ...] = field(default=(), repr=False)
-    """What it requires and publishers that it gets objects of do not offer."""
+    """Requirements that publishers it gets objects of do not offer."""
     contract: Contract | None = field(default=None, repr=False)
-    """What policies have decided for it, with QoS."""
+    """Contract that policies have decided for it, with QoS."""
     narrowed_by: str = ""
     """The rules that let through a part of some type alone."""
     durable: Durable | None = field(default=None, repr=False)
-    """What it has had, over restarts."""
+    """Record of what it has had, over restarts."""
     set_aside: str = ""
     """Why it is not evaluated for some registration that it matches; "" where it is for all."""
     share: tuple[str, int] = field(default=("", 0), repr=False)
-    """What its request takes of its peer's (see totals.RequestQuota)."""
+    """Share of its peer's quota that its request takes (see quota.RequestQuota)."""
     is_replayed: bool = False
-    """It began in the past, and catches up with an archive."""
+    """Whether it began in the past, and catches up with an archive."""
     replayed: int = 0
     """Objects that it caught up with; they count in the others, too."""
     combined: Predicate | None = field(default=None, repr=False)
     """On the combined view, instead of one on the metadata (see core/combined.py)."""
     is_selective: bool = field(default=False, repr=False)
-    """It does not want all that it matches by the metadata: it has a predicate on the combined view, or does not want
-    what some publish."""
+    """Whether it does not want all that it matches by the metadata: it has a predicate on the combined view, or does
+    not want what some publish."""
     lost: Counter[str] = field(default_factory=Counter)
     revision: int = field(default=0, repr=False)
-    """Of its terms; odd while they change."""
+    """Revision of its terms; odd while they change."""
     ended: Cause = Cause.CANCELLED
     """Why what still comes for it after its end is lost."""
 
@@ -105,7 +105,7 @@ class Subscription:
             self.contract.meter.lost(type_name)
 
     def amend(self, other: Subscription) -> None:
-        """It has the terms of `other` from now on: what it asks for, not what came of it."""
+        """Take over the terms of `other`: what it asks for, not what came of it."""
         self.revision += 1
         self.request, self.set_aside = other.request, ""
         self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
@@ -114,7 +114,7 @@ class Subscription:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
+        """The charges for what is evaluated: a predicate that the index does not take as a whole, a payload filter."""
         return self.charges_by(self.predicate)
 
     def charges_by(self, predicate: Predicate | None) -> tuple[Charge, ...]:
@@ -184,7 +184,7 @@ def _qos(contract: Contract) -> dict[str, object]:
 
 
 def shown(uid: str) -> str:
-    """How a session or connection id, which is the right to what it names, is shown to others."""
+    """The form in which a session or connection id, the right to what it names, is shown to others."""
     kind, dash, _ = uid.partition("-")
     return f"{kind}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}" if dash else uid
 

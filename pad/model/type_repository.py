@@ -32,7 +32,7 @@ class ServedTypes(TypeRepository, Protocol):
 
     @property
     def registry(self) -> TypeRegistry | None:
-        """What outlives the process; None without [types] folder."""
+        """The registry, which outlives the process; None without [types] folder."""
         ...
 
     @property
