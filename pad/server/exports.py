@@ -1,4 +1,4 @@
-"""What a delegate or peer publisher answers over the control plane: an object for each name that it exports.
+"""Calls of a delegate or peer publisher on the control plane: an object for each name that it exports.
 
 Each call asks the access policy, unless an id that was given when something was allowed is the right, and hands on to
 the server or its delegate; nothing is decided here.
@@ -265,7 +265,7 @@ class SubscriberCalls:
 
 
 class HistoryCalls:
-    """What subscribers ask of the archive."""
+    """Queries of subscribers to the archive."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -335,7 +335,7 @@ class HistoryCalls:
 
 
 class MailLinkCalls:
-    """What whoever reads a mail may do with it."""
+    """Links in a mail, for whoever reads it."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -346,7 +346,7 @@ class MailLinkCalls:
 
 
 class JoinAdminCalls:
-    """What an administrator may do to the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
+    """Administration of the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -368,7 +368,7 @@ class JoinAdminCalls:
 
 
 class StatusCalls:
-    """What everybody may know; the terms of contracts are for administrators."""
+    """Status for everybody; the terms of contracts are for administrators."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -395,7 +395,7 @@ class StatusCalls:
 
 
 class AdminCalls(AccessAdmin):
-    """What an administrator may do to what stands here."""
+    """Administration of what stands here."""
 
     def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
         super().__init__(access)
@@ -403,7 +403,7 @@ class AdminCalls(AccessAdmin):
 
     @exported
     def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
-        """Of what opens a contract also what importance and preferences it would get."""
+        """Explain a decision; of what opens a contract also what importance and preferences it would get."""
         found = super().explain(caller, asked)
         if asked.action in CONTRACTS and (quality := self._server.quality) is not None:
             who = Caller(asked.address, user=asked.user, client=asked.client)

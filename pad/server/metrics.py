@@ -1,4 +1,4 @@
-"""What the metrics port of a delegate or peer publisher shows. Pure."""
+"""Samples of a delegate or peer publisher for its metrics port. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _QUANTILES: Final = (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"))
 
 
 def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterator[Sample]:
-    """Of a status; `refused`: how often access to what was refused, by action."""
+    """Samples of a status; `refused`: how often access to what was refused, by action."""
     yield Sample("publishers", "gauge", "Connected publishers", len(status["publishers"]))
     yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
     yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
@@ -129,7 +129,7 @@ def _archive_samples(archive: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def _qos_samples(qos: Mapping[str, Any], lost: Mapping[str, int]) -> Iterator[Sample]:
-    """Of the status of quality of service, as far as its managers tell."""
+    """Samples of the status of quality of service, as far as its managers tell."""
     if policy := qos.get("policy"):
         yield Sample("qos_policy_version", "gauge", "Version of the policies in force", policy.get("version", 0))
         meaning = "Whether the policy file is wrong, and an older one in force"

@@ -126,12 +126,12 @@ CREDIT_LEAST: Final = 1 << 16
 """Each has so many at least."""
 
 BALANCE_SECONDS: Final = 1.0
-"""How often it is looked at what predicates cost, and how important those are whose they are."""
+"""Interval at which it is looked at what predicates cost, and how important those are whose they are."""
 
 NAMESAKE_SECONDS: Final = 5.0
 """For a lookup service to list other delegates of our name, and for each of them to answer."""
 REAP_SECONDS: Final = 0.2
-"""How often leases are looked at: the grace within which an expired one is cleaned up."""
+"""Interval at which leases are looked at: the grace within which an expired one is cleaned up."""
 
 
 class DisseminationServer:
@@ -178,7 +178,7 @@ class DisseminationServer:
         """Where large payloads are."""
         self._publications: dict[str, Receiver] = {}
         self._coming: dict[str, dict[int, Gathering]] = {}
-        """Of the same connections what comes in chunks, by numbers of registrations."""
+        """Pieces on the same connections, by numbers of registrations."""
         self._certificates: Facts | None = None
         """Those whose parties have been seen off."""
         self._stopping = threading.Event()
@@ -289,7 +289,7 @@ class DisseminationServer:
 
     @property
     def quality(self) -> Quality | None:
-        """Who serves whom first; None without quality of service."""
+        """Quality of service: who is served first; None without it."""
         return self._stages.quality
 
     @property
@@ -502,7 +502,7 @@ class DisseminationServer:
                 raise AccessDeniedError(f"registration {uid} {what}: it can't be relayed", uid=uid)
 
     def type_users(self, type_: TypeName) -> tuple[str, ...]:
-        """What uses a type, in words; () for nothing."""
+        """Users of a type, in words; () for nothing."""
         standing = self.delegate.registrations.publishing(type_)
         return users_of(type_, standing, self.community, self.server_id, self.users)
 
@@ -548,7 +548,7 @@ class DisseminationServer:
         return {**self._facts(), **self.delegate.overview()}
 
     def _facts(self) -> dict[str, Any]:
-        """What is not the delegate's."""
+        """Facts that are not the delegate's."""
         return {
             "kind": "delegate" if self.characteristics else "peer",
             "name": self.characteristics[0] if self.characteristics else "",
@@ -586,7 +586,7 @@ class DisseminationServer:
         return {"archive": {**self._stages.archive.status(), "queries": self.delegate.history.status()}}
 
     def samples(self) -> Iterator[Sample]:
-        """What the metrics port shows."""
+        """Samples that the metrics port shows."""
         return samples_of(self.status(), self._access.refused())
 
     # -- data connections ---------------------------------------------------------------------------------------
@@ -626,7 +626,7 @@ class DisseminationServer:
         receiver.run(line, lambda position: welcome(line, position, compression))
 
     def _receiver(self, connection_id: str) -> Receiver:
-        """Of a publisher's data connections, one after the other."""
+        """The receiver of a publisher's data connections, one after the other."""
         coming = self._coming.setdefault(connection_id, defaultdict(self._gathering))
         if self._tasks is not None and self._reports is not None:
             qos = self._config.qos
@@ -704,7 +704,7 @@ class DisseminationServer:
             intake.end()
 
     def granted(self, registration: Registration) -> Registered:
-        """What the publisher of a registration is told."""
+        """The terms that the publisher of a registration is told."""
         if self._tasks is None:
             return Registered()
         settings = (registration.contract or Contract()).settings
@@ -721,7 +721,7 @@ class DisseminationServer:
     def _judge(
         self, registrations: Mapping[int, Registration], number: int, run: Sequence[Parcel], deliveries: Deliveries
     ) -> Refused:
-        """What was refused of a run."""
+        """Judge a run; what was refused of it."""
         registration = registrations.get(number)
         if registration is None:
             why = UnknownUidError("publication for no registration of this publisher", number=number)

@@ -1,4 +1,4 @@
-"""What a delegate or peer publisher publishes itself, as an application of its own: measurements, events."""
+"""Publications of a delegate or peer publisher itself, as an application of its own: measurements, events."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jbi_pubsub.pad")
 
 NOBODY_SECONDS: Final = 10.0
-"""How long it counts that no lookup service was there to ask."""
+"""Time that it counts that no lookup service was there to ask."""
 ASKING: Final = 8
 """Types that others are asked about at once: whoever calls us with names of his own must not keep all of them busy."""
 USERS_MOST: Final = 1_000
@@ -96,7 +96,7 @@ class Repositories:
         return held.bundle if held is not None else None
 
     def elsewhere(self, key: Key) -> Held | None:
-        """What other delegates' repositories hold of it. Raises TypeConflictError when they are not of one mind."""
+        """The type as other delegates' repositories hold it. Raises TypeConflictError when they disagree."""
         if not self._community.connected() and time.monotonic() < self._nobody_until:
             return None  # it was waited for just now: strangers must not make all threads wait
         if not self._asking.acquire(timeout=ASK_SECONDS):
@@ -249,7 +249,7 @@ class TypeCalls:
             raise conflict(key[1], held.descriptor.digest, digest)
 
     def _sweep(self, registry: TypeRegistry) -> None:
-        """What was removed by force goes when nothing uses it any more."""
+        """Remove what was removed by force, once nothing uses it any more."""
         for told in registry.removed():
             if not self._server.type_users(told.type):
                 registry.remove(told.key, "nothing uses it any more", users=())
@@ -258,7 +258,7 @@ class TypeCalls:
 def users_of(
     type_: TypeName, here: int, community: JoinManager, server_id: str, others: Sequence[Callable[[TypeName], str]]
 ) -> tuple[str, ...]:
-    """What uses a type, in words: registrations here and at other delegates, and what `others` say."""
+    """Users of a type, in words: registrations here and at other delegates, and what `others` say."""
     found = [_counted(here, "here")] if here else []
     wanted = InformationType(name=type_.name, version=type_.version).rep()
     template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
