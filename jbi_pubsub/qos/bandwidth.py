@@ -64,7 +64,7 @@ class BandwidthManager:
             sender.ready()
 
     def assign(self, sender: HubSender, link: str) -> None:
-        """It is behind that link; "": behind none."""
+        """Put a sender behind that link; "": behind none."""
         with self._lock:
             if self._wanted.get(sender) == link:
                 return
@@ -73,7 +73,7 @@ class BandwidthManager:
         sender.ready()
 
     def leave(self, sender: HubSender) -> None:
-        """It is over."""
+        """Note that a sender is over."""
         with self._lock:
             self._wanted.pop(sender, None)
             self._settle(sender, self._clock())
@@ -95,7 +95,7 @@ class BandwidthManager:
     # -- turns --------------------------------------------------------------------------------------------------
 
     def put(self, sender: HubSender) -> None:
-        """It has something to send."""
+        """Note that a sender has something to send."""
         self._coming.append(sender)
 
     def next(self, now: float) -> tuple[HubSender, Allowance] | None:
@@ -161,7 +161,7 @@ class BandwidthManager:
     # -- what is known ------------------------------------------------------------------------------------------
 
     def resources(self, link: str) -> Resources:
-        """What conditions may ask of a link; nothing is known of one that is none."""
+        """Resources of a link that conditions may ask about; nothing is known of one that is none."""
         with self._lock:
             found = self._links.get(link)
             senders = [sender for sender, (_, its) in self._destinations.items() if its is found]
@@ -171,8 +171,8 @@ class BandwidthManager:
         return Resources(bandwidth=rate or None, backlog=float(sum(sender.backlog() for sender in senders)))
 
     def status(self) -> list[dict[str, Any]]:
-        """Of each link, as plain data (see Link.status), with what the system says of its connections: `retransmits`
-        of all of them, `unsent` bytes that it holds, its round trip (the longest)."""
+        """Status of each link, as plain data (see Link.status), with what the system says of its connections:
+        `retransmits` of all of them, `unsent` bytes that it holds, its round trip (the longest)."""
         now = self._clock()
         with self._lock:
             rows = [(link.status(now), link) for link in self._links.values()]

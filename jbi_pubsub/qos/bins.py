@@ -1,4 +1,4 @@
-"""Who is served next: tasks in bins by importance and estimated cost. Pure: no thread or clock, the owner's lock.
+"""Order of service: tasks in bins by importance and estimated cost. Pure: no thread or clock, the owner's lock.
 
 The priority of a task is p = (importance - 1 + s) / 5 with s = c0 / (c0 + cost), its bin floor(p x bins): importance
 beats any cost, of equal importance the cheaper one goes first (QED, section III.A; FIFO with one bin, whatever the
@@ -27,14 +27,14 @@ USUAL_COST: Final = 0.001
 OLDEST_EVERY: Final = 8
 """One in so many tasks of a level is its oldest, whatever it costs."""
 COST_SHARE: Final = 1 / 8
-"""Of one more piece in an estimate (the gain of TCP's round trip, RFC 6298)."""
+"""Weight of one more piece in an estimate (the gain of TCP's round trip, RFC 6298)."""
 IDLE: Final = math.inf
 _NUMERATOR: Final = USUAL_COST * (1 - 1e-9)
 """So that what costs nothing has a bin of its own level."""
 
 
 Ticket = int
-"""Of what was taken: what `charge` has to know. Level and bin are `ticket // bins` and `ticket % bins`."""
+"""Ticket of what was taken: what `charge` has to know. Level and bin are `ticket // bins` and `ticket % bins`."""
 
 
 class Bins(Generic[T]):
@@ -48,7 +48,7 @@ class Bins(Generic[T]):
         """Some bins hold tasks of two levels or more."""
         self._lines: list[list[deque[tuple[int, T]]]] = [[deque() for _ in range(bins)] for _ in range(LEVELS)]
         self._masks = [0] * LEVELS
-        """Of each level the bins that are not empty."""
+        """Bins of each level that are not empty."""
         self._active = 0
         """The levels that are not empty, as bits."""
         self._times = [IDLE] * LEVELS
@@ -88,8 +88,8 @@ class Bins(Generic[T]):
         return at
 
     def ticket(self, importance: int, cost: float) -> Ticket:
-        """What `take` would give with such a task, which is done at once, as nothing waits. Virtual time goes on with
-        it: a level that is served for hours while nobody else wants anything owes nothing for that."""
+        """Ticket that `take` would give with such a task, which is done at once, as nothing waits. Virtual time goes on
+        with it: a level that is served for hours while nobody else wants anything owes nothing for that."""
         level = importance - 1
         self._now = self._left[level] = max(self._left[level], self._now)
         return level * self.bins + int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))
@@ -125,7 +125,7 @@ class Bins(Generic[T]):
         return task, level * self.bins + at
 
     def charge(self, ticket: Ticket, spent: float) -> None:
-        """What was taken has cost so many seconds."""
+        """Note that what was taken has cost so many seconds."""
         level = ticket // self.bins
         times = self._times if self._masks[level] else self._left
         times[level] += spent / self._weights[level]
@@ -143,7 +143,7 @@ class Bins(Generic[T]):
         return [task for _, task in waiting]
 
     def depths(self) -> list[list[int]]:
-        """How many tasks wait, by level and bin."""
+        """Number of tasks that wait, by level and bin."""
         return [[len(line) for line in lines] for lines in self._lines]
 
     def _highest(self) -> int:
@@ -165,8 +165,8 @@ class Bins(Generic[T]):
 
 
 class Cost:
-    """What one kind of work costs, learned from what it has cost: seconds by size, as most work is in proportion to
-    what is read. An exponential average."""
+    """Cost of one kind of work, learned from what it has cost: seconds by size, as most work is in proportion to what
+    is read. An exponential average."""
 
     __slots__ = ("_seconds", "_size")
 

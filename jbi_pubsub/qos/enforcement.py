@@ -52,7 +52,7 @@ class Enforcement:
         self._source = source
         self.space = Space()
         self._said = Space()
-        """What policies say of the space, whatever our share of it is."""
+        """Space as policies have it, whatever our share of it is."""
         self._rates: Mapping[str, float] = {}
         self.links = BandwidthManager(chunk=config.link.chunk)
         self._process = ProcessUse()
@@ -78,7 +78,7 @@ class Enforcement:
         self._job.start(after=LOOK_SECONDS)
 
     def _installed(self, space: Space) -> None:
-        """What holds for the space from now on."""
+        """Take what holds for the space from now on."""
         self._said = space
         self.space = space = _shared(space, {} if self._file_says else self._rates)
         self.shaper.is_on = space.shaping
@@ -115,7 +115,7 @@ class Enforcement:
         self.tasks.changed()
 
     def _measured(self, link: str) -> Resources:
-        """What is known of a link, and of this process."""
+        """Resources of a link, as far as they are known, and of this process."""
         asked = self.local.policies.asks
         memory, cpu = self._process.look()
         queue, queue_bytes = (None, None) if asked.isdisjoint(("queue", "queue_bytes")) else self._queued()
@@ -134,11 +134,11 @@ class Enforcement:
         return self.local.rounds
 
     def strategy(self) -> Strategy:
-        """How levels share what is short, now."""
+        """Strategy by which levels share what is short, now."""
         return self.space.strategy
 
     def queue_of(self, contract: Contract, lost: Callable[[W, Cause], None]) -> LevelQueue[W]:
-        """What holds objects back for a contract."""
+        """Queue that holds objects back for a contract."""
         return LevelQueue(contract, lost)
 
     def opened(
@@ -157,16 +157,16 @@ class Enforcement:
         return contract, granted
 
     def granted(self, contract: Contract) -> GrantedQos:
-        """What it has got by now."""
+        """Grant that a contract has got by now."""
         return self.local.granted(contract)
 
     def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
-        """What such a contract would get, and why, as plain data."""
+        """Explain what such a contract would get, and why, as plain data."""
         claims = self._config.policy.trust_claims
         return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
 
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
-        """What one that stands has got, and why, as plain data."""
+        """Explain what one that stands has got, and why, as plain data."""
         return self.local.explain_contract(contract)
 
     def set(self, key: str, value: str, *, people: bool) -> PolicyChanged:
@@ -200,7 +200,7 @@ class Enforcement:
         }
 
     def series(self) -> dict[str, Any]:
-        """Of every number in the status, its last seconds (see `Monitor.status`)."""
+        """Series of every number in the status, its last seconds (see `Monitor.status`)."""
         with self._watching:
             return self._monitor.status(time.monotonic())
 
@@ -222,7 +222,7 @@ class Enforcement:
         self.tasks.close()
 
     def _rate_of_mail(self, wall: float) -> float:
-        """Of the link that mail is behind, if it is mail's own; 0: it has none, or no rate."""
+        """Rate of the link that mail is behind, if it is mail's own; 0: it has none, or no rate."""
         policies = self.local.policies
         mail, other = (
             policies.resolve(

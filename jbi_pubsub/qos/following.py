@@ -1,4 +1,4 @@
-"""How a delegate or peer publisher follows the policy manager of its information space (QED, section III).
+"""Following the policy manager of its information space, by a delegate or peer publisher (QED, section III).
 
 Theory of operation: a thread finds managers through the lookup services, joins one, and takes what that pushes; what is
 in force here, and what links would take, goes back once a second with the acknowledgements. It stays with the manager
@@ -57,7 +57,7 @@ STALE_SECONDS: Final = 3.0
 SILENT_SECONDS: Final = 10.0
 """Then its connection is given up, and others are looked for."""
 NEWS_BYTES: Final = 2 * SNAPSHOT_BYTES
-"""Of what is pushed at once: a set, and shares."""
+"""Bytes of what is pushed at once: a set, and shares."""
 STATE_MARK: Final = "# jbi policy state "
 """A state file is the text of the policies, behind a line that says which they are."""
 
@@ -128,7 +128,7 @@ class Following:
 
     @property
     def said(self) -> tuple[PolicySet, Mapping[str, float]]:
-        """What the manager has said last that can be used here: policies, and shares of links."""
+        """Last usable word of the manager: policies, and shares of links."""
         with self._lock:
             return self._policies, self._rates
 
@@ -300,7 +300,7 @@ class Following:
     # -- the state ----------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """What was in force before we were restarted."""
+        """Recover what was in force before we were restarted."""
         if self._state is None:
             return
         try:
@@ -339,7 +339,7 @@ class Following:
 
 
 class _Listener:
-    """Of the lookup services."""
+    """Listener at the lookup services."""
 
     def __init__(self, come: Callable[[ServiceItem], None]) -> None:
         self._come = come
@@ -351,11 +351,11 @@ class _Listener:
         self._come(new)
 
     def service_removed(self, item: ServiceItem) -> None:
-        """It may still answer."""
+        """Do nothing: it may still answer."""
 
 
 class Uses:
-    """What links carry, and would carry, from what is known of them each second. Pure."""
+    """Use of links: what they carry, and would carry, from what is known of them each second. Pure."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, list[int]]] = {}

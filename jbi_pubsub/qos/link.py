@@ -37,7 +37,7 @@ QUANTUM_LEAST: Final = 512
 QUANTUM_FIRST: Final = 8 << 10
 """Bytes, on a measured link of which nothing is known yet."""
 BURST_SECONDS: Final = 0.01
-"""What may go at once after a pause: as late as a thread wakes on a busy machine."""
+"""Seconds of data that may go at once after a pause: as late as a thread wakes on a busy machine."""
 STANDING: Final = 0.1
 """Seconds of data under way beyond the distance."""
 RATE_WINDOW: Final = 2.0
@@ -48,23 +48,23 @@ DRAIN_LEAST: Final = 0.2
 STALLED_AFTER: Final = 1.0
 """Seconds without an acknowledgement, or four round trips: what is under way there takes nothing from others."""
 LOOK_SECONDS: Final = 0.25
-"""How often what was sent is noted for the rate of the last seconds."""
+"""Seconds between two notes of what was sent, for the rate of the last seconds."""
 STALLED_LOOK: Final = 0.1
-"""How often those are looked for."""
+"""Seconds between two looks for stalled ones."""
 FALLEN: Final = 2.0
 """So many times what distance and standing data explain: the rate has fallen."""
 GROWN: Final = 1.25
 GROWING_TRIPS: Final = 3
 """An estimate that is so many times the one before grows, for so many round trips (both numbers are BBR's)."""
 DRAINED: Final = 0.5
-"""Of what the distance holds may be under way while distance is looked for, as in BBR's second version: enough that
-nothing stands, and no idle second of a long way."""
+"""Share of what the distance holds that may be under way while distance is looked for, as in BBR's second version:
+enough that nothing stands, and no idle second of a long way."""
 SEGMENT: Final = 1_448
 """Bytes of a TCP segment over Ethernet with timestamps: what LinkTerms.overhead is added to."""
 RESERVE_LEAST: Final = 100.0
 """Bytes a second that control calls have at least, on a link that has ten times that."""
 SHARE_SECONDS: Final = 0.2
-"""What of a guaranteed share is not used is kept for so long."""
+"""Seconds for which the part of a guaranteed share that is not used is kept."""
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class LinkEstimator:
             most.popleft()
 
     def fallen(self, rate: float, now: float) -> None:
-        """It is that now, whatever was seen before."""
+        """Note that it is that now, whatever was seen before."""
         self._most.clear()
         self._most.append((now, rate))
 
@@ -164,7 +164,7 @@ class Link(Generic[T]):
         self._acked_at = self._acked_left = now
         self._is_growing = False
         self._grown, self._grown_at = 0.0, -math.inf
-        """What the estimate was when it had grown last, and when that was."""
+        """Estimate when it had grown last, and when that was."""
         self._in_flight = 0
         self._bytes = Counter()
         self._looked_at = -math.inf
@@ -249,7 +249,7 @@ class Link(Generic[T]):
         self._limit(destination, now)
 
     def leave(self, destination: Destination[T]) -> None:
-        """It is on no link, or another one, from now on."""
+        """Take it off the link: it is on none, or another one, from now on."""
         if destination not in self._destinations:
             return
         del self._destinations[destination]
@@ -260,7 +260,7 @@ class Link(Generic[T]):
         destination.is_capped = destination.is_parked = False
 
     def put(self, destination: Destination[T]) -> None:
-        """It has something for the levels that it says."""
+        """Note that it has something for the levels that it says."""
         if destination.is_capped or destination.is_parked:
             return
         levels = destination.levels() & ~destination.rings
@@ -271,7 +271,7 @@ class Link(Generic[T]):
                 self._rings[level].append(destination)
 
     def forget(self, destination: Destination[T]) -> None:
-        """It can't take anything before it is put again."""
+        """Note that it can't take anything before it is put again."""
         for level in range(LEVELS):
             if destination.rings >> level & 1:
                 self._rings[level].remove(destination)
@@ -293,7 +293,7 @@ class Link(Generic[T]):
         return 0.0 if self._bucket is None else self._bucket.ready_in(now)
 
     def next(self, now: float) -> tuple[Destination[T], int] | None:
-        """Whose turn it is, and at which level."""
+        """Destination whose turn it is, and at which level."""
         self._unpark(now)
         if not self._waiting or self.ready_in(now):
             return None

@@ -45,7 +45,7 @@ from jbi_pubsub.policy.policy import NOTHING, PolicySet, Resolution, granted
 TICK_SECONDS: Final = 0.25
 """Between two looks at resources."""
 HOLD_SECONDS: Final = 1.0
-"""What was decided about a resource stays so for as long: who hovers about a limit does not flap."""
+"""Seconds for which a decision about a resource stays: who hovers about a limit does not flap."""
 MARGIN: Final = 0.1
 """A condition about a resource ends only when it is missed by a tenth."""
 CLOCK_SECONDS: Final = 1.0
@@ -91,7 +91,7 @@ class _Class:
         self.resolution = policies.resolve(self.facts, now=now)
 
     def asks(self) -> Iterator[tuple[str, Bound]]:
-        """What is to be known of resources: the link and the test."""
+        """Questions about resources: the link and the test of each."""
         for _, node in self.resolution.candidates:
             for test in tests_of(node):
                 if isinstance(test, Bound) and test.group == "resource":
@@ -114,7 +114,7 @@ class _Class:
         return _plain(before) != _plain(self.granted)
 
     def of(self, resolution: Resolution, holding: Callable[[Node], bool] = lambda _node: False) -> GrantedQos:
-        """What its contracts get if those conditions about an object hold."""
+        """Grant of its contracts if those conditions about an object hold."""
         return granted(resolution.outcome(holding), self.wish, self.shapes)
 
 
@@ -132,19 +132,19 @@ _Key = tuple[str, float, int]
 
 
 def _key(parcel: Parcel) -> _Key:
-    """Of an object, whatever filters left of it: the number of one that was refused is used again."""
+    """Key of an object, whatever filters left of it: the number of one that was refused is used again."""
     head = parcel.head
     return head.object_id, head.published, head.payload_length
 
 
 class _Seen:
-    """What is known of the object that was looked at last: of one that many classes ask about it is found out once."""
+    """Memory of the object that was looked at last: of one that many classes ask about all is found out once."""
 
     def __init__(self) -> None:
         self._last: _Known | None = None
 
     def of(self, parcel: Parcel) -> _Known:
-        """Of that one."""
+        """Facts of that one."""
         known = self._last
         if known is None or known.key != _key(parcel):
             known = self._last = _Known(parcel)
@@ -152,7 +152,7 @@ class _Seen:
 
 
 class _Known:
-    """Of one object, for conditions. It keeps the metadata, never the payload."""
+    """Facts of one object, for conditions. It keeps the metadata, never the payload."""
 
     def __init__(self, parcel: Parcel) -> None:
         head = parcel.head
@@ -185,7 +185,7 @@ class _ByObject:
             resolution.link,
             [(rule.name, rule.fields, rule.allow, node) for rule, node in resolution.candidates],
         )
-        """What it makes of objects, whatever else policies say: equal for those that decide alike."""
+        """Effect on objects, whatever else policies say: equal for those that decide alike."""
         self._of = of
         self._seen = seen
         self._known: Cache[tuple[bool, ...], Settings] = Cache(TYPES_MOST, self._settings)
@@ -236,7 +236,7 @@ class _ByType:
 
 
 def payload_type(payload: Part) -> str:
-    """What a payload is by its first bytes, as a media type (RFC 2046); "" for none."""
+    """Media type (RFC 2046) of a payload by its first bytes; "" for none."""
     start = bytes(memoryview(payload)[:SNIFFED])
     if not start:
         return ""
@@ -296,10 +296,10 @@ class LocalManager:
         self._classes: dict[tuple[Facts, Wish], _Class] = {}
         self._policies = NOTHING
         self.rounds = 0
-        """How often all contracts were decided anew."""
+        """Number of times that all contracts were decided anew."""
         self._seen = _Seen()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
-        """Of each test of a resource: whether it holds, and since when."""
+        """State of each test of a resource: whether it holds, and since when."""
         self._asking = False
         """Somebody asks for resources."""
         self._next_change = float("inf")
@@ -341,11 +341,11 @@ class LocalManager:
         return contract, given
 
     def granted(self, contract: Contract) -> GrantedQos:
-        """What a contract has got by now."""
+        """Grant that a contract has got by now."""
         return contract.kind.granted if isinstance(contract, _Held) else GrantedQos()
 
     def close(self, contract: Contract) -> None:
-        """It is over. Safe to repeat."""
+        """Note that a contract is over. Safe to repeat."""
         if not isinstance(contract, _Held):
             return
         with self._lock:
@@ -454,7 +454,7 @@ class LocalManager:
             self.tick()
 
     def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
-        """What such a contract gets now, and why, as plain data; what policies ask of objects is not decided."""
+        """Explain what such a contract gets now, as plain data; what policies ask of objects is not decided."""
         link = self._policies.resolve(facts, now=self._wall()).link
 
         def holds_now(node: Node) -> bool:

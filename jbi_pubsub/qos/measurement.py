@@ -14,13 +14,13 @@ _FILE: Final = "Measurement.xsd"
 
 
 def schema() -> SchemaBundle:
-    """Of the type."""
+    """Schema of the type."""
     data = files("jbi_pubsub.qos").joinpath("data", _FILE).read_bytes()
     return SchemaBundle(_FILE, ((_FILE, data),), type=TYPE)
 
 
 def invariants(component: str) -> bytes:
-    """What all measurements of a component have: templates ask for it."""
+    """Invariant metadata of all measurements of a component: templates ask for it."""
     return f"<Measurement><component>{_text(component)}</component></Measurement>".encode()
 
 

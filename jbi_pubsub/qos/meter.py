@@ -1,4 +1,4 @@
-"""What contracts get: how many objects and bytes, how late, how evenly; and series of all that managers tell. Pure.
+"""Meters of contracts: objects and bytes, how late, how evenly; and series of all that managers tell. Pure.
 
 Rules:
 - A meter is told of each object that goes to its link and of each that is lost: its type, size and how long it has
@@ -74,7 +74,7 @@ def percentile(counts: Sequence[int], part: float) -> float | None:
 
 
 class Tally:
-    """What went and what was lost, of one type for one contract, or of several together."""
+    """Count of what went and what was lost, of one type for one contract, or of several together."""
 
     __slots__ = ("bytes", "counts", "dropped", "end_jitter", "ends", "jitter", "transit")
 
@@ -84,7 +84,7 @@ class Tally:
         self.dropped = self.bytes = 0
         self.jitter = 0.0
         self.transit = -1.0
-        """How long the last one took; -1 before the first."""
+        """Seconds that the last one took; -1 before the first."""
         self.ends: Sequence[int] = ()
         """Those of which it is known, by how long they took to their application."""
         self.end_jitter = 0.0
@@ -131,11 +131,11 @@ class Tally:
 
 
 _NOTHING: Final[dict[str, Tally]] = {}
-"""Of all meters that have nothing new; never changed."""
+"""Tallies of all meters that have nothing new; never changed."""
 
 
 class Meter:
-    """Of one contract. Any thread may tell it; the lock of its Meters covers it."""
+    """Meter of one contract. Any thread may tell it; the lock of its Meters covers it."""
 
     __slots__ = ("_fresh", "_last", "_lock", "_meters", "_whole", "rate")
 
@@ -143,7 +143,7 @@ class Meter:
         self._meters = meters
         self._lock = meters.lock
         self._fresh = _NOTHING
-        """What is not added up yet, by type."""
+        """Tallies that are not added up yet, by type."""
         self._whole: Tally | None = None
         self._last = ""
         """The type of what went last, of what is added up."""
@@ -210,7 +210,7 @@ class Meter:
 
 
 class TypeMeter:
-    """Of one type, over all contracts."""
+    """Meter of one type, over all contracts."""
 
     def __init__(self, window: float) -> None:
         self.whole = Tally()
@@ -221,7 +221,7 @@ class TypeMeter:
         self._window = window
 
     def add(self, tally: Tally, now: float, wall: float) -> None:
-        """What is new."""
+        """Add what is new."""
         self.whole.merge(tally)
         self._lately.append((now, tally))
         if tally.received:
@@ -250,7 +250,7 @@ class TypeMeter:
 
 
 class Meters:
-    """Of all contracts in a process. Any thread."""
+    """Meters of all contracts in a process. Any thread."""
 
     def __init__(self, window: float = WINDOW) -> None:
         """`window`: seconds over which rates and delays are told."""
@@ -312,7 +312,7 @@ class Meters:
 
 
 def _rates(counter: Counter, now: float) -> dict[str, Any]:
-    """How fast it grows, and how that changes."""
+    """Rates of a counter: how fast it grows, and how that changes."""
     rates = counter.rates
     told = {
         "rate": counter.rate(now), "deviation": rates.deviation(now), "trend": rates.trend(now)
@@ -329,7 +329,7 @@ class Monitor:
         self._at: dict[str, float] = {}
 
     def sample(self, told: Mapping[str, Any], now: float, wall: float) -> None:
-        """What is told by now. Names that are not told any more are forgotten."""
+        """Take the numbers that are told by now. Names that are not told any more are forgotten."""
         numbers = dict(numbers_in(told))
         for name in [name for name in self._series if name not in numbers]:
             del self._series[name], self._at[name]

@@ -1,4 +1,4 @@
-"""What this process takes of its machine, and loses, for conditions that ask."""
+"""Use that this process makes of its machine, and its losses, for conditions that ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 LOOK_SECONDS: Final = 0.2
-"""What was seen so lately is told again."""
+"""Seconds for which what was seen is told again."""
 
 _STATM: Final = Path("/proc/self/statm")
 

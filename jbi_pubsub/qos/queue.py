@@ -1,5 +1,5 @@
-"""What waits for one subscription under policies: by level, in order per registration, newest per key, until its
-deadline. Pure: `now` (monotonic seconds) is an argument; the owner's lock covers it.
+"""Queue of one subscription under policies: by level, in order per registration, newest per key, until its deadline.
+Pure: `now` (monotonic seconds) is an argument; the owner's lock covers it.
 
 Rules:
 - A lane a registration, first in first out. A lane stands at the level of the most important that waits in it: an
@@ -43,7 +43,7 @@ AT_ONCE: Final = 1e-6
 RATES_MOST: Final = 100
 """Rates and types of one subscription that are paced: of those beyond, the first one begins anew."""
 TOGETHER_SECONDS: Final = 0.25
-"""What expires so little before the one in front of it is found with that one: it is never taken too late."""
+"""Seconds: what expires so little before the one in front of it is found with that one: it is never taken too late."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -96,9 +96,9 @@ class LevelQueue(Generic[W]):
         self._settings = contract.settings
         self._by_object = contract.by_object
         self._bucket: TokenBucket | None = None
-        """Of the contract's own rate."""
+        """Bucket of the contract's own rate."""
         self._buckets: Cache[tuple[Rate, str], TokenBucket] = Cache(RATES_MOST)
-        """Of rates that policies have for some objects alone, by type."""
+        """Buckets of rates that policies have for some objects alone, by type."""
         self._lanes: dict[str, _Lane[W]] = {}
         self._by_key: dict[Key, _Entry[W]] = {}
         self._selected: _Lane[W] | None = None
@@ -152,7 +152,7 @@ class LevelQueue(Generic[W]):
         self._stand(entry, lane or self._new_lane(registration))
 
     def select(self, level: int, now: float) -> W | None:
-        """What `take` would remove, of those at that level; None when all of them had expired."""
+        """Object that `take` would remove, of those at that level; None when all of them had expired."""
         self._now = now
         ring, bit = self._rings[level], 1 << level
         while self.levels & bit:
@@ -265,7 +265,7 @@ class LevelQueue(Generic[W]):
 
     def _forget_places(self) -> None:
         self._rings: list[deque[_Lane[W]]] = [deque() for _ in range(LEVELS)]
-        """Of lanes, by level."""
+        """Lanes, by level."""
         self._standing = [0] * LEVELS
         """Lanes at each level."""
         self._orders: list[deque[_Entry[W]]] = [deque() for _ in range(LEVELS)]
@@ -293,7 +293,7 @@ class LevelQueue(Generic[W]):
         return True
 
     def _bucket_of(self, rate: Rate, parcel: Parcel, now: float) -> TokenBucket:
-        """What an object counts against that may come at that rate."""
+        """Bucket that an object counts against that may come at that rate."""
         if self._bucket is not None and rate == self._settings.max_rate:
             return self._bucket
         key = rate, parcel.head.type_name
@@ -418,13 +418,13 @@ class _KeyAt:
 
 
 def _why(entry: _Entry[W], now: float) -> Cause:
-    """What is over: the time that its publisher gives it, or its contract."""
+    """Cause of its end: the time that its publisher gives it is over, or its contract's."""
     expires = entry.waiting.parcel.expires if entry.waiting is not None else 0.0
     return Cause.EXPIRED if 0.0 < expires <= now else Cause.DEADLINE
 
 
 def _burst(rate: Rate) -> float:
-    """What may come at once after a pause."""
+    """Amount that may come at once after a pause."""
     return rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
 
 
@@ -438,7 +438,7 @@ def _key_at(expression: str) -> Callable[[Parcel], Key | None]:
 
 
 def key_of(replace: str, parcel: Parcel) -> Key | None:
-    """What Settings.replace says of an object; None: it replaces nothing."""
+    """Key of an object by Settings.replace; None: it replaces nothing."""
     head = parcel.head
     if replace == "registration":
         return "", head.registration

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("jbi_pubsub.qos")
 
 PIXELS_MOST: Final = 40_000_000
-"""Of a picture that is decoded: 160 MB at most."""
+"""Pixels of a picture that is decoded: 160 MB at most."""
 SIDE_MOST: Final = 30_000
-"""Of its width and height. Scaling a line of 40 million pixels takes 2 GB for what it multiplies them by."""
+"""Pixels of its width and height. Scaling a line of 40 million pixels takes 2 GB for what it multiplies them by."""
 WORK_MOST: Final = 120_000_000
 """Pixels times passes over them: what a camera makes of 12 megapixels in ten passes, progressively."""
 MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
@@ -64,10 +64,10 @@ class Shaper:
         self._shaped = self._unshaped = self._saved = 0
         self._seconds = 0.0
         self._costs: dict[tuple[Shape, ...], Cost] = {}
-        """Of pictures, by their bytes."""
+        """Costs of pictures, by their bytes."""
 
     def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
-        """What `shape` is likely to take; 0.0 for what it has just made, and for what is no picture."""
+        """Seconds that `shape` is likely to take; 0.0 for what it has just made, and for what is no picture."""
         known, made = self._last
         if (known is head and (wanted, shapes) in made) or not _is_picture(payload, shapes):
             return 0.0
@@ -75,8 +75,8 @@ class Shaper:
         return cost.of(len(payload)) if cost is not None else PICTURE_SECONDS * len(payload)
 
     def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
-        """What shapes make of what the filter `wanted` has left of the object with that head; None: it stays as it is,
-        although they are for such as it."""
+        """Shape what the filter `wanted` has left of the object with that head; None: it stays as it is, although they
+        are for such as it."""
         known, made = self._last
         if known is not head:
             made = {}

@@ -1,4 +1,4 @@
-"""What policies would make of a workload: the classes that enforce them, on a virtual clock.
+"""Simulation of what policies would make of a workload: the classes that enforce them, on a virtual clock.
 
 Simulated are contracts (local.py), the turns of judging (bins.py), what waits for a subscription (queue.py) and the
 links (link.py), with the events between them: an object is published, has been judged, a batch goes, has arrived. What
@@ -44,7 +44,7 @@ BOUND: Final = 10_000
 """Objects that wait for a subscription ([queue] bound)."""
 ITEM_BYTES: Final = 5
 BATCH_BYTES: Final = 21
-"""What an item and a batch add to what they carry (core/wire/stream.py)."""
+"""Bytes that an item and a batch add to what they carry (core/wire/stream.py)."""
 PUBLICATIONS_MOST: Final = 1_000_000
 SIZE_MOST: Final = 64 << 20
 SUBSCRIBERS_MOST: Final = 10_000
@@ -72,7 +72,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Subscriber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who subscribes to a type; subscriptions of one user and client share a connection."""
+    """Subscriber to a type; subscriptions of one user and client share a connection."""
 
     subscriber: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     type: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -94,19 +94,19 @@ class Flow(msgspec.Struct, frozen=True):
     keys: int = 1
 
     def metadata_of(self, number: int) -> str:
-        """Of the object of that number."""
+        """Metadata of the object of that number."""
         return self.metadata.replace("{user}", self.user).replace("{key}", str(number % self.keys))
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Who subscribes to what, and what is published, as it comes."""
+    """Subscribers with their types, and publications, as they come."""
 
     subscribers: tuple[Subscriber, ...]
     publications: tuple[Publication, ...]
 
     @staticmethod
     def of(flows: Iterable[Flow], subscribers: Iterable[Subscriber], seconds: float, *, seed: int = 7) -> Workload:
-        """Of regular flows, the same for the same seed."""
+        """Workload of regular flows, the same for the same seed."""
         chance, found = random.Random(seed), []  # noqa: S311  # no secret
         for flow in flows:
             for number in range(int(seconds * flow.rate)):
@@ -183,7 +183,7 @@ def demo(seconds: float) -> Workload:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Of what holds, at a time: other policies, or what links can carry (bytes a second)."""
+    """Change of what holds, at a time: other policies, or what links can carry (bytes a second)."""
 
     at: float
     policies: PolicySet | None = None
@@ -191,7 +191,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Got(msgspec.Struct):
-    """What a subscription got in one stage."""
+    """Result of a subscription in one stage."""
 
     subscriber: str
     type: str
@@ -206,7 +206,7 @@ class Got(msgspec.Struct):
     """By cause."""
 
     def quantile(self, part: float) -> float:
-        """Of the delays; 0.0 when nothing came."""
+        """Quantile of the delays; 0.0 when nothing came."""
         late = sorted(self.late)
         return late[min(len(late) - 1, int(len(late) * part))] if late else 0.0
 
@@ -246,12 +246,12 @@ class Stage(msgspec.Struct):
 
 
 class Simulated(msgspec.Struct):
-    """What came of it. An object counts to the stage in which it was published."""
+    """Result of a simulation. An object counts to the stage in which it was published."""
 
     seconds: float
     stages: list[Stage]
     links: dict[str, list[tuple[float, float]]]
-    """Of each: (when, bytes a second since)."""
+    """Rates of each: (when, bytes a second since)."""
     waiting: int
     """Objects that still waited at the end."""
 
@@ -292,7 +292,7 @@ class _Waiting(msgspec.Struct, eq=False):
 
 
 class _Outlet:
-    """What one subscription has waiting."""
+    """Objects that one subscription has waiting."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
@@ -472,7 +472,7 @@ class _Simulation:
         return Resources(bandwidth=found.effective_rate or None, backlog=float(backlog))
 
     def _follow(self) -> None:
-        """What waits has the settings of now, sessions are behind their links."""
+        """Follow a change: what waits has the settings of now, sessions are behind their links."""
         for session in self._sessions.values():
             for outlet in session.outlets:
                 outlet.queue.refresh(self._now)

@@ -1,4 +1,4 @@
-"""Who may work now: one step of work at a time in a process, always the most important one.
+"""Turns to work: one step of work at a time in a process, always the most important one.
 
 XPath evaluation and parsing keep the interpreter or fight for it: two threads judge no faster than one. So the right to
 work is a baton. Whoever submits work that costs little when nothing waits and the baton is free takes it, and works on
@@ -34,21 +34,21 @@ STEP_SECONDS: Final = 0.002
 STEP_MOST: Final = 1 << 30
 """Bytes of a step when nothing is known of their cost: its work knows what it does at most."""
 MEASURED_EVERY: Final = 8
-"""Of steps that are done at once, while nobody else wants anything, one in so many has its CPU time taken; of the
-others the time that goes by is looked at: when that is long, which may be others' doing, the next one is measured."""
+"""Steps done at once, while nobody else wants anything, of which one in so many has its CPU time taken; of the others
+the time that goes by is looked at: when that is long, which may be others' doing, the next one is measured."""
 FAULT_SECONDS: Final = 1.0
 """Until what has failed in a way that nobody foresaw is tried again."""
 TURN_SECONDS: Final = 30.0
-"""How long `run` waits for its turn at most."""
+"""Seconds that `run` waits for its turn at most."""
 IDLE_SECONDS: Final = 60.0
-"""How long the judging thread sleeps at most."""
+"""Seconds that the judging thread sleeps at most."""
 
 
 class Work(Protocol):
-    """What a task does, in steps. `importance` and `size` are asked under the manager's lock: they must not wait."""
+    """Work of a task, in steps. `importance` and `size` are asked under the manager's lock: they must not wait."""
 
     def importance(self) -> int:
-        """Of the next step, 1 to 5."""
+        """Importance of the next step, 1 to 5."""
         ...
 
     def size(self) -> int:
@@ -71,7 +71,7 @@ class Task:
         self.work = work
         self.cost = Cost()
         self.is_queued = False
-        """It waits, is parked, or its step is being done."""
+        """Whether it waits, is parked, or its step is being done."""
         self.is_suspect = False
         """Its last step took long, and was not measured."""
 
@@ -82,7 +82,7 @@ class Task:
 
 
 class _Waiter:
-    """Who waits in `run` for his turn."""
+    """Caller who waits in `run` for his turn."""
 
     __slots__ = ("contract", "has_left", "ticket", "turn")
 
@@ -117,7 +117,7 @@ class TaskManager:
         self._is_busy = False
         """Somebody has the baton."""
         self._handed: tuple[Task, Ticket] | None = None
-        """What the judging thread is to do with the baton, which is its own then."""
+        """Task that the judging thread is to do with the baton, which is its own then."""
         self._parked: list[tuple[float, int, Task]] = []
         self._number = 0
         self._thread: threading.Thread | None = None
@@ -126,7 +126,7 @@ class TaskManager:
         self._served = [0] * (LEVELS * bins)
         self._spent = [0.0] * (LEVELS * bins)
         self._kinds: dict[str, list[float]] = {}
-        """Of each kind how many pieces were done, and their seconds."""
+        """Pieces of each kind that were done, and their seconds."""
         self._at_once = 0
         self._failing: dict[Task, str] = {}
 
@@ -140,7 +140,7 @@ class TaskManager:
         return Task(kind, work)
 
     def seconds(self, task: Task) -> float:
-        """What a piece of it takes, by what was measured; 0.0: nothing was."""
+        """Seconds that a piece of it takes, by what was measured; 0.0: nothing was."""
         return task.cost.each
 
     def submit(self, task: Task) -> None:
@@ -203,7 +203,7 @@ class TaskManager:
         return waiter.ticket
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Whose time is over, or who was interrupted, gives away what he may have got at that moment."""
+        """Give away what a waiter whose time is over, or who was interrupted, may have got at that moment."""
         with self._lock:
             waiter.has_left = True
             if waiter.turn.is_set():
@@ -261,7 +261,7 @@ class TaskManager:
             self._take_back(heapq.heappop(self._parked)[2])
 
     def _take_back(self, task: Task) -> None:
-        """It is not parked any more."""
+        """Take back a task that is not parked any more."""
         if size := task.work.size():
             self._put(task, size)
         else:
