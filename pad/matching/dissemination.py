@@ -177,7 +177,7 @@ class Judgement:
         return matched
 
     def select(self, matched: list[Subscription], head: Head) -> list[Subscription]:
-        """Those, of whom the metadata match, that want the object: see MatchTable.selective."""
+        """Subscriptions, of those that the metadata match, that want the object: see MatchTable.selective."""
         wanted = [each for each in matched if takes(each, self.origin)]
         if not any(each.combined is not None for each in wanted):
             return wanted

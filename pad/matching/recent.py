@@ -98,7 +98,7 @@ class Gone:
             self._merge()
 
     def since(self, time: float) -> int:
-        """Number that came at or after `time`; of a span that began before it a part, by its length."""
+        """Number of objects that came at or after `time`; of a span that began before it a part, by its length."""
         count = 0.0
         for first, last, number, _ in self._spans:
             if first >= time:
@@ -131,7 +131,7 @@ class RecentBuffer:
     """Bytes, with the overhead."""
     gone: Gone = field(default_factory=Gone)
     lost: dict[Cause, Gone] = field(default_factory=dict)
-    """Number of those that never came to it, by when that was told."""
+    """Number of objects that never came to it, by when that was told."""
     total: int = 0
     """All that ever lay here."""
     last: float = -math.inf

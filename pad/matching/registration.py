@@ -74,7 +74,7 @@ class Registration:
     signing: SigningKey | None = field(default=None, repr=False)
     """Key that its objects are signed with."""
     contract: Contract | None = field(default=None, repr=False)
-    """Settings that policies have decided for it, with QoS."""
+    """Contract that policies have decided for it, with QoS."""
     seconds: Callable[[], float] | None = field(default=None, repr=False)
     """Time to judge one of its objects, with QoS, as soon as one has come."""
     persist: bool = False

@@ -28,5 +28,5 @@ Witness = Callable[[Happening], None]
 
 
 def proved(caller: Caller | None) -> str:
-    """The user that it is, as far as that is certain."""
+    """The user behind a caller, as far as that is certain."""
     return caller.user if caller is not None and not caller.claimed else ""

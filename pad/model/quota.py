@@ -18,8 +18,7 @@ NO_SHARE: Final[Share] = ("", 0)
 
 
 class RequestQuota:
-    """Requests that peers have standing here, in bytes: registrations, subscriptions, open queries. Any
-    thread."""
+    """Requests that peers have standing here, in bytes: registrations, subscriptions, open queries. Any thread."""
 
     def __init__(self, most: int = STANDING_MOST) -> None:
         self._most = most

@@ -178,7 +178,7 @@ class DisseminationServer:
         """Where large payloads are."""
         self._publications: dict[str, Receiver] = {}
         self._coming: dict[str, dict[int, Gathering]] = {}
-        """Pieces on the same connections, by numbers of registrations."""
+        """Objects that come in chunks on the same connections, by numbers of registrations."""
         self._certificates: Facts | None = None
         """Those whose parties have been seen off."""
         self._stopping = threading.Event()

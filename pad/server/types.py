@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jbi_pubsub.pad")
 
 NOBODY_SECONDS: Final = 10.0
-"""Time that it counts that no lookup service was there to ask."""
+"""Time for which it counts that no lookup service was there to ask."""
 ASKING: Final = 8
 """Types that others are asked about at once: whoever calls us with names of his own must not keep all of them busy."""
 USERS_MOST: Final = 1_000
