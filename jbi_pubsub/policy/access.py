@@ -35,10 +35,10 @@ from .context import (
 from .file import MAX_RULES, QOS_KINDS, Document, flag, nearest
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
-"""What of the vocabulary is known when access is asked, besides the action."""
+"""Keys of the vocabulary that are known when access is asked, besides the action."""
 _LATER: Final = tuple(key for key in KEYS if key not in CONTEXT and key != "action")
 OWN: Final = ("recipients", "where", "namespaces", "allow", "audit")
-"""What only access rules have."""
+"""Keys that only access rules have."""
 
 ABOUT_TYPES: Final = frozenset(["publish", "subscribe", "query", "persist", "mail", "types", "status"])
 """Actions that may be about a type; `connect` is about none, and a rule that names one allows it as well."""
@@ -50,11 +50,11 @@ KNOWN_MOST: Final = 8192
 QUESTION_MOST: Final = 2_000
 """Characters of a question that is remembered: a caller may ask about names of any length."""
 PAIRS_MOST: Final = 300_000
-"""Of rules that are compared to find those without effect: about half a second."""
+"""Pairs of rules that are compared to find those without effect: about half a second."""
 
 
 ALL, NO_VERSION, NO_TYPE = "all", "no version", "no type"
-"""What is known of a subject: its type and version; its type; nothing, as it may come to be any."""
+"""Knowledge of a subject: its type and version; its type; nothing, as it may come to be any."""
 _WITHOUT: Final = {ALL: (), NO_VERSION: ("version",), NO_TYPE: ("type", "version")}
 
 
@@ -125,7 +125,7 @@ class _Side:
 
 
 class Reason(NamedTuple):
-    """Of one rule: the key by which it does not apply, "" if it does."""
+    """Reason by one rule: the key by which it does not apply, "" if it does."""
 
     rule: Rule
     miss: str
@@ -156,8 +156,8 @@ class AccessRules:
         return known
 
     def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[Reason]:
-        """Of each rule about the action whether it applies, or why not; first those that do, denials before others,
-        then those that come near."""
+        """Reasons of each rule about the action, whether it applies, or why not; first those that do, denials before
+        others, then those that come near."""
         user = "" if caller.claimed else caller.user
         facts = self._facts(user, host_of(caller.address), caller.client, component, subject)
         known = _known_of(action, subject)

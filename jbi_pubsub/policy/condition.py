@@ -55,7 +55,7 @@ NAMES: Final = (*TEXTS, *QUANTITIES, "attribute", "metadata", "like")
 
 
 class ConditionError(Exception):
-    """It can't be read; `at`: number of the character, from 0."""
+    """Condition that can't be read; `at`: number of the character, from 0."""
 
     def __init__(self, message: str, at: int, hint: str = "") -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class ConditionError(Exception):
 
 
 class Known(Protocol):
-    """What tests about objects ask."""
+    """Facts about objects that tests ask for."""
 
     @property
     def size(self) -> int:
@@ -109,7 +109,7 @@ class TextTest:
     attribute: str = ""
 
     def of_facts(self, facts: Facts) -> bool:
-        """What is known when a contract opens."""
+        """Whether it holds by what is known when a contract opens."""
         values = (facts.attribute_of(self.attribute),) if self.attribute else getattr(facts, self.name)
         return self.texts.any_of(values) is not self.negated
 
@@ -391,7 +391,7 @@ def replaced(node: Node, decide: Callable[[Test], Node]) -> Node:
 
 
 def reduced(node: Node, facts: Facts) -> Node:
-    """What is left of it when the contract is known: tests of objects and resources, or True, or False."""
+    """Remainder of it when the contract is known: tests of objects and resources, or True, or False."""
 
     def decide(test: Test) -> Node:
         if isinstance(test, TextTest) and test.group != "information":
@@ -402,7 +402,7 @@ def reduced(node: Node, facts: Facts) -> Node:
 
 
 def about_resources(node: Node, decide: Callable[[Bound], bool]) -> Node:
-    """What is left of it when `decide` has said which tests of resources hold."""
+    """Remainder of it when `decide` has said which tests of resources hold."""
     return replaced(node, lambda test: decide(test) if isinstance(test, Bound) and test.group == "resource" else test)
 
 

@@ -1,4 +1,4 @@
-"""Who and what a rule is about: the one vocabulary of all rules of policy.toml. Pure.
+"""Subjects of rules: the one vocabulary of all rules of policy.toml. Pure.
 
 Rules:
 - All keys of a rule must hold; of a key's list one will do. Texts are globs (`*`, `?`, `[...]`), and case counts.
@@ -27,7 +27,7 @@ from .file import MAX_RULES, Document, nearest, texts
 KEYS: Final = (
     "user", "group", "role", "client", "component", "address", "action", "type", "version", "delivery", "attribute",
 )  # fmt: skip
-"""What a rule may be about."""
+"""Keys by which a rule may say what it is about."""
 
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 
@@ -36,7 +36,7 @@ BEGINNING_MOST: Final = 32
 GLOB_MOST: Final = 200
 """Characters of a glob."""
 GLOBS_MOST: Final = 1_000
-"""Of one key: all of them are tried for each question."""
+"""Globs of one key: all of them are tried for each question."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Globs:
         return False
 
     def beginnings(self) -> list[str]:
-        """What the texts begin with, up to the first sign of a glob."""
+        """Beginnings of the texts, up to the first sign of a glob."""
         return [text if text in self.exact else _GLOB.split(text, maxsplit=1)[0] for text in self.said]
 
     def covers(self, other: Globs) -> bool:
@@ -177,11 +177,11 @@ class Networks(Generic[T]):
 
 
 class Keyed(Protocol):
-    """What has context keys: a rule, a policy."""
+    """Holder of context keys: a rule, a policy."""
 
     @property
     def keys(self) -> Mapping[str, Globs | Addresses]:
-        """What it says of each key that it has."""
+        """Matcher of each key that it has."""
         ...
 
 
@@ -232,7 +232,7 @@ class Index(Generic[K]):
 
 
 def host_of(address: str) -> str:
-    """Of a peer's "host:port": the host; an IPv4 address that came by IPv6 as such."""
+    """Host of a peer's "host:port"; an IPv4 address that came by IPv6 as such."""
     host = address.rpartition(":")[0] if ":" in address else address
     host = host.strip("[]").partition("%")[0]
     found = _address(host)
@@ -249,7 +249,7 @@ def _address(host: str) -> _IpAddress | None:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one question: each a tuple, as somebody has several groups and perhaps no role."""
+    """Facts of one question: each a tuple, as somebody has several groups and perhaps no role."""
 
     user: tuple[str, ...]
     group: tuple[str, ...]
@@ -280,8 +280,8 @@ def facts_of(
     attributes: Mapping[str, str] | None = None,
     claims: bool = True,
 ) -> Facts:
-    """Of a contract that `caller` opens at a component. What he only says of himself counts if `claims` do: it may
-    decide who is served first, never who may do what. Groups are not known yet."""
+    """Facts of a contract that `caller` opens at a component. What he only says of himself counts if `claims` do: it
+    may decide who is served first, never who may do what. Groups are not known yet."""
     is_known = claims or not caller.claimed
     return Facts(
         (caller.user if is_known else "",),
@@ -394,8 +394,8 @@ def _table(document: Document, kind: str) -> Mapping[str, object]:
 def matchers(
     document: Document, table: Mapping[str, object], where: Where, people: People, keys: Sequence[str]
 ) -> dict[str, Globs | Addresses]:
-    """What those context `keys` of a rule say that it has; `action` is not among them. What is wrong is noted. A
-    "*" says nothing, but of a user, who has to be known then."""
+    """Matchers of those context `keys` that a rule has; `action` is not among them. What is wrong is noted. A "*" says
+    nothing, but of a user, who has to be known then."""
     found: dict[str, Globs | Addresses] = {}
     for key in keys:
         said = patterns(document, table, where, key)

@@ -20,20 +20,20 @@ from jbi_pubsub.core.near import KNOWN_MOST, near_name
 from jbi_pubsub.core.toml import MAX_BYTES, WHOLE, Place, TomlDocument, TomlError, Where, text_of
 
 MAX_RULES: Final = 10_000
-"""Of one kind."""
+"""Rules of one kind."""
 PROBLEMS_MOST: Final = 50
 """That are told of one file: what comes behind them is not looked at."""
 WARNINGS_MOST: Final = 1_000
 """That are noted."""
 QOS_KINDS: Final = ("space", "preference", "policy", "template", "mission", "link")
-"""What policyfile.py reads."""
+"""Kinds that policyfile.py reads."""
 KINDS: Final = ("group", "role", "access", "keep", *QOS_KINDS)
 """The tables of a policy file. `[group]` and `[role]` are for all rules, `[[access]]` is access.py's, `[[keep]]`
 keep.py's."""
 
 
 class Problem(NamedTuple):
-    """What is wrong at a place, and how to mend it. An error keeps the file from being used, a warning does not."""
+    """Problem at a place, and how to mend it. An error keeps the file from being used, a warning does not."""
 
     place: Place
     message: str
@@ -67,18 +67,18 @@ class Document(TomlDocument):
         self.problems.append(Problem(place, message, hint))
 
     def warn(self, place: Place, message: str, hint: str = "") -> None:
-        """It can, but hardly as it was meant."""
+        """Note that the file can be used, but hardly as it was meant."""
         if len(self.problems) - self._errors < WARNINGS_MOST:
             self.problems.append(Problem(place, message, hint, is_error=False))
 
     @property
     def errors(self) -> list[Problem]:
-        """What keeps it from being used, in the order of the file."""
+        """Problems that keep it from being used, in the order of the file."""
         return sorted((p for p in self.problems if p.is_error), key=lambda p: p.place)
 
     @property
     def warnings(self) -> list[Problem]:
-        """What does not, in the order of the file."""
+        """Problems that do not, in the order of the file."""
         return sorted((p for p in self.problems if not p.is_error), key=lambda p: p.place)
 
     def told(self, problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""What a policy manager keeps over restarts: versions, who it is, who had which share of which link. An SQLite file.
+"""Memory of a policy manager over restarts: versions, who it is, who had which share of which link. An SQLite file.
 
 Rules: a version is on disk before anybody is told of it; one process has the file for itself; a file that can't be read
 or written is a StorageError, never a silent loss.
@@ -67,12 +67,12 @@ class History:
         return [Version(version=n, at=at, who=who, why=why, toml=toml) for n, at, who, why, toml in rows]
 
     def facts(self) -> dict[str, str]:
-        """What was `put`. Raises StorageError."""
+        """Facts that were `put`. Raises StorageError."""
         with self._lock, self._translated():
             return dict(self._base.execute("SELECT name, value FROM fact").fetchall())
 
     def shares(self) -> Shares:
-        """Who had what. Raises StorageError."""
+        """Shares as they were kept last. Raises StorageError."""
         with self._lock, self._translated():
             rows = self._base.execute("SELECT lqm, component, rates FROM share").fetchall()
             return {lqm: (component, decoder_of(dict[str, float]).decode(rates)) for lqm, component, rates in rows}
@@ -90,7 +90,7 @@ class History:
             base.executemany("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", facts.items())
 
     def keep_shares(self, shares: Shares) -> None:
-        """Who has what from now on. Raises StorageError."""
+        """Keep who has what from now on. Raises StorageError."""
         rows = [(lqm, component, msgspec.msgpack.encode(rates)) for lqm, (component, rates) in shares.items()]
         with self._transaction() as base:
             base.execute("DELETE FROM share")

@@ -125,7 +125,7 @@ class AccessManager:
         return self._rules.decide(caller, action, subject, component=self.component)
 
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
-        """What `allow` says and why, as plain data."""
+        """Explain the answer of `allow`, as plain data."""
         return explained(self._rules, caller, action, subject, component=self.component)
 
     def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
@@ -141,7 +141,7 @@ class AccessManager:
             self._job.wake()
 
     def refused(self) -> Mapping[str, int]:
-        """How often what was refused, by action."""
+        """Number of refusals, by action."""
         with self._counting:
             return dict(self._refused)
 
@@ -245,7 +245,7 @@ class AccessManager:
                     follower(policies)
 
     def _first(self) -> tuple[AccessRules, file.Document]:
-        """What is in force at the start: the file, or if that can't be used, what it was before. Raises PolicyError."""
+        """Rules in force at the start: the file, or if that can't be used, what it was before. Raises PolicyError."""
         had_any = self._kept is not None and stamp(self._kept) != (errno.ENOENT,)  # one that we can't see counts
         try:
             rules, document = self._read(self.path, first=True, had_rules=had_any)
@@ -255,7 +255,7 @@ class AccessManager:
         return rules, document
 
     def _of_before(self, fault: PolicyError, *, had_any: bool) -> tuple[AccessRules, file.Document]:
-        """What was in force before, as the file has a fault. Raises PolicyError."""
+        """Rules in force before, as the file has a fault. Raises PolicyError."""
         if self._kept is None:
             why = "With [policy] state a start goes on with the rules of before"
         elif not had_any:

@@ -27,12 +27,12 @@ from .context import Addresses, Facts, Globs, Index, People
 from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")
-"""What a policy may set."""
+"""Fields that a policy may set."""
 OPERATIONS: Final = ("publish", "subscribe", "query")
 """Actions that open contracts."""
 
 Value = int | float | str | tuple[Shape, ...] | Rate | None
-"""Of a field; None forbids it."""
+"""Value of a field; None forbids it."""
 
 SPECIFICITY: Final = (
     (48, ("user",)),
@@ -42,7 +42,7 @@ SPECIFICITY: Final = (
     (2, ("size", "payload_type", "metadata")),
     (1, ("bandwidth", "backlog", "queue", "queue_bytes", "memory", "cpu", "loss")),
 )
-"""What a context counts for each of these that it restricts: user and type and action come before user and type, these
+"""Points of a context for each of these that it restricts: user and type and action come before user and type, these
 before type and action, then user, group, type, action; objects and resources never outweigh a key."""
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -115,7 +115,7 @@ class Rule:
     attributes: Mapping[str, Globs] = field(default_factory=dict)
     precedence: int = 0
     allow: Mapping[str, Any] = field(default_factory=dict)
-    """What a wish may be: `importance` least and most; `deadline`, `max_rate`, `max_size` the most; `shape`, `replace`
+    """Bounds of a wish: `importance` least and most; `deadline`, `max_rate`, `max_size` the most; `shape`, `replace`
     whether."""
     effectivity: Effectivity | None = None
     mission: str = ""
@@ -180,7 +180,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is in force, and which policy each field is from; `allow` likewise, with what it says."""
+    """Settings in force, and which policy each field is from; `allow` likewise, with what it says."""
 
     settings: Settings
     winners: Mapping[str, Rule]
@@ -189,7 +189,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Of a contract: the policies that apply, or may, in their order, each with what is to be decided yet."""
+    """Policies of a contract that apply, or may, in their order, each with what is to be decided yet."""
 
     facts: Facts
     candidates: tuple[tuple[Rule, Node], ...]
@@ -207,7 +207,7 @@ class Resolution:
         return self.outcome().settings
 
     def outcome(self, holds: Callable[[Node], bool] = lambda _node: False) -> Outcome:
-        """What follows if those of the `residues` hold."""
+        """Outcome if those of the `residues` hold."""
         said: dict[str, Value] = {}
         winners: dict[str, Rule] = {}
         allow: dict[str, tuple[Any, Rule]] = {}
@@ -227,7 +227,7 @@ def _settings(said: Mapping[str, Any], link: str, version: int) -> Settings:
 
 
 def granted(outcome: Outcome, wish: Wish, shapes: Sequence[Shape] = ()) -> GrantedQos:
-    """What a contract gets that wishes for that; `shapes` are the wish's, read."""
+    """Grant to a contract that wishes for that; `shapes` are the wish's, read."""
     settings, changes, less = outcome.settings, dict[str, Any](), list[Reduced]()
 
     def by(name: str, rule: Rule | None = None) -> Reduced:
@@ -259,7 +259,7 @@ def granted(outcome: Outcome, wish: Wish, shapes: Sequence[Shape] = ()) -> Grant
 
 
 def _limited(outcome: Outcome, name: str, wished: float) -> tuple[Any, tuple[Rule | None] | None]:
-    """What of a wished limit is granted, None for nothing; and by which policy it is less, None if it is not."""
+    """Granted part of a wished limit, None for nothing; and by which policy it is less, None if it is not."""
     most, rule = outcome.allow.get(name, (wished, None))
     value, why = (wished, None) if wished <= most else (most, (rule,))
     if name not in outcome.winners:
@@ -301,7 +301,7 @@ class PolicySet:
         self.asks: Final = frozenset(
             name for rule in self.rules for name in (*rule.keys, *(test.name for test in tests_of(rule.condition)))
         )
-        """What anything depends on: names of keys and properties."""
+        """Dependencies of policies: names of keys and properties."""
         self._timed = [rule.effectivity for rule in self.rules if rule.effectivity is not None]
 
     def __eq__(self, other: object) -> bool:
@@ -337,8 +337,8 @@ class PolicySet:
         return with_policies(self, policies)
 
     def check(self, now: float | None = None) -> list[str]:
-        """What is allowed, but hardly meant, each a sentence: policies that can never win, contradictions, roles
-        without users, times in the past (`now`: seconds since 1970, by default the clock's)."""
+        """Doubts about what is allowed, but hardly meant, each a sentence: policies that can never win, contradictions,
+        roles without users, times in the past (`now`: seconds since 1970, by default the clock's)."""
         from .policyfile import doubts
 
         return doubts(self, now)
@@ -368,7 +368,7 @@ class PolicySet:
         return replace(facts, group=self.people.groups_of(user), role=role)
 
     def resolve(self, facts: Facts, *, now: float) -> Resolution:
-        """What applies to a contract at a time (seconds since 1970)."""
+        """Resolve what applies to a contract at a time (seconds since 1970)."""
         facts = self.completed(facts)
         found: dict[Rule, Node] = {}
         for rule in self._index.about(facts):

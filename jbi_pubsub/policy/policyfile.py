@@ -59,10 +59,10 @@ NAME_MOST: Final = 200
 PRECEDENCE_MOST: Final = 1_000_000
 LINKS_MOST: Final = 1_000
 WEIGHTS_WITHIN: Final = 0.001, 1_000_000
-"""What is served is divided by them, and summed up for as long as the process lives."""
+"""Bounds of weights: what is served is divided by them, and summed up for as long as the process lives."""
 PAIRS_MOST: Final = 200_000
-"""Of policies that are compared to find those that can never win, or contradict each other; where they have long lists
-of texts, of ten pairs of those."""
+"""Pairs of policies that are compared to find those that can never win, or contradict each other; where they have long
+lists of texts, of ten pairs of those."""
 FILLED_MOST: Final = 32 << 20
 """Characters of all policies that missions make of templates."""
 PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
@@ -104,7 +104,7 @@ def built_in() -> Preferences:
 
 
 class _Reader:
-    """Of one document; problems are noted there."""
+    """Reader of one document; problems are noted there."""
 
     def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
         self._document = document
@@ -166,7 +166,7 @@ class _Reader:
         return ""
 
     def _measured(self, at: Where, said: object, read_it: Callable[[Any], Any]) -> Any:
-        """What `read_it` makes of a value; None when it is wrong."""
+        """Result of `read_it` for a value; None when it is wrong."""
         try:
             return read_it(said)
         except ValueError as exc:
@@ -275,7 +275,7 @@ class _Reader:
         return 0
 
     def _settings(self, table: Table, at: Where) -> Mapping[str, Value]:
-        """What a policy sets: its own fields, and those of its preference."""
+        """Settings of a policy: its own fields, and those of its preference."""
         found: dict[str, Value] = {}
         if "preference" in table:
             name = self._text(table, at, "preference")
@@ -711,7 +711,7 @@ def review(document: Document, policies: PolicySet, now: float | None = None) ->
 
 
 def _texts_of(rule: Rule) -> int:
-    """How many texts its context has."""
+    """Number of texts that its context has."""
     return sum(len(matcher.said) for matcher in (*rule.keys.values(), *rule.attributes.values()))
 
 

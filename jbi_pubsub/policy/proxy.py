@@ -27,7 +27,7 @@ ALIVE: Final = b"A"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyManager(Entry):
-    """What a policy manager says of itself: its epoch, and where it answers."""
+    """Description of a policy manager by itself: its epoch, and where it answers."""
 
     entry_name = "jbi.PolicyManager"
     epoch: int | None = None
@@ -35,7 +35,7 @@ class PolicyManager(Entry):
 
 
 def epoch_of(item: ServiceItem) -> int:
-    """What a manager's item says; 0 where it says nothing."""
+    """Epoch that a manager's item says; 0 where it says nothing."""
     for entry in item.entries:
         if entry.cls.name == PolicyManager.entry_name:
             try:
@@ -101,7 +101,7 @@ class PolicyProxy:
         return self._client.call("set", Changed, key, value, why)
 
     def rollback(self, version: int, why: str) -> Changed:
-        """What that version said is in force again, as a new one. Raises PolicyError, StorageError."""
+        """Put what that version said in force again, as a new one. Raises PolicyError, StorageError."""
         return self._client.call("rollback", Changed, version, why)
 
     def history(self) -> tuple[VersionTold, ...]:
@@ -109,7 +109,7 @@ class PolicyProxy:
         return self._client.call("history", tuple[VersionTold, ...])
 
     def text(self, version: int = 0) -> str:
-        """What a version says, as TOML; 0: the one in force. Raises PolicyError."""
+        """Text of a version, as TOML; 0: the one in force. Raises PolicyError."""
         return self._client.call("text", str, version)
 
     def status(self) -> dict[str, Any]:

@@ -72,24 +72,24 @@ PUSH_SECONDS: Final = 0.1
 TICK_SECONDS: Final = 1.0
 """Between two divisions of links, and two signs of life."""
 REPORT_BYTES: Final = 256 << 10
-"""Of a report at most."""
+"""Bytes of a report at most."""
 OPEN_SECONDS: Final = 10.0
 """For the data connection of who has joined."""
 TELL_SECONDS: Final = 60.0
 """Between two lines of the log about what is wrong at one local manager."""
 GONE_SECONDS: Final = 30.0
-"""Who is away for so long, and in no lookup service, is gone: its share of links is free."""
+"""Seconds after which one that is away, and in no lookup service, is gone: its share of links is free."""
 ASK_SECONDS: Final = 3.0
 """For looking for other managers at the start, and asking each of them."""
 TAKE_OVER_SECONDS: Final = 60.0
 """After a start with `take_over`: local managers that followed somebody else are taken over."""
 DELEGATE_TYPE: Final = "jbi.PublisherAdapterDelegate"
 TEXT_MOST: Final = 8 << 20
-"""Of a file that is applied: comments count here, and are not kept."""
+"""Bytes of a file that is applied: comments count here, and are not kept."""
 
 
 class _Channel:
-    """What one local manager is sent."""
+    """Channel to one local manager."""
 
     def __init__(self, server: PolicyServer, lqm: str, peer: str, hub: SenderHub) -> None:
         self.lqm = lqm
@@ -170,7 +170,7 @@ class PolicyServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._kept_shares: Shares = {}
         self.fault = ""
-        """What is wrong with the disk, or with another manager."""
+        """Fault of the disk, or of another manager."""
         self._disk_fault = False
         self._superseded = ""
         with ExitStack() as undo:
@@ -202,7 +202,7 @@ class PolicyServer:
         self._thread = threading.Thread(target=self._run, name="policy-manager", daemon=True)
 
     def _recovered(self) -> InformationSpaceManager:
-        """What was kept, and what the file says, if it is another one than it was."""
+        """Space that was kept, and what the file says, if it is another one than it was."""
         document, said = file.read(self._path)
         policies = policies_of(document)
         document.check()
@@ -242,7 +242,7 @@ class PolicyServer:
 
     @property
     def standing(self) -> Standing:
-        """What is in force."""
+        """Standing of what is in force."""
         with self._lock:
             return self._space.standing
 
@@ -293,7 +293,7 @@ class PolicyServer:
             self._raise_epoch(epoch)
 
     def _epoch_of(self, item: ServiceItem) -> int | None:
-        """Of another manager; None: it does not answer, so it has no say, although its lease has not run out."""
+        """Epoch of another manager; None: it does not answer, so it has no say, although its lease has not run out."""
         proxy = PolicyProxy(item.proxy, self._config.security(), timeout=ASK_SECONDS)
         try:
             proxy.status()
@@ -352,7 +352,7 @@ class PolicyServer:
             return tuple(VersionTold(each.version, each.at, each.who, each.why) for each in self._space.versions)
 
     def text(self, version: int) -> str:
-        """What one says. Raises PolicyError."""
+        """Text of a version. Raises PolicyError."""
         with self._lock:
             return self._space.version(version).toml
 
@@ -410,7 +410,7 @@ class PolicyServer:
                 self._space.lost(channel.lqm, self._clock())
 
     def heard(self, channel: _Channel, report: LqmReport) -> None:
-        """What a local manager says."""
+        """Take a report of a local manager."""
         with self._lock:
             if self._channels.get(channel.lqm) is not channel:
                 return
@@ -422,7 +422,7 @@ class PolicyServer:
             self._due.set()
 
     def news(self, channel: _Channel) -> bytes | None:
-        """What one is to be sent, if there is something; nothing over a connection that another one came instead of."""
+        """News to be sent to one, if there is something; nothing over a connection that another one came instead of."""
         lqm = channel.lqm
         with self._lock:
             is_old = self._channels.get(lqm) is not channel

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def access_of(config: Config, component: str, own: Login | None = None) -> AccessPolicy | None:
-    """What [policy] says of who may do what at a component; None: nothing. `own`: how other parts of this process log
-    in there. Whoever is given one closes it. Raises ConfigurationError, PolicyError."""
+    """Access policy of a component by [policy]: who may do what; None: nothing. `own`: how other parts of this process
+    log in there. Whoever is given one closes it. Raises ConfigurationError, PolicyError."""
     return managed_access_of(config, component, own)[0]
 
 

@@ -28,7 +28,7 @@ from .policyfile import policies_of
 from .writing import VALUE_MOST, changed, value_of
 
 SNAPSHOT_BYTES: Final = 1 << 20
-"""Of a set's text: what is pushed goes to everybody, whole."""
+"""Bytes of a set's text: what is pushed goes to everybody, whole."""
 HISTORY_MOST: Final = 1_000
 """Versions that are kept; of more the oldest are forgotten."""
 WHY_MOST: Final = 500
@@ -37,17 +37,17 @@ MEMBERS_MOST: Final = 1_000
 """Local managers that follow."""
 LINKS_TOLD: Final = 1_000
 TYPES_TOLD: Final = 100
-"""Of a report."""
+"""Links and types of a report."""
 
 IDLE_PART: Final = 0.05
-"""Of a link that is kept for a local manager without demand, so that it can start; half of the link for all at most."""
+"""Share of a link kept for a local manager without demand, so that it can start; half of the link for all at most."""
 HYSTERESIS: Final = 0.1
 """Shares that would change by less are left alone."""
 NEWCOMER_SECONDS: Final = 1.0
-"""How long one waits for others to make room; then it begins with NEWCOMER_PART, whoever does not answer."""
+"""Seconds that one waits for others to make room; then it begins with NEWCOMER_PART, whoever does not answer."""
 NEWCOMER_PART: Final = 0.01
 GROWTH: Final = 1.25
-"""What somebody uses who has nothing waiting may grow by so much until the next report."""
+"""Factor by which the use of somebody who has nothing waiting may grow until the next report."""
 
 Five = tuple[float, float, float, float, float]
 Short = Annotated[str, msgspec.Meta(max_length=200)]
@@ -74,8 +74,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a local manager is sent: a set as text (None: the one that it has), and its shares of links, bytes a second
-    by name. `number` counts what it was sent."""
+    """News for a local manager: a set as text (None: the one that it has), and its shares of links, bytes a second by
+    name. `number` counts what it was sent."""
 
     number: int
     standing: Standing
@@ -84,7 +84,7 @@ class PolicyNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a local manager says of a link: bytes a second that it may send, that it sends, and that it would send at
+    """Use of a link, by a local manager: bytes a second that it may send, that it sends, and that it would send at
     importance 1 to 5 (math.inf: as much as goes); seconds there and back."""
 
     rate: float = 0.0
@@ -94,8 +94,8 @@ class LinkUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LqmReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in force at a local manager, and what was delivered there: `number` of the news that it follows, why it
-    does not follow (`fault`), its links, contracts by importance, and per type objects a second."""
+    """Report of what is in force at a local manager, and what was delivered there: `number` of the news that it
+    follows, why it does not follow (`fault`), its links, contracts by importance, and per type objects a second."""
 
     number: int
     standing: Standing
@@ -151,7 +151,7 @@ def divide(
 
 
 def _behind(base: float, demand: Sequence[float], most: float) -> list[float]:
-    """What is wanted beside a base, which serves the most important first."""
+    """Demand beside a base, which serves the most important first."""
     left = []
     for wanted in reversed(demand):
         wanted = min(max(wanted, 0.0), most) if wanted == wanted else 0.0
@@ -234,7 +234,7 @@ class Member:
     ceilings: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     number: int = 0
-    """Of what it was sent last."""
+    """Number of the news that it was sent last."""
     heard: LqmReport = field(default_factory=lambda: LqmReport(0, Standing()))
     heard_at: float = -math.inf
     away_since: float | None = None
@@ -267,7 +267,7 @@ class InformationSpaceManager:
 
     @property
     def standing(self) -> Standing:
-        """What is in force."""
+        """Standing of what is in force."""
         return Standing(self.manager, self.epoch, self.policies.version, self.policies.digest)
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class InformationSpaceManager:
             raise PolicyError(f"{key[:200]} = {value[:200]!r}: {what}", hint=exc.hint) from exc
 
     def proposed_again(self, version: int, who: str, why: str, now: float) -> Proposal | None:
-        """What an earlier version said. Raises PolicyError."""
+        """Proposal of what an earlier version said. Raises PolicyError."""
         return self.proposed(self.version(version).toml, who, why or f"back to version {version}", now)
 
     def version(self, number: int) -> Version:
@@ -307,7 +307,7 @@ class InformationSpaceManager:
         raise PolicyError(f"no version {number}", hint=kept)
 
     def take(self, proposal: Proposal) -> None:
-        """It is in force from now on."""
+        """Put a proposal in force from now on."""
         self.policies = proposal.policies
         self.versions = [*self.versions, proposal.version][-HISTORY_MOST:]
         for member in self.members.values():
@@ -350,11 +350,11 @@ class InformationSpaceManager:
         return member is not None and member.away_since is not None
 
     def gone(self, lqm: str) -> None:
-        """It is no more: what it had is free."""
+        """Note that one is no more: what it had is free."""
         self.members.pop(lqm, None)
 
     def heard(self, lqm: str, report: LqmReport, now: float) -> bool:
-        """What one says; whether it has acknowledged something, so that others may get more."""
+        """Take the report of one; whether it has acknowledged something, so that others may get more."""
         member = self.members.get(lqm)
         if member is None:
             return False
@@ -366,7 +366,7 @@ class InformationSpaceManager:
         return False
 
     def news(self, lqm: str) -> PolicyNews | None:
-        """What one is to be sent now; None: nothing."""
+        """News to be sent to one now; None: nothing."""
         member = self.members.get(lqm)
         if member is None or not member.is_due or member.away_since is not None:
             return None
@@ -473,7 +473,7 @@ def _told(use: LinkUse) -> dict[str, Any]:
 
 
 def _demand(use: LinkUse | None) -> Five:
-    """What somebody would send, with room to grow; nothing, as far as he has not said."""
+    """Demand of somebody, with room to grow; nothing, as far as he has not said."""
     if use is None:
         return (0.0, 0.0, 0.0, 0.0, 0.0)
     a, b, c, d, e = (wanted * GROWTH for wanted in use.demand)

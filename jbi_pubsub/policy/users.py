@@ -1,4 +1,4 @@
-"""Who somebody without a certificate is: a name and a password, checked by a file or by a directory.
+"""Users without a certificate: a name and a password, checked by a file or by a directory.
 
 A password that was right makes a connection its user's, as a certificate would; rules (`user`, `group`, `role`) see no
 difference. The file is looked at again when somebody asks and a quarter of a second has passed: an account that is
@@ -56,15 +56,15 @@ LOOK_SECONDS: Final = 0.25
 WAIT_SECONDS: Final = 5.0
 """For a turn to be checked: one is checked at a time, whatever strangers ask for."""
 FAILURES_MOST: Final = 10
-"""Of one peer for one name in FAILURES_SECONDS; after that it is refused unseen."""
+"""Failures of one peer for one name in FAILURES_SECONDS; after that it is refused unseen."""
 PEER_FAILURES_MOST: Final = 60
-"""Of one peer for all names: 3 s of work. It does not count for names that were right from there lately."""
+"""Failures of one peer for all names: 3 s of work. It does not count for names that were right from there lately."""
 KNOWN_FAILURES_MOST: Final = 60
-"""Of one peer for a name that was right from there lately: who shares its address must not lock it out."""
+"""Failures of one peer for a name that was right from there lately: who shares its address must not lock it out."""
 SLOW_SECONDS: Final = 1.0
 """Until such a one is told that it is wrong, once it has been so FAILURES_MOST times."""
 RIGHT_SECONDS: Final = 86_400.0
-"""How long a name counts as right lately."""
+"""Seconds that a name counts as right lately."""
 FAILURES_SECONDS: Final = 60.0
 TRIED_MOST: Final = 2_000
 """Peers, and peers with a name, whose failures are counted; of more the oldest are forgotten."""
@@ -83,7 +83,7 @@ class Users(Protocol):
         ...
 
     def check(self, user: str, password: str) -> str | None:
-        """What the password is right by; None: it is not. Raises WireError: nobody can say now."""
+        """Proof that the password is right; None: it is not. Raises WireError: nobody can say now."""
         ...
 
     def holds(self, user: str, proof: str) -> bool:
@@ -426,7 +426,7 @@ def with_users(access: AccessPolicy, config: Config, own: Login | None = None) -
 
 
 def users_of(config: Config) -> Users:
-    """What [policy] users names. Raises PolicyError, ConfigurationError."""
+    """Users that [policy] users names. Raises PolicyError, ConfigurationError."""
     place = config.policy.users
     if "://" not in place:
         return PasswordFile(Path(place))

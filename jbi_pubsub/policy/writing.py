@@ -112,7 +112,7 @@ def value_of(key: str, said: str) -> Any:
 
 
 def _at(tables: Any, where: Where) -> Any:
-    """What stands there; None for nothing."""
+    """Value that stands there; None for nothing."""
     for name in where:
         if isinstance(tables, list) and isinstance(name, int) and name < len(tables):
             tables = tables[name]
