@@ -88,7 +88,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def trust_own(address: str, login: Login | None) -> None:
-    """How this process logs in at a server of its own from now on; None: as everywhere."""
+    """Set how this process logs in at a server of its own from now on; None: as everywhere."""
     if login is None:
         _own_logins.pop(address, None)
     else:
@@ -96,7 +96,7 @@ def trust_own(address: str, login: Login | None) -> None:
 
 
 def own_login(endpoints: tuple[str, ...]) -> Login | None:
-    """How this process logs in where one of its own servers is; None: there is none."""
+    """Login of this process where one of its own servers is; None: there is none."""
     return next((_own_logins[each] for each in endpoints if each in _own_logins), None) if _own_logins else None
 
 
@@ -309,7 +309,7 @@ _CONFIG: Final = {
 
 
 class _Root(VoidService):  # type: ignore[misc]  # rpyc is not annotated
-    """What a connection is about: the server and who calls."""
+    """Root of a connection: the server and who calls."""
 
     def __init__(self, server: ControlServer | None, caller: Caller) -> None:
         super().__init__()
@@ -459,7 +459,7 @@ _NOTHING_MORE: Final = frozenset(
 _BYTES: Final = {brine.TAG_STR1: 1, brine.TAG_STR2: 2, brine.TAG_STR3: 3, brine.TAG_STR4: 4, brine.TAG_FLOAT: 8}
 _LONG: Final = {brine.TAG_STR_L1: brine.I1, brine.TAG_INT_L1: brine.I1, brine.TAG_STR_L4: brine.I4}
 _VALUES: Final = {brine.TAG_UNICODE: 1, brine.TAG_TUP1: 1, brine.TAG_TUP2: 2, brine.TAG_TUP3: 3, brine.TAG_TUP4: 4}
-"""How brine's tags go on: so many bytes; a length and so many bytes; so many values. All others we have no use for."""
+"""Parts behind brine's tags: so many bytes; a length and so many bytes; so many values. We have no use for others."""
 
 
 def check_values(data: bytes, at: int) -> None:

@@ -36,24 +36,24 @@ LOOK_SECONDS: Final = 1.0
 """Between two looks at the files: four calls of stat(2)."""
 
 MAX_FILE_BYTES: Final = 32 << 20
-"""Of one file: a list of half a million revoked certificates."""
+"""Most bytes of one file: a list of half a million revoked certificates."""
 
 WARN_SECONDS: Final = 30 * 86_400.0
-"""What ends within so long is told: public authorities renew then. Of what is good for less than 90 days, a third."""
+"""Warning time before an end: public authorities renew then. Of what is good for less than 90 days, a third."""
 
 TELL_SECONDS: Final = 86_400.0
-"""How often that is said again."""
+"""Time until that is said again."""
 
 T = TypeVar("T")
 
 
 class Facts(NamedTuple):
-    """What the files say, without secrets."""
+    """Contents of the files, without secrets."""
 
     certificate: x509.Certificate
     """Ours."""
     authorities: tuple[x509.Certificate, ...]
-    """Whose certificates we take."""
+    """Authorities whose certificates we take."""
     revocations: tuple[x509.RevocationList, ...]
     """Which of those not."""
 
@@ -77,7 +77,7 @@ def ends_soon(not_before: float, not_after: float, now: float) -> bool:
 
 
 def read_facts(certificate: Path, ca: Path, revoked: Path | None) -> Facts:
-    """What such files say; nothing is verified, neither dates nor signatures. Raises ConfigurationError."""
+    """Contents of such files; nothing is verified, neither dates nor signatures. Raises ConfigurationError."""
     own = _parsed(certificate, x509.certificates, "certificate")
     authorities = _parsed(ca, x509.certificates, "certificate")
     lists = _parsed(revoked, x509.revocations, "list of revoked certificates (X509 CRL)") if revoked else []
@@ -112,7 +112,7 @@ class Credentials:
 
     @property
     def facts(self) -> Facts:
-        """What is in force."""
+        """Facts in force."""
         return self._files.value.facts
 
     def serve(self) -> str:
@@ -264,7 +264,7 @@ def shown_time(seconds: float) -> str:
 
 
 def _parsed(path: Path, parse: Callable[[str], list[T]], what: str) -> list[T]:
-    """What is in a file, one at least. Raises ConfigurationError."""
+    """Items of a file, one at least. Raises ConfigurationError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zlib import _Compress, _Decompress
 
 DEFLATE: Final = "deflate"
-"""What a client asks for in its HELLO, and the server says in its WELCOME if it agrees."""
+"""Word by which a client asks in its HELLO, and the server agrees in its WELCOME."""
 
 INFLATED_MOST: Final = 1 << 20
 """Longest batch that is compressed. Ours are below 0.6 MB (MAX_BATCH_BYTES and one chunk behind them). A bomb comes to
@@ -56,10 +56,10 @@ class Compression:
         self.plain = 0
         """Bytes of the batches so far."""
         self.carried = 0
-        """What they came to on the connection."""
+        """Bytes that they came to on the connection."""
 
     def deflate(self, body: bytes) -> bytes | None:
-        """What is sent in place of a batch of at most INFLATED_MOST bytes; None: it goes as it is."""
+        """Replacement that is sent for a batch of at most INFLATED_MOST bytes; None: it goes as it is."""
         packed = self._packed(body)
         self.plain += len(body)
         self.carried += len(body if packed is None else packed)
@@ -111,7 +111,7 @@ def described(compression: Compression | None) -> dict[str, object]:
 
 
 class Allowance:
-    """How many connections of a server may be compressed at once: their memory is the server's. Thread-safe."""
+    """Number of a server's connections that may be compressed at once: their memory is the server's. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         """`most`: 0 declines all."""
@@ -120,7 +120,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many are now."""
+        """Number of them now."""
         return len(self._granted)
 
     def grant(self, asked: Sequence[str]) -> Compression | None:

@@ -72,10 +72,10 @@ MAX_ENDPOINTS: Final = 8
 """Endpoints of a service that are tried: one for each interface. Who answers late at thousands must cost no hour."""
 
 TLS_HELLO: Final = b"\x16\x03"
-"""How a TLS client begins (RFC 8446, section 5.1: a record of type handshake)."""
+"""Beginning of what a TLS client sends (RFC 8446, section 5.1: a record of type handshake)."""
 
 ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x0a"
-"""What tells a peer of ours that the two ends do not agree on TLS: a fatal alert, unexpected_message (RFC 8446, 6)."""
+"""Answer to a peer of ours when the two ends do not agree on TLS: a fatal alert, unexpected_message (RFC 8446, 6)."""
 
 ACCEPT_SECONDS: Final = 0.2
 """Until it is tried again to accept: when the file table is full, others need the time to close."""
@@ -89,7 +89,7 @@ TOLD_MOST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end: address, and the identity of its certificate ("" without TLS).
+    """Client at the other end: address, and the identity of its certificate ("" without TLS).
 
     `user` is who it is, `claimed` whether that is only what it says; an identity is the user, and no claim. `client`:
     the application's name, which it chooses itself; `role` is the duty that it says its user has."""
@@ -109,12 +109,12 @@ class Caller:
 
     @property
     def peer(self) -> str:
-        """Whose shares are used: its identity's, else those of the host that it is at, as places at a port are."""
+        """Peer whose shares are used: its identity's, else those of the host that it is at, as places at a port are."""
         return self.identity or self.place.peer or self.address.rpartition(":")[0]
 
     @property
     def holder(self) -> str:
-        """Of its certificate (`x509.Certificate.holder`), "" without TLS."""
+        """Holder of its certificate (`x509.Certificate.holder`), "" without TLS."""
         return self.place.holder
 
 
@@ -128,8 +128,8 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a process listens and connects. Without `tls` only loopback may be bound, and only there is a password shown,
-    unless `insecure`."""
+    """Settings by which a process listens and connects. Without `tls` only loopback may be bound, and only there is a
+    password shown, unless `insecure`."""
 
     tls: TlsIdentity | None = None
     insecure: bool = False
@@ -406,7 +406,7 @@ class Endpoint:
         return close
 
     def facts(self) -> Facts | None:
-        """What certificates and lists say that are in force: the same object until they change; None without TLS."""
+        """Contents of the certificates and lists in force: the same object until they change; None without TLS."""
         return self._tls.facts() if self._tls else None
 
     def tls(self) -> dict[str, Any]:
@@ -415,7 +415,7 @@ class Endpoint:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._open)
 
     def adopt(self, sock: socket.socket, address: str) -> None:
@@ -542,7 +542,7 @@ class Endpoint:
         return identity
 
     def _tell(self, address: str, why: str) -> None:
-        """Of a refusal that its operator has to mend; strangers can cause as many as they like."""
+        """Log a refusal that its operator has to mend; strangers can cause as many as they like."""
         if self._told.is_new(address.rpartition(":")[0], why, time.monotonic()):
             log.warning("%s: refused %s: %s", self.name, address, why)
         else:

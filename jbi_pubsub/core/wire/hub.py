@@ -66,24 +66,24 @@ TLS_BYTES: Final = 16 << 10
 PARTS_AT_ONCE: Final = 64
 """Parts given to one sendmsg; far below IOV_MAX, which is 1,024 on Linux."""
 LOOK_SECONDS: Final = 1.0
-"""How often stalled peers are looked for, while something is unsent."""
+"""Time between two looks for stalled peers, while something is unsent."""
 
 FAULT_SECONDS: Final = 0.1
 """Pause after a fault of the selector: it may fail again at once."""
 
 TCP_INFO_BYTES: Final = 168
-"""Of struct tcp_info, up to its delivery rate (Linux 4.9)."""
+"""Bytes of struct tcp_info, up to its delivery rate (Linux 4.9)."""
 PACED_TURNS: Final = 32
-"""Of paced streams, before sockets are looked at again."""
+"""Turns of paced streams before sockets are looked at again."""
 UNSENT_BYTES: Final = 16 << 10
-"""Of a paced stream that its socket takes beyond what is under way (TCP_NOTSENT_LOWAT)."""
+"""Bytes of a paced stream that its socket takes beyond what is under way (TCP_NOTSENT_LOWAT)."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSED: Final = "the hub has stopped"
 
 
 class Allowance(NamedTuple):
-    """What a paced stream may take at its turn: items, bytes (one item may exceed them), and of which levels (a bit
+    """Allowance of a paced stream at its turn: items, bytes (one item may exceed them), and of which levels (a bit
     mask)."""
 
     max_items: int
@@ -92,14 +92,14 @@ class Allowance(NamedTuple):
 
 
 class Turns(Protocol):
-    """Who of the paced streams sends next. On the hub's thread but for `put`; none may block."""
+    """Order in which paced streams send. On the hub's thread but for `put`; none may block."""
 
     def put(self, sender: HubSender) -> None:
-        """It has something to send, maybe at other levels than before. Any thread."""
+        """Note that it has something to send, maybe at other levels than before. Any thread."""
         ...
 
     def next(self, now: float) -> tuple[HubSender, Allowance] | None:
-        """Whose turn it is."""
+        """Stream whose turn it is."""
         ...
 
     def wait(self, now: float) -> float | None:
@@ -107,8 +107,8 @@ class Turns(Protocol):
         ...
 
     def sent(self, sender: HubSender, level: int, size: int, now: float) -> None:
-        """It has sent so many bytes, its framing included, compressed if that was agreed on. 0: it could not, and is
-        put again when it can."""
+        """Note that it has sent so many bytes, its framing included, compressed if that was agreed on. 0: it could not,
+        and is put again when it can."""
         ...
 
     def acked(self, sender: HubSender, size: int, now: float) -> None:
@@ -333,11 +333,11 @@ class HubSender:
         self.paced = False
         """Its turns are given by the hub's Turns, who say so."""
         self.level = 0
-        """What the last batch counts as, where it is paced."""
+        """Level of the last batch, where it is paced."""
         self.levels = levels
         self.backlog = backlog
         self._under_way: deque[tuple[int, int]] = deque()
-        """Of a paced stream: the last number of a batch, and its bytes as they went."""
+        """Batches of a paced stream: the last number of each, and its bytes as they went."""
         self._hub = hub
         self._batch_bytes = batch_bytes
         self._take = take
@@ -393,12 +393,12 @@ class HubSender:
 
     @property
     def compression(self) -> Compression | None:
-        """Of the connection that is attached, None in clear."""
+        """Compression of the attached connection, None in clear."""
         connection = self._connection
         return connection.compression if connection is not None else None
 
     def transport(self) -> Transport | None:
-        """What the system knows of the way, None where it does not say, or nothing is attached."""
+        """State of the way as the system knows it, None where it does not say, or nothing is attached."""
         connection = self._connection
         return Transport.of(connection.sock) if connection is not None else None
 
@@ -535,7 +535,7 @@ class HubSender:
             turns.sent(self, self.level, sent, self._hub._clock())
 
     def _count_sent(self, batch: Batch) -> None:
-        """What was under way when a connection broke goes again: over the same link, before all else."""
+        """Count also what was under way when a connection broke: it goes again over the same link, before all else."""
         turns = self._hub._turns
         if turns is not None:
             size = sum(map(len, batch.frame))
@@ -633,7 +633,7 @@ def _tell(ended: Callable[[], None]) -> None:
 
 
 class Transport(NamedTuple):
-    """What Linux says of a TCP connection (tcp(7), TCP_INFO): times in ms, bytes; the rate in bytes a second."""
+    """State of a TCP connection as Linux says it (tcp(7), TCP_INFO): times in ms, bytes; the rate in bytes a second."""
 
     rtt_ms: float
     retransmits: int
@@ -685,7 +685,7 @@ class _Connection:
         return len(self._out) + len(self._plain)
 
     def pace(self) -> None:
-        """What waits does so here, and not in the system, as far as that lets us."""
+        """Let what waits wait here, and not in the system, as far as that lets us."""
         self.is_paced = True
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
         if option is not None and self.sock.family != socket.AF_UNIX:

@@ -1,4 +1,4 @@
-"""Who has how much of what a server has for all: connections, bytes, calls. Knows no network.
+"""Shares in what a server has for all: connections, bytes, calls. Knows no network.
 
 Places are bounded. When all are taken, whoever comes gets that of a connection that is good for nothing now, of the
 peer that has the most: one that has not called yet, else the one that has been idle longest (its client opens another
@@ -37,13 +37,13 @@ class Place:
     leased: bool = False
     """Somebody has got or renewed a lease over it, and may be idle."""
     holder: str = ""
-    """Of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
+    """Holder of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
     kept: bool = False
-    """It is the data connection of a publisher, subscriber or listener, or a websocket."""
+    """Whether this is the data connection of a publisher, subscriber or listener, or a websocket."""
     user: str = ""
-    """Who has logged in over it; "" nobody."""
+    """User who has logged in over it; "" nobody."""
     proof: str = field(default="", repr=False)
-    """What that was checked against: an account that has been changed since is no longer it."""
+    """State of the account that this was checked against: one that has been changed since is no longer it."""
 
     def patience(self, first: float, idle: float) -> float:
         """Seconds that it may still be idle: `first` before the first call, `idle` after it."""
@@ -60,13 +60,13 @@ class Place:
             self.called()
 
     def called(self) -> None:
-        """It was good for something just now."""
+        """Note that it was good for something just now."""
         self.calls += 1
         self.since = time.monotonic()
 
 
 def share_of(most: int) -> int:
-    """What one peer may have of what there is."""
+    """Most that one peer may have of what there is."""
     return most - most // 4
 
 
@@ -76,7 +76,7 @@ def has_more(places: Mapping[K, Place], peer: str, most: int) -> bool:
 
 
 def room(places: Mapping[K, Place], peer: str, most: int) -> list[K] | None:
-    """Who has to go for one more of `peer` among `most`: nobody, or one; None: there is no place for it."""
+    """Places that have to go for one more of `peer` among `most`: nobody, or one; None: there is no place for it."""
     taken = Counter(place.peer for place in places.values()) if len(places) >= most // 2 else Counter[str]()
     if taken[peer] >= share_of(most):
         of = {peer}
@@ -113,7 +113,7 @@ class PeerShares:
         self._of[peer] += amount
 
     def give(self, peer: str, amount: int = 1) -> None:
-        """It is free again."""
+        """Free it again."""
         self._of[peer] -= amount
         if not self._of[peer]:
             del self._of[peer]
@@ -145,8 +145,8 @@ def in_turn() -> Iterator[None]:
 
 
 def peer_of(host: str) -> str:
-    """Whom a place is counted for without a certificate: the host; of IPv6 its network, whose addresses (2^64) are one
-    customer's (RFC 6177)."""
+    """Peer for whom a place is counted without a certificate: the host; of IPv6 its network, whose addresses (2^64) are
+    one customer's (RFC 6177)."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

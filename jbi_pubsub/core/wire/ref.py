@@ -11,7 +11,7 @@ PROTOCOL: Final = 10
 
 
 class ServiceRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """How to reach a service: what a Jini proxy is, without the code.
+    """Reference to a service: what a Jini proxy is, without the code.
 
     `exported` names the object behind the endpoint and `methods` the calls it answers; `endpoints` are host:port,
     tried in order; `certificate` is the SHA-256 (hex) of the key of the server's TLS certificate, "" without TLS.

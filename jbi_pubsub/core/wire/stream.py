@@ -77,14 +77,14 @@ MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
 SEND_SECONDS: Final = 30.0
 """A peer that takes nothing of a batch for so long is disconnected (it may come back and resume)."""
 TAKE_SECONDS: Final = 1.0
-"""How long a sender waits for items before it looks whether its connection still stands."""
+"""Time that a sender waits for items before it looks whether its connection still stands."""
 HANDSHAKE_SECONDS: Final = 10.0
 ACK_SECONDS: Final = 0.001
-"""How long an acknowledgement waits for more batches to go with it, while they come one upon the other."""
+"""Time that an acknowledgement waits for more batches to go with it, while they come one upon the other."""
 IDLE_SECONDS: Final = 3600.0
-"""How long one wait for a frame lasts before it is begun again; keepalive notices dead peers long before."""
+"""Length of one wait for a frame before it is begun again; keepalive notices dead peers long before."""
 BLOCKED_SECONDS: Final = 5
-"""How long the system waits for bytes in one call, without a poll before it."""
+"""Time that the system waits for bytes in one call, without a poll before it."""
 AHEAD_BYTES: Final = 8 << 10
 """Read at once where a frame begins: head and body of a small one, and what comes behind it, in one call."""
 GATHERED_MOST: Final = 512
@@ -132,7 +132,7 @@ class Line:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self.compression: Compression | None = None
-        """Of the batches, if both ends have agreed on it (`greet`, `welcome`)."""
+        """Compression of the batches, if both ends have agreed on it (`greet`, `welcome`)."""
         self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
         self._sending = threading.Lock()  # one frame at a time
         self._ahead = bytearray()
@@ -291,7 +291,7 @@ class Line:
 
 
 def rest_of(parts: list[Part], sent: int) -> list[Part]:
-    """What is left of parts, of which so many bytes were sent."""
+    """Rest of parts, of which so many bytes were sent."""
     for at, part in enumerate(parts):
         if sent < len(part):
             return [memoryview(part)[sent:], *parts[at + 1 :]] if sent else parts[at:]
@@ -317,7 +317,7 @@ def joined(parts: list[Part], size: int) -> list[Part]:
 
 
 def deflated(frame: Sequence[Part], compression: Compression) -> Sequence[Part]:
-    """What is sent in place of a frame, if it carries a batch that shrinks; else the frame."""
+    """Replacement that is sent for a frame, if it carries a batch that shrinks; else the frame."""
     if frame[0][FRAME.size - 1] != ITEMS:
         return frame
     size = sum(map(len, frame)) - FRAME.size
@@ -343,7 +343,7 @@ class Source(Protocol):
     """Where a sender takes items from."""
 
     def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
-        """What waits, in order, at once; [] when nothing does. An item is the parts of its bytes."""
+        """Items that wait, in order, at once; [] when nothing does. An item is the parts of its bytes."""
         ...
 
     def is_full(self) -> bool:
@@ -369,7 +369,7 @@ class Batch:
 
 
 class Window:
-    """What one receiver has been sent and has not acknowledged yet: numbers, what to send again, whether more may go.
+    """Items sent to one receiver that it has not acknowledged yet: numbers, what to send again, whether more may go.
 
     Pure: no socket, thread or clock. Not thread-safe; the owner's lock covers it, or its one thread.
     """
@@ -496,7 +496,7 @@ class Sender:
 
     @property
     def compression(self) -> Compression | None:
-        """Of the connection that is attached, None in clear."""
+        """Compression of the attached connection, None in clear."""
         line = self._line
         return line.compression if line is not None else None
 
@@ -668,7 +668,7 @@ class _Unsettled:
         return bool(self._waiting)
 
     def settled(self, position: int) -> int:
-        """Of what was handed on up to there: the last position that may be acknowledged."""
+        """Last position that may be acknowledged of what was handed on up to there."""
         try:
             return min(position, self._waiting[0][0])
         except IndexError:
@@ -755,7 +755,7 @@ class Receiver:
 
     @property
     def compression(self) -> Compression | None:
-        """Of the connection that is served, None in clear."""
+        """Compression of the connection that is served, None in clear."""
         line = self._line
         return line.compression if line is not None else None
 

@@ -53,8 +53,8 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Who we are and whom we believe: PEM files of our certificate, its key, the CA of our peers, and which of them are
-    `revoked`; `server_names` are those of servers whose certificates do not name their address (see `is_named`)."""
+    """Our identity and whom we believe: PEM files of our certificate, its key, the CA of our peers, and which of them
+    are `revoked`; `server_names` are those of servers whose certificates do not name their address (see `is_named`)."""
 
     certificate: Path
     key: Path
@@ -84,7 +84,7 @@ class TlsIdentity:
         return self._credentials().watch(sock)
 
     def facts(self) -> Facts:
-        """What the certificates in force say: ours, the authorities', and which are revoked."""
+        """Facts of the certificates in force: ours, the authorities', and which are revoked."""
         return self._credentials().facts
 
     def status(self, now: float) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _names(certificate: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def explained(failure: Exception) -> str:
-    """What went wrong, in words that name TLS if that is what it was."""
+    """Message of a failure, in words that name TLS if that is what it was."""
     if not isinstance(failure, ssl.SSLError):
         return str(failure) or type(failure).__name__
     if isinstance(failure, ssl.SSLCertVerificationError):
@@ -243,7 +243,7 @@ def is_no_tls(failure: ssl.SSLError) -> bool:
 
 
 def alert_in(head: bytes | bytearray) -> str:
-    """What the first bytes of an answer say if they are a TLS alert (RFC 8446, section 5.1), else ""."""
+    """Meaning of the first bytes of an answer if they are a TLS alert (RFC 8446, section 5.1), else ""."""
     return "the other side speaks TLS, and we do not: set [tls]" if head[:2] == b"\x15\x03" else ""
 
 

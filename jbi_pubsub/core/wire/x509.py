@@ -1,4 +1,4 @@
-"""What is written in certificates and lists of revoked ones (RFC 5280), without verifying anything: that is OpenSSL's.
+"""Contents of certificates and lists of revoked ones (RFC 5280), without verifying anything: that is OpenSSL's.
 
 The standard library shows a certificate only behind a handshake, and of a revocation list nothing at all. This reads as
 much of DER (ITU-T X.690, section 10) as these two have: definite lengths, no floats, no choice that is not named here.
@@ -24,7 +24,7 @@ ORGANIZATION: Final = bytes.fromhex("55040a")  # 2.5.4.10
 ALTERNATIVE_NAME: Final = bytes.fromhex("551d11")  # 2.5.29.17
 KEY_USAGES: Final = bytes.fromhex("551d25")  # 2.5.29.37
 USAGES: Final = {bytes.fromhex("2b06010505070301"): "server", bytes.fromhex("2b06010505070302"): "client"}
-"""What a certificate may be shown for (RFC 5280, section 4.2.1.12)."""
+"""Purposes that a certificate may be shown for (RFC 5280, section 4.2.1.12)."""
 TEXTS: Final = {0x0C: "utf-8", 0x13: "ascii", 0x16: "ascii", 0x14: "latin-1", 0x1E: "utf-16-be", 0x1C: "utf-32-be"}
 """Tags of strings, and their encodings."""
 EMAIL, DNS, URI, ADDRESS = 0x81, 0x82, 0x86, 0x87
@@ -35,7 +35,7 @@ _PEM: Final = re.compile(r"-----BEGIN (CERTIFICATE|X509 CRL)-----([A-Za-z0-9+/=\
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a certificate says of its holder."""
+    """Statements of a certificate about its holder."""
 
     subject: str
     """Its common name, else its organization; "" without either."""
@@ -48,7 +48,7 @@ class Certificate:
     """Seconds since 1970, as `time.time()`."""
     not_after: float
     usages: tuple[str, ...]
-    """Of "server" and "client"; () for whatever it likes."""
+    """Some of "server" and "client"; () for whatever it likes."""
     key: str
     """SHA-256 (hex) of its public key with the algorithm (SubjectPublicKeyInfo), as in RFC 7469, section 2.4: it stays
     when the certificate is renewed for the same key."""
@@ -58,12 +58,12 @@ class Certificate:
 
     @property
     def holder(self) -> str:
-        """What revocation lists go by, as text: its number and its authority."""
+        """Key of revocation lists, as text: its number and its authority."""
         return f"{self.serial:x}:{self.issuer_name.hex()}"
 
     @property
     def identity(self) -> str:
-        """What its holder is called: the first of its names, else the subject."""
+        """Name of its holder: the first of its names, else the subject."""
         return self.names[0] if self.names else self.subject
 
 
@@ -96,7 +96,7 @@ def revocations(pem: str) -> list[RevocationList]:
 
 
 def certificate(der: bytes) -> Certificate:
-    """What it says. Raises ValueError."""
+    """Facts of a certificate. Raises ValueError."""
     fields = _Fields(_only(_only(der, SEQUENCE), SEQUENCE, first=True))
     fields.skip(VERSION)
     serial = int.from_bytes(fields.take(INTEGER).content, "big", signed=True)
@@ -160,7 +160,7 @@ class _Element(NamedTuple):
 
 
 def _elements(data: bytes) -> Iterator[_Element]:
-    """What stands one behind the other. Raises ValueError."""
+    """Elements that stand one behind the other. Raises ValueError."""
     at = 0
     while at < len(data):
         if at + 2 > len(data):

@@ -104,7 +104,7 @@ class _Examiner:
             yield from self.conditions(each, nodes, level, joint)
 
     def _bracket(self, part: Expression, within: str) -> tuple[str, tuple[Expression, ...]] | None:
-        """Of a path whose last step has conditions: the path without them, and these."""
+        """Parts of a path whose last step has conditions: the path without them, and these."""
         if not isinstance(part, Path) or not isinstance(part.start, str):
             return None
         if not part.steps or not part.steps[-1].predicates:

@@ -57,7 +57,7 @@ Selected = Element | str | float | bool | tuple[str, str]
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a filter selected: `payload` is a well-formed XML document, `count` the number of parts in it."""
+    """Selection of a filter: `payload` is a well-formed XML document, `count` the number of parts in it."""
 
     payload: bytes
     count: int
@@ -100,11 +100,11 @@ class PayloadFilter:
 
     @property
     def cost(self) -> float:
-        """What one evaluation takes at most, in seconds on a document of cost.py's REFERENCE."""
+        """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
         return self.seconds(REFERENCE)
 
     def seconds(self, extent: Extent) -> float:
-        """What one evaluation takes at most on a payload of that extent."""
+        """Most that one evaluation takes on a payload of that extent."""
         return self._cost.seconds(extent, self._literal)
 
     def copy(self) -> PayloadFilter:
@@ -171,7 +171,7 @@ _known: InUse[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter] = InUse()
 
 
 def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) -> dict[PayloadFilter, Selection]:
-    """What each of the filters selects from the document with document element `payload`; equal ones are one.
+    """Selections of the filters from the document with document element `payload`; equal ones are one.
 
     The cheapest come first; one that may take too long, by itself or with those before it, selects nothing. `size`:
     the payload's bytes, if they are known.

@@ -81,14 +81,14 @@ FOREIGN_ERRORS: Final = (
     RecursionError,
     MemoryError,
 )
-"""What an evaluator may raise about a document (MemoryError is libxml2's word for sets beyond its own limit); anything
-else is a fault of the program and is not hidden."""
+"""Errors that an evaluator may raise about a document (MemoryError is libxml2's word for sets beyond its own limit);
+anything else is a fault of the program and is not hidden."""
 
 _tally: Final = threading.Lock()
 
 
 class Shape(msgspec.Struct, frozen=True, eq=False):
-    """What expressions have in common that differ in their literals only.
+    """Common part of expressions that differ in their literals only.
 
     `frame` is the text around what lxml evaluates to make a boolean of it, `between` what stands there between the
     literals (expression.py; () if that is the expression as written), `cost` a bound for its time.
@@ -100,7 +100,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     between: tuple[str, ...] = ()
 
     def evaluated(self, expression: str, holes: list[str]) -> str:
-        """What lxml is to evaluate for an expression of this shape, without the frame. `holes`: its literals."""
+        """Expression of this shape that lxml is to evaluate, without the frame. `holes`: its literals."""
         if not self.between:
             return expression
         return "".join(itertools.chain(*zip(self.between, [*holes, ""], strict=True)))
@@ -169,21 +169,21 @@ class Predicate:
 
     @property
     def meaning(self) -> Hashable:
-        """What makes predicates of the same plan mean the same: the constants, if all that it says is in the plan."""
+        """Key by which predicates of the same plan mean the same: the constants, if all that it says is in the plan."""
         return self.identity if self.evaluates else self.constants
 
     @property
     def identity(self) -> Identity:
-        """What makes it equal to others: equal ones are evaluated once."""
+        """Key by which it equals others: equal ones are evaluated once."""
         return self.expression, self.namespaces, self.language
 
     @property
     def cost(self) -> float:
-        """What one evaluation takes at most, in seconds on a document of cost.py's REFERENCE."""
+        """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
         return self.seconds(REFERENCE)
 
     def seconds(self, extent: Extent) -> float:
-        """What one evaluation takes at most on a document of that extent."""
+        """Most that one evaluation takes on a document of that extent."""
         return self._shape.cost.seconds(extent, self._longest)
 
     def copy(self) -> Predicate:
@@ -194,7 +194,7 @@ class Predicate:
         )
 
     def under(self, evaluator: Evaluator, what: str) -> Predicate:
-        """What `evaluator` decides, with this predicate and `what` else there is to it: not equal to this one."""
+        """Predicate that `evaluator` decides, with this one and `what` else there is to it: not equal to this one."""
         language = f"{self.language} under {what}"
         return Predicate(self.expression, self.namespaces, language, self._shape, (), [], evaluator)
 
@@ -353,7 +353,7 @@ _evaluated: InUse[Identity, Predicate] = InUse()
 
 
 SHAPE_BYTES: Final = 3 << 10
-"""Of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
+"""Size of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
 _IRREGULAR: Final = conditions.opaque_plan("a constant that is no finite number, or an empty text")
 _FOREIGN: Final = Shape(conditions.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))

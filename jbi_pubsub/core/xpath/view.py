@@ -21,9 +21,9 @@ _BESIDE: Final = frozenset(["id", "lang", "name"])
 
 
 def inside(expression: str, namespaces: Mapping[str, str], above: str) -> str | None:
-    """What to ask of a document for a predicate on the one in which it is the child of the document element, called
-    `above` as `{uri}local`, beside others of names in that namespace; None: it may speak of these, too. Both are false
-    where there is no such child."""
+    """Predicate to ask of a document in place of one on the document in which it is the child of the document element,
+    called `above` as `{uri}local`, beside others of names in that namespace; None: it may speak of these, too. Both are
+    false where there is no such child."""
     try:
         parsed = parse(expression, namespaces, "predicate")
     except PredicateError:  # whoever compiles it says so
@@ -99,7 +99,7 @@ def _is_constant(part: Expression) -> bool:
 
 
 def _tops(part: Expression, above: str) -> int:
-    """How many paths begin at the document element."""
+    """Number of paths that begin at the document element."""
     if isinstance(part, Path):
         return int(_within(part, above) is not part.steps)
     return sum(_tops(each, above) for each in (*getattr(part, "operands", ()), *getattr(part, "arguments", ())))

@@ -11,7 +11,7 @@ from .listed import Listed
 BETWEEN: Final = "\0"
 """Between texts that are searched together: no text of XML has it, so no text of a row either."""
 CUT_COST: Final = 100
-"""What cutting out and looking up one part costs, in characters searched through."""
+"""Cost of cutting out and looking up one part, in characters searched through."""
 
 
 class Contained(Listed):

@@ -1,4 +1,4 @@
-"""What the index reads from a document: the nodes at plain paths, found in one walk over a trie of the paths.
+"""Nodes that the index reads from a document: those at plain paths, found in one walk over a trie of the paths.
 
 Rules:
 - A slot is a plain path together with a way to read its nodes: that they are there, their string value, or its number.
@@ -69,7 +69,7 @@ _Slot = tuple[int, int]
 
 
 class _Node(msgspec.Struct, frozen=True, eq=False):
-    """What to read of an element: slots with their readings, slots of attributes, and children by tag."""
+    """Readings of an element: slots with their readings, slots of attributes, and children by tag."""
 
     slots: tuple[_Slot, ...] = ()
     attributes: tuple[tuple[str, _Slot], ...] = ()
@@ -126,7 +126,7 @@ class Paths:
         return known[0]
 
     def layout(self, before: Layout) -> Layout:
-        """How to read all slots there are now; `before` is an earlier layout of the same paths."""
+        """Layout to read all slots there are now; `before` is an earlier layout of the same paths."""
         blank, named, anywhere = before.blank.copy(), dict(before.named), before.anywhere
         relative, terms = before.relative, list(before.terms)
         reads = dict(self._terms.values())
@@ -180,7 +180,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         return values, many
 
     def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
-        """What is read of elements at `path` (tags from the document element down): their slots, and those of their
+        """Readings of elements at `path` (tags from the document element down): their slots, and those of their
         attributes."""
         slots: tuple[_Slot, ...] = ()
         attributes: tuple[tuple[str, _Slot], ...] = ()
@@ -263,7 +263,7 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
 
 
 def count(values: Values, many: Many, slot: int) -> float:
-    """How many nodes there are at a slot."""
+    """Number of nodes at a slot."""
     return float(len(many[slot])) if slot in many else float(values[slot] is not None)
 
 

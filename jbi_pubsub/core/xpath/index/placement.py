@@ -32,8 +32,8 @@ MAX_FAMILIES: Final = 64
 """Families of one index: each costs a document some 0.2 us. Further kinds of rows join a family with a smaller key."""
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...], bool, bool]
-"""What tells families apart: kind, slots of the equalities, slots of the ranges, whether rows have checks, and whether
-the predicates of its rows have several rows (so that one may be found twice)."""
+"""Key that tells families apart: kind, slots of the equalities, slots of the ranges, whether rows have checks, and
+whether the predicates of its rows have several rows (so that one may be found twice)."""
 
 _LOWER: Final = (conditions.GREATER, conditions.GREATER_EQUAL)
 _UPPER: Final = (conditions.LESS, conditions.LESS_EQUAL)
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, eq=False):
-    """How one conjunct becomes a row, given the constants of a predicate.
+    """Recipe by which one conjunct becomes a row, given the constants of a predicate.
 
     `keys` are the constants' numbers for the equalities (-1: existence); `ranges` the (number, test) of the lower and
     of the upper bounds of each range; `checked` the (number, test) of the constants of the check.
@@ -209,8 +209,8 @@ _OPERATIONS: Final = {
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What of a conjunct is used how: equalities, or a part of a text; ranges (lower and upper bounds of one path), and
-    the rest."""
+    """Uses of the conditions of a conjunct: equalities, or a part of a text; ranges (lower and upper bounds of one
+    path), and the rest."""
 
     keys: tuple[Condition, ...]
     part: tuple[Condition, ...]

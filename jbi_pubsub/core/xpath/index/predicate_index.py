@@ -56,7 +56,7 @@ class _Kind(msgspec.Struct, eq=False):
 
 
 class _State(msgspec.Struct, frozen=True, eq=False):
-    """What readers need and writers replace as a whole."""
+    """State that readers need and writers replace as a whole."""
 
     layout: Layout
     plain: Layout
@@ -100,7 +100,7 @@ class _Visit:
         return document if isinstance(document, Element) else document.root
 
     def read(self, layout: Layout, plain: Layout) -> tuple[Values, Many]:
-        """What the layout says of the document; if that costs too much, what `plain` says, without relative paths."""
+        """Values of the document by the layout; if that costs too much, by `plain`, without relative paths."""
         document = self._document
         try:
             return layout.read(document) if isinstance(document, Element) else document.read(layout)
@@ -149,7 +149,7 @@ class _Visit:
         return answer is True
 
     def refused(self, predicate: Predicate) -> None:
-        """It may take too long, by itself or with those before it: false, and counted."""
+        """Count a predicate as false that may take too long, by itself or with those before it."""
         predicate.failed(predicate.too_costly())
         self.errors += 1
 
@@ -184,7 +184,7 @@ class _Evaluators:
 
 
 PER_KEY_BYTES: Final = 150
-"""Of a key and its row: entries by key and by constants, the row's number, owners and check (measured)."""
+"""Size of a key and its row: entries by key and by constants, the row's number, owners and check (measured)."""
 
 MAX_EXTENTS: Final = 64
 """Extents of documents for which it is remembered what they are too large for; extents are rounded."""
@@ -344,7 +344,7 @@ class PredicateIndex(Generic[K]):
         }
 
     def explain(self, predicate: Predicate) -> dict[str, Any]:
-        """How this kind of predicate is decided, as plain data.
+        """Explain how this kind of predicate is decided, as plain data.
 
         `indexed`: whether rows stand for it. For each of its `conjuncts`: the conditions that `access` it, those that
         are `checked` afterwards, the paths that must be `single` for that, and why lxml must verify it, if so.
@@ -521,7 +521,7 @@ class PredicateIndex(Generic[K]):
         return rows
 
     def _without_relative(self, visit: _Visit, found: list[K]) -> list[K]:
-        """What holds for a document that was not read at relative paths."""
+        """Keys that hold for a document that was not read at relative paths."""
         those = {key: predicate for key, predicate in list(self._placed.items()) if predicate.plan.is_relative}
         return [key for key in found if key not in those] + [key for key, p in those.items() if visit.verifies(p)]
 
@@ -543,7 +543,7 @@ class PredicateIndex(Generic[K]):
 
 
 def _kind_key(predicate: Predicate) -> tuple[Plan, tuple[Any, ...]]:
-    """What has to be equal for predicates to read the same of a document."""
+    """Key that has to be equal for predicates to read the same of a document."""
     plan, constants = predicate.plan, predicate.constants
     return plan, tuple([constants[number] for number in plan.fixed]) if plan.fixed else ()
 

@@ -1,4 +1,4 @@
-"""What the index reads at relative paths: from elements of any name, and to any depth.
+"""Nodes that the index reads at relative paths: from elements of any name, and to any depth.
 
 One walk over a trie of these paths, a set of elements at a time. A path leads to any depth once at most, from elements
 that are not within each other: so no element is in a set twice, and a step costs in proportion to the document.
@@ -33,8 +33,8 @@ class UnreadableError(Exception):
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
-    """What to read of a set of elements: slots, slots of attributes, and further steps by how they are written: to
-    children (`below`) and to any depth."""
+    """Readings of a set of elements: slots, slots of attributes, and further steps by how they are written: to children
+    (`below`) and to any depth."""
 
     slots: tuple[Slot, ...] = ()
     attributes: tuple[tuple[str, Slot], ...] = ()
@@ -63,7 +63,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def at(self, path: Sequence[str]) -> tuple[tuple[Slot, ...], tuple[tuple[str, Slot], ...]]:
-        """What is read of elements at `path`, tags from the document element down: their slots, and those of their
+        """Readings of elements at `path`, tags from the document element down: their slots, and those of their
         attributes."""
         if not path:
             return self.slots, self.attributes

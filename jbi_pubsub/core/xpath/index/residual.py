@@ -24,14 +24,14 @@ MAX_FUNCTIONS_BYTES: Final = 8 << 20
 FUNCTION_BYTES: Final = 4 << 10
 ENTRY_BYTES: Final = 300
 CONDITION_BYTES: Final = 300
-"""What they take, about, and what each condition or constant adds (measured)."""
+"""Size of them, about, and what each condition or constant adds (measured)."""
 
 Constants = tuple[Any, ...]
 Holds = Callable[[Values, Constants], bool]
 
 
 class Visitor(Protocol):
-    """What slot 0 of a document's values holds: who lets lxml decide, at most once per predicate and document."""
+    """Visitor in slot 0 of a document's values: who lets lxml decide, at most once per predicate and document."""
 
     def verifies(self, predicate: Predicate) -> bool:
         """Whether lxml finds `predicate` true for the document."""
@@ -93,7 +93,7 @@ class Checks:
         return known
 
     def entry(self, holds: Holds, constants: Constants, check: Check) -> tuple[Holds, Constants, Check]:
-        """What to keep for a row."""
+        """Entry to keep for a row."""
         if check.opaque or check.scopes:
             return holds, constants, check  # holds the predicate itself: no other row has an equal one
         known = self._entries.get((holds, constants))

@@ -55,7 +55,7 @@ MAX_OPERATIONS: Final = 16
 """Steps of a path and operations of a term; lxml decides on what has more."""
 
 CONDITION_BYTES: Final = 350
-"""Of a condition with its path, and as much again in the recipe that is made of it (measured)."""
+"""Size of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
 Where = tuple[str, ...]
 """A path: the document element's name ("" for any name), child names, perhaps "@name" at the end. Relative if a step is
@@ -559,7 +559,7 @@ _OF_PARENT: Final = Path("", (_PARENT,))
 
 
 def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Expression] | None:
-    """What the last operation does to its operand, if it keeps or turns the order of numbers: operator, constant (None:
+    """Effect of the last operation on its operand, if it keeps or turns the order of numbers: operator, constant (None:
     -1), whether that stands left, whether it turns the order, and the operand; None if it is something else."""
     if isinstance(part, Negate):
         return None if _is_constant(part) else ("multiply", None, False, True, part.operand)

@@ -1,4 +1,4 @@
-"""What evaluating an expression costs, known before it is evaluated: an upper bound in seconds for a document's extent.
+"""Cost of evaluating an expression, known before it is evaluated: an upper bound in seconds for a document's extent.
 
 Nobody can end an evaluation of libxml2's once it runs, and whoever publishes waits for it. So the bound is computed
 from the tree of the expression, and an evaluation above its limit is not made.
@@ -36,14 +36,14 @@ from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 from .grammar import CONSTANTS, SELF, Call, Chain, Expression, Filter, Negate, Path, Step, selects
 
 MAX_SECONDS: Final = 0.1
-"""Of one evaluation of a predicate on the document at hand; above that it is not made."""
+"""Limit of one evaluation of a predicate on the document at hand; above that it is not made."""
 
 MAX_SECONDS_OF_OBJECT: Final = 0.5
-"""Of all evaluations that one object's metadata need, the cheapest first; those beyond it are not made."""
+"""Limit of all evaluations that one object's metadata need, the cheapest first; those beyond it are not made."""
 
 MAX_SECONDS_OF_FILTER: Final = 1.0
 MAX_SECONDS_OF_FILTERS: Final = 2.0
-"""Of one evaluation of a payload filter, and of all filters of one object, the cheapest first: payloads are larger, and
+"""Limit of one evaluation of a payload filter, and of all of one object, the cheapest first: payloads are larger, and
 each distinct filter runs once for an object."""
 
 MAX_SECONDS_OF_BYTE: Final = 250e-9
@@ -57,10 +57,10 @@ CHARGED: Final = 1 / 6
 
 MAX_COST_OF_SUBSCRIBER: Final = 0.02
 MAX_COST_OF_REGISTRATION: Final = 0.08
-"""Of all that one subscriber, and all subscribers to one registration, may have evaluated for an object of REFERENCE's
-extent, seconds of what is charged. A usual predicate that the index does not take is charged 3 to 20 us, so that a
-process may have a thousand of them. All bounds of a registration are within MAX_SECONDS_OF_OBJECT: what was taken is
-evaluated."""
+"""Limit of what one subscriber, and all subscribers to one registration, may have evaluated for an object of
+REFERENCE's extent, seconds of what is charged. A usual predicate that the index does not take is charged 3 to 20 us, so
+that a process may have a thousand of them. All bounds of a registration are within MAX_SECONDS_OF_OBJECT: what was
+taken is evaluated."""
 
 LOOK_EVERY: Final = 64
 """Terms, after which it is looked whether there are too many by now."""
@@ -70,7 +70,7 @@ MAX_REMEMBERED: Final = 16
 
 
 class Extent(NamedTuple):
-    """How large a document is: its nodes (attributes included), its bytes, the levels of its elements, and its fan: the
+    """Size of a document: its nodes (attributes included), its bytes, the levels of its elements, and its fan: the
     children or attributes of one element at most, or the namespaces declared."""
 
     nodes: int
@@ -111,7 +111,7 @@ def size_of(root: Element) -> int:
 
 
 class _Measures:
-    """What documents are measured with; for one thread: lxml locks an expression while it is evaluated."""
+    """Expressions that measure documents; for one thread: lxml locks an expression while it is evaluated."""
 
     def __init__(self) -> None:
         self.nodes = etree.XPath("count(//node()) + count(//@*)")
@@ -459,7 +459,7 @@ def _is_widened(text: Expression | None) -> bool:
 
 
 def _selected(part: Expression, times: Term, often: Term) -> _Found:
-    """What a part selects; its predicates may only leave less."""
+    """Nodes that a part selects; its predicates may only leave less."""
     if isinstance(part, Filter):
         return _selected(part.primary, times, often)
     if isinstance(part, Path):
@@ -480,7 +480,7 @@ def _start(path: Path, times: Term, often: Term) -> _Found:
 
 
 def _step(step: Step, found: _Found, times: Term) -> _Found:
-    """What is selected after a further step: each node once for each evaluation."""
+    """Nodes selected after a further step: each node once for each evaluation."""
     axis = step.axis
     if found.document and axis == "child" and step.test[-1] != ")":
         return found._replace(document=False)  # the document element
@@ -505,7 +505,7 @@ def _step(step: Step, found: _Found, times: Term) -> _Found:
 
 
 def _reached(axis: str, found: _Found) -> tuple[Term, Term]:
-    """How many nodes a step looks at, and how often at one and the same."""
+    """Number of nodes that a step looks at, and how often at one and the same."""
     total, often = found.total, found.often
     if axis == "namespace":  # declarations in scope, which are no nodes of the document
         return _times(total, _F), total
@@ -560,7 +560,7 @@ Charge = tuple[Hashable, float]
 
 
 class CostBudget:
-    """What the expressions that somebody is charged for cost together, equal ones once. Not for threads by itself.
+    """Sum of what the expressions cost that somebody is charged for, equal ones once. Not for threads by itself.
 
     `spent` is in seconds on a document of REFERENCE's extent.
     """

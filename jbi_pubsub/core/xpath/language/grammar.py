@@ -62,7 +62,7 @@ def without_top(expression: str, names: Container[str]) -> tuple[str, int]:
 
 
 _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What is no XML character (XML 1.0 production 2) can't occur in a document, and lxml refuses it in an expression."""
+"""Characters that are none of XML (XML 1.0 production 2): a document can't have them, and lxml refuses them."""
 
 _OPERAND_FOLLOWS: Final = frozenset(
     ["@", "::", "(", "[", ",", "/", "//", "|", "+", "-", "=", "!=", "<", "<=", ">", ">="]
@@ -293,9 +293,9 @@ class _Parser:
         return tree
 
     def between(self) -> tuple[str, ...]:
-        """What stands between the holes when `//name[...]` is written as `/descendant::name[...]`, wherever no
-        condition may be a position: libxml2 then visits elements alone, and finds them in document order, with nothing
-        to sort. () if there is no such place."""
+        """Text between the holes when `//name[...]` is written as `/descendant::name[...]`, wherever no condition may
+        be a position: libxml2 then visits elements alone, and finds them in document order, with nothing to sort. () if
+        there is no such place."""
         if not self._shortened:
             return ()
         lexemes = ["*" if lexeme == "multiply" else lexeme for lexeme in self._lexemes]

@@ -28,7 +28,7 @@ _ANYWHERE: Final = etree.Element("anywhere")
 """number($text) reads no document, but lxml wants a context node."""
 
 NOT_A_NUMBER: Final = math.nan
-"""What text that is no number becomes. One object, never the one that marks an absent node in the index."""
+"""Value of text that is no number. One object, never the one that marks an absent node in the index."""
 
 
 def number(text: str) -> float:
