@@ -34,7 +34,7 @@ MAX_BLOCK_SECONDS: Final = 60.0
 _ATTRIBUTES: Final = (DIGEST_ATTRIBUTE,)
 
 _NEAR: Final = 0.8
-"""Of difflib's ratio: three letters of a name of 19 may be others, or five be missing."""
+"""Bound of difflib's ratio: three letters of a name of 19 may be others, or five be missing."""
 
 MAX_DIGEST_SECONDS: Final = 86_400.0
 """A day: what is gathered longer takes room that other mail needs."""
@@ -49,7 +49,7 @@ class Conditions(NamedTuple):
     """On the combined view, instead of one on the metadata (see core/combined.py)."""
     payload_filter: PayloadFilter | None
     digest_seconds: float
-    """How long objects are gathered for one mail; 0.0 sends each by itself."""
+    """Seconds for which objects are gathered for one mail; 0.0 sends each by itself."""
 
 
 def compile_conditions(request: SubscriptionRequest) -> Conditions:

@@ -55,7 +55,7 @@ UNLIKE_EVERY: Final = 16
 
 
 class _Unvalidated:
-    """What is certain of documents that are not validated: anything goes, but for what is invariant."""
+    """Grammar of documents that are not validated: anything goes, but for what is invariant."""
 
     def __init__(self, gate: Grammar) -> None:
         self.is_invariant = gate.is_invariant

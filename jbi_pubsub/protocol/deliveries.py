@@ -46,7 +46,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     consumed: dict[int, int] = {}
     delays: dict[int, tuple[Micros, Micros]] = {}
     acknowledged: dict[int, tuple[Position, ...]] = {}
-    """Of durable subscriptions with explicit acknowledgement: positions of the objects that the application has
+    """Positions, by durable subscription with explicit acknowledgement, of the objects that the application has
     acknowledged since the last note that was sent."""
 
 

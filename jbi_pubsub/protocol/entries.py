@@ -29,7 +29,7 @@ PROVIDER_TYPE: Final = "jbi.Provider"
 """Service type of the item by which an application answers queries of others itself."""
 
 ANSWERING_TYPES: Final = frozenset((BRIDGE_TYPE, PROVIDER_TYPE))
-"""Who answers queries, and has no archive to look after."""
+"""Types of services that answer queries, and have no archive to look after."""
 
 PEER_TYPE: Final = "jbi.PeerPublisher"
 """Further service type of a peer publisher's registrations."""
@@ -38,12 +38,12 @@ HOPS_MOST: Final = 16
 """Platforms that an object may have passed: who comes to more goes in a circle."""
 
 PLATFORM_NAME: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
-"""Of a platform, of a bridge, and the id of a registration that is relayed."""
+"""Name of a platform, of a bridge, and the id of a registration that is relayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InformationType(Entry):
-    """What a registration publishes: the information object type and a digest of its schema (paper 2.1).
+    """Type that a registration publishes: the information object type and a digest of its schema (paper 2.1).
 
     `local` is the last part of the name: who knows no more asks for that, also before anybody publishes the type.
     """
@@ -56,7 +56,7 @@ class InformationType(Entry):
 
 
 def local_name(name: str) -> str:
-    """Of a type: what stands behind its namespace, or behind the last dot."""
+    """Local name of a type: what stands behind its namespace, or behind the last dot."""
     return re.split(r"[}.]", name)[-1]
 
 
@@ -71,8 +71,8 @@ class PublisherAdapterDelegate(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKeyEntry(Entry):
-    """What the objects of a registration are signed with: the fields of a SigningKey in base64, those of its chain with
-    a space between."""
+    """Key that the objects of a registration are signed with: the fields of a SigningKey in base64, those of its chain
+    with a space between."""
 
     entry_name = "jbi.SigningKey"
     key: str | None = None
@@ -114,7 +114,7 @@ class ArchiveEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class ProvenanceEntry(Entry):
-    """Who publishes under a registration, and where, beside its other entries in an archive, and what goes from there
+    """Publisher under a registration, and where it is, beside its other entries in an archive, and what goes from there
     to others: see core/combined.Provenance. `addresses` with a space between; `relayed` is set if that is so."""
 
     entry_name = "jbi.Provenance"
@@ -210,7 +210,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def origin_of(entries: Iterable[EntryRep]) -> Origin | None:
-    """What the entries of an item say of that; None: its publisher is here. Raises EntryError."""
+    """Origin by the entries of an item; None: its publisher is here. Raises EntryError."""
     known = {rep.cls.name: rep for rep in entries}
     rep = known.get(RelayedEntry.entry_name)
     if rep is None:

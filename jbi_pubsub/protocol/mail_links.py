@@ -36,8 +36,8 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 _UID: Final = re.compile(_KIND + r"[0-9a-f]{32}")
 
 _PLAIN: Final = re.compile(r"[!#-;=?-Z\\_a-z~^`\[\]]+")
-"""What may stand in a URL between angle brackets, in a header and in HTML: no space, quotation mark, <, >, nothing
-beyond ASCII."""
+"""Characters that may stand in a URL between angle brackets, in a header and in HTML: no space, quotation mark, <, >,
+nothing beyond ASCII."""
 
 
 def check_base(base: str) -> str:
@@ -75,7 +75,7 @@ def uid_of(token: str) -> str:
 
 
 def recipient_of(token: str, action: LinkAction, request: SubscriptionRequest) -> str:
-    """Whose link it is; "" if it proves nothing. As long for a near guess as for any other."""
+    """Recipient whose link it is; "" if it proves nothing. As long for a near guess as for any other."""
     proof, found = _bytes(token)[_HALF:], ""
     if len(request.secret) < MIN_SECRET:
         return ""

@@ -10,7 +10,7 @@ from jbi_pubsub.protocol.requests import QueryRequest
 
 
 class RemoteAnswers(Protocol):
-    """What another platform has for a query."""
+    """Answers of another platform to a query."""
 
     def __iter__(self) -> Iterator[InfoObject]:
         """All of it, in order. Raises JbiError."""
@@ -18,16 +18,16 @@ class RemoteAnswers(Protocol):
 
     @property
     def lacks(self) -> str:
-        """What is missing because somebody there has not answered; "" for nothing. When all has come."""
+        """Message about what is missing because somebody there has not answered; "" for nothing. When all has come."""
         ...
 
     def cancel(self) -> None:
-        """It is not wanted any more: whoever iterates comes to the end soon. From any thread."""
+        """Cancel what is not wanted any more: whoever iterates comes to the end soon. From any thread."""
         ...
 
 
 class RemoteArchive(Protocol):
-    """Who answers from elsewhere. Any thread."""
+    """Archive that answers from elsewhere. Any thread."""
 
     service_type: str
     """That of its item in the lookup services."""

@@ -99,7 +99,7 @@ class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     end: Position
     left_out: tuple[str, ...] = ()
-    """Of what the caller may not read all, in his own words: `* *` if he has named no type."""
+    """Types of which the caller may not read all, in his own words: `* *` if he has named no type."""
     qos: GrantedQos = GrantedQos()
     incarnations: tuple[str, ...] = ()
     """Which archive answers: the id of this time that it is open, then of those before. So whoever knows of one that
@@ -119,12 +119,12 @@ class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many objects a query has."""
+    """Number of objects that a query finds."""
 
     count: int
     left_out: tuple[str, ...] = ()
     lacks: str = ""
-    """What is damaged where it looked, and so perhaps not counted, or not there to be had."""
+    """Damage where it looked: objects that are perhaps not counted, or not there to be had."""
     incarnations: tuple[str, ...] = ()
     """Which archive answers: see `QueryOpened`."""
 
@@ -137,14 +137,14 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many objects were deleted, of those up to a position."""
+    """Number of objects that were deleted, of those up to a position."""
 
     count: int
     up_to: Position
 
 
 class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a query would be answered."""
+    """Explanation of how a query would be answered."""
 
     explanation: Explanation
     left_out: tuple[str, ...] = ()

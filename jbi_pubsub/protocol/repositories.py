@@ -24,7 +24,7 @@ REPOSITORIES: Final = ServiceTemplate(types=(PAD_TYPE,), entries=(TypesEntry().r
 
 
 def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but: str = "") -> Held | None:
-    """What the delegates that have a type repository hold of a type; None when none does, or none answers. Raises
+    """Type as the delegates that have a type repository hold it; None when none does, or none answers. Raises
     TypeConflictError when they hold different schemas. `but` is the one that is not asked: us."""
     try:
         items = community.lookup(REPOSITORIES, limit=ASKED + 1, timeout=ASK_SECONDS)

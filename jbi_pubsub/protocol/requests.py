@@ -43,7 +43,7 @@ class _Owned(msgspec.Struct, frozen=True):
 
 
 class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
-    """What a publisher registers: the schema of its metadata and its invariant metadata as Entries (paper 2.4(3)).
+    """Registration of a publisher: the schema of its metadata and its invariant metadata as Entries (paper 2.4(3)).
 
     `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
     the registration's id is made from it (`owned_uid`), and with it another delegate can take the registration over
@@ -68,9 +68,9 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     local: bool = False
     """Whether its objects are for the subscribers of this delegate alone: bridges and networks do not take them on."""
     owner: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
-    """Of whom it is, for subscriptions that do not want what he publishes (`unlike`); "": nobody's."""
+    """Owner, for subscriptions that do not want what he publishes (`unlike`); "" for none."""
     origin: Origin | None = None
-    """Of one that is relayed from another platform: it has the id that it has there, and `secret` is its bridge's."""
+    """Origin of one relayed from another platform: it has the id that it has there, and `secret` is its bridge's."""
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,20 +90,20 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NEW: Final = Start()
 
 View = Literal["metadata", "combined"]
-"""What a predicate is asked of: the metadata as they were published, or these within what the platform says of the
-object (core/combined.py)."""
+"""Documents that a predicate is asked of: the metadata as they were published, or these within what the platform says
+of the object (core/combined.py)."""
 
 Unfiltered = Literal["withhold", "deliver"]
-"""What becomes of an XML payload to which the payload filter can't be applied (core/xml.py, parse_payload): it is lost,
-as `oversize`, or comes whole."""
+"""Fate of an XML payload to which the payload filter can't be applied (core/xml.py, parse_payload): it is lost, as
+`oversize`, or comes whole."""
 
 Acknowledging = Literal["auto", "explicit"]
-"""Of a durable subscription: what its application has taken is acknowledged (`Heard.consumed`), or what it says
+"""Acknowledgement of a durable subscription: what its application has taken (`Heard.consumed`), or what it says
 (`Heard.acknowledged`)."""
 
 
 class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
-    """What a subscriber registers with each delegate (paper 2.4(7)): one record of all that it can say.
+    """Registration of a subscriber with each delegate (paper 2.4(7)): one record of all that it can say.
 
     `uid` is the subscriber's own; `entries` the template, first level; `predicate` and `payload_filter` "" for
     none; `direct` asks for delivery to the subscriber's queue, `recipients` for e-mail; `attributes` are resolved
@@ -133,7 +133,7 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     `secret` says whose it is."""
     ack: Acknowledging = "auto"
     view: View = "metadata"
-    """Of the predicate; payload filter and template have nothing to do with it."""
+    """View of the predicate; payload filter and template have nothing to do with it."""
     unlike: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
     """Nothing of registrations with this `owner`; "": whoever publishes it."""
     local: bool = False
@@ -142,8 +142,8 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
 
 
 def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> SubscriptionRequest | None:
-    """What stands, with the terms of `request` that may be amended: template, predicate, payload filter and wish. None:
-    it differs in others. Where it begins counts the first time alone."""
+    """Standing request with the terms of `request` that may be amended: template, predicate, payload filter and wish.
+    None: it differs in others. Where it begins counts the first time alone."""
     changed = msgspec.structs.replace(
         standing,
         entries=request.entries,
@@ -156,12 +156,12 @@ def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> Subs
 
 
 class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is asked of one delegate's archive (see core/history.py); all conditions hold together."""
+    """Query to one delegate's archive (see core/history.py); all conditions hold together."""
 
     type: str = ""
     """Name of the information object type; "" for all that the caller may read."""
     version: str = ""
-    """Of the type; "" for every one."""
+    """Version of the type; "" for every one."""
     entries: tuple[EntryRep, ...] = ()
     """The template, as of a subscription."""
     predicate: str = ""
@@ -192,7 +192,7 @@ class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Seconds after which it ends as "timed_out", by the delegate's clock; 0.0: as long as the session."""
     qos: Wish = Wish()
     view: View = "metadata"
-    """Of the predicate, as of a subscription. `latest_by` is of the metadata."""
+    """View of the predicate, as of a subscription. `latest_by` is of the metadata."""
     passed: Annotated[tuple[str, ...], msgspec.Meta(max_length=HOPS_MOST)] = ()
     """The names of the platforms from which bridges have brought it, in order. Everything of these is asked already."""
     unfiltered: Unfiltered = "withhold"

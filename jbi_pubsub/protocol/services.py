@@ -47,7 +47,7 @@ JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
 MAIL_LINKS: Final = "mail_links"
 HISTORY: Final = "history"
-"""Of a delegate or peer publisher with an archive: its item has an Entry `jbi.Archive`."""
+"""Service of a delegate or peer publisher with an archive: its item has an Entry `jbi.Archive`."""
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "filtered", "open_publications",
@@ -81,7 +81,7 @@ longer asks again."""
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an application says of whoever uses it ([client] user, role): where there is a certificate that counts."""
+    """Claims of an application about its user ([client] user, role): where there is a certificate that counts."""
 
     user: str = ""
     role: str = ""
@@ -91,7 +91,7 @@ NO_CLAIMS: Final = Claims()
 
 
 class _LeasedProxy:
-    """What both proxies share. Leases are renewed over a connection of their own: a long call must not cost a lease."""
+    """Base of both proxies. Leases are renewed over a connection of their own: a long call must not cost a lease."""
 
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         self.ref = ref
@@ -132,8 +132,8 @@ class DelegateProxy(_LeasedProxy):
         self._client.call("unregister", None, connection_id, uid)
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, seconds: float) -> int:
-        """How many subscriptions a registration matches, as soon as there are `count`, or after `seconds`, at most
-        STANDING_SECONDS."""
+        """Number of subscriptions that a registration matches, as soon as there are `count`, or after `seconds`, at
+        most STANDING_SECONDS."""
         return self._client.call("wait_for_subscriptions", int, connection_id, uid, count, seconds)
 
     def open_publications(self, connection_id: str) -> str:
@@ -193,7 +193,7 @@ class SubscriptionsProxy(_LeasedProxy):
         return self._client.call("explain_object", dict[str, Any], uid, object_id)
 
     def signing_key(self, uid: str, timeout: float) -> SigningKey | None:
-        """What the objects of a registration there, or what the delegate of that id says, is signed with."""
+        """Key that signs the objects of a registration there, or what the delegate of that id says."""
         return self._client.call("signing_key", SigningKey | None, uid, timeout=timeout)
 
     def mail_subscriptions(self) -> list[dict[str, Any]]:
@@ -201,8 +201,8 @@ class SubscriptionsProxy(_LeasedProxy):
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
 
     def mail_losses(self, lease_ids: Sequence[str]) -> dict[str, dict[Cause, int]]:
-        """What has been lost so far of e-mail-only subscriptions, by their ids: of those with these leases,
-        SUBSCRIBE_AT_ONCE at most, of which something has."""
+        """Losses so far of e-mail-only subscriptions, by their ids: of those with these leases, SUBSCRIBE_AT_ONCE at
+        most, of which something was lost."""
         return self._client.call("mail_losses", dict[str, dict[Cause, int]], tuple(lease_ids))
 
     def renew_mail(self, uid: str, duration: float) -> Lease:
@@ -227,20 +227,20 @@ class HistoryProxy:
         return self._client.call("open_query", QueryOpened, session_id, request, claims)
 
     def cancel_query(self, session_id: str, number: int) -> None:
-        """It is not wanted any more: FINISHED comes, behind at most what is on its way. One that has ended is none."""
+        """Cancel a query: FINISHED comes, behind at most what is on its way. One that has ended is none."""
         self._client.call("cancel_query", None, session_id, number)
 
     def progress(self, session_id: str, number: int) -> Progress:
-        """How it is getting on. Raises UnknownUidError for one that has ended."""
+        """Progress of a query. Raises UnknownUidError for one that has ended."""
         return self._client.call("progress", Progress, session_id, number)
 
     def count(self, request: QueryRequest, seconds: float, claims: Claims = NO_CLAIMS) -> Counted:
-        """How many objects there are, within so many seconds. Raises as `open_query`, and WireTimeoutError."""
+        """Count the objects that there are, within so many seconds. Raises as `open_query`, and WireTimeoutError."""
         most = self._timeout + seconds
         return self._client.call("count", Counted, request, seconds, claims, timeout=most)
 
     def explain_query(self, request: QueryRequest, claims: Claims = NO_CLAIMS) -> Explained:
-        """How it would be answered. Raises as `open_query`."""
+        """Explain how a query would be answered. Raises as `open_query`."""
         return self._client.call("explain_query", Explained, request, claims)
 
     def reset(self, name: str, secret: str, start: Start, claims: Claims = NO_CLAIMS) -> bool:
@@ -311,8 +311,8 @@ def fetch_page(
 
 
 def fetch_terms(ref: ServiceRef, security: Security, *, timeout: float) -> Iterator[Terms]:
-    """What the subscriptions at a delegate or peer publisher ask for, as they came: page by page, so that one that
-    comes meanwhile is told, too. Raises AccessDeniedError, WireError."""
+    """Terms of the subscriptions at a delegate or peer publisher, as they came: page by page, so that one that comes
+    meanwhile is told, too. Raises AccessDeniedError, WireError."""
     client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
     after = -1
     page: tuple[Terms, ...]
@@ -375,7 +375,7 @@ class TypesProxy:
         return self._client.call("get", SchemaBundle, type_.name, type_.version)
 
     def held(self, key: Key) -> Held | None:
-        """What its own repository holds."""
+        """Type as its own repository holds it."""
         return self._client.call("held", Held | None, *_said(key))
 
     def all(self, kind: Kind) -> tuple[Descriptor, ...]:
@@ -383,7 +383,7 @@ class TypesProxy:
         return tuple(self._pages(lambda after: self._client.call("list", tuple[Descriptor, ...], kind, after)))
 
     def show(self, key: Key) -> tuple[Descriptor, tuple[Property, ...]]:
-        """What is said of it, and its properties."""
+        """Descriptor of a type, and its properties."""
         return self._client.call("show", tuple[Descriptor, tuple[Property, ...]], *_said(key))
 
     def property(self, key: Key, name: str) -> bytes:
@@ -391,11 +391,11 @@ class TypesProxy:
         return self._client.call("property", bytes, *_said(key), name)
 
     def history(self, key: Key) -> tuple[Change, ...]:
-        """What was done, in order."""
+        """Changes, in order."""
         return tuple(self._pages(lambda after: self._client.call("history", tuple[Change, ...], *_said(key), after)))
 
     def faults(self) -> tuple[str, ...]:
-        """What is damaged there."""
+        """Damages there."""
         return self._client.call("faults", tuple[str, ...])
 
     def add(self, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str) -> Descriptor:

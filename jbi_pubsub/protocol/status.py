@@ -13,7 +13,7 @@ TERMS_MOST: Final = 500
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a subscription asks for, for who studies it. Nothing of it is a right: no secret, no lease, no address of a
+    """Terms of a subscription, for who studies it. Nothing of it is a right: no secret, no lease, no address of a
     recipient; `session` is what a status shows of one, "" of an e-mail-only one. `subscriber` is the name of its
     process. `number` grows with each that comes."""
 
