@@ -20,16 +20,16 @@ Action = Literal[
     "connect", "publish", "subscribe", "query", "persist", "mail", "types", "status", "steer", "administer", "bridge",
     "peer",
 ]  # fmt: skip
-"""What a caller may be allowed. `connect`, `publish`, `subscribe` and `query` open contracts; `persist` and `mail` are
-marks of theirs; `types` changes types; `status` looks; `steer` and `administer` change what runs; `bridge` and `peer`
-speak for others."""
+"""Action that a caller may be allowed. `connect`, `publish`, `subscribe` and `query` open contracts; `persist` and
+`mail` are marks of theirs; `types` changes types; `status` looks; `steer` and `administer` change what runs; `bridge`
+and `peer` speak for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What something is done to: an information object type, "" for none in particular; `name` is that of the
-    delegate, registration, table, or a recipient's domain. `some`: of the type only what is named here is known yet; it
-    is allowed if it is for some such type, and whoever asks asks again for each type that it comes to."""
+    """Subject of an action: an information object type, "" for none in particular; `name` is that of the delegate,
+    registration, table, or a recipient's domain. `some`: of the type only what is named here is known yet; it is
+    allowed if it is for some such type, and whoever asks asks again for each type that it comes to."""
 
     type: str = ""
     version: str = ""
@@ -86,11 +86,11 @@ class AccessPolicy(Protocol):
         ...
 
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
-        """What `allow` says and why, as plain data."""
+        """Decision of `allow` and its reasons, as plain data."""
         ...
 
     def refused(self) -> Mapping[str, int]:
-        """How often what was refused, by action."""
+        """Number of refusals, by action."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Accounts(Protocol):
     """An AccessPolicy that knows users by their passwords is one as well."""
 
     def login(self, caller: Caller, user: str, password: str) -> str:
-        """What the password was checked against, for as long as that holds. Raises AccessDeniedError, WireError."""
+        """Record that the password was checked against, while that holds. Raises AccessDeniedError, WireError."""
         ...
 
 
@@ -131,7 +131,7 @@ class AllowAll:
         """Nobody asked for it."""
 
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
-        """What `allow` says: there are no rules."""
+        """Decision of `allow`: there are no rules."""
         decision = self.allow(caller, action, subject)
         return {"allowed": decision.allowed, "rule": decision.rule, "where": decision.where, "reasons": [], "missed": 0}
 
@@ -213,7 +213,7 @@ def demand(policy: AccessPolicy, caller: Caller, *asked: tuple[Action, Subject])
 
 
 def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedError:
-    """What a caller is told who may not do that."""
+    """Error for a caller who may not do that."""
     what = " ".join(text[:200] for text in (subject.type, subject.version, subject.name) if text)
     return AccessDeniedError(
         f"{caller.user or caller.address} may not {action} {what}".rstrip(),
@@ -250,7 +250,7 @@ class AccessAdmin:
 
     @exported
     def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
-        """What somebody may do here, and why."""
+        """Explain what somebody may do here, and why."""
         demand(self._policy, caller, ("administer", NONE_IN_PARTICULAR))
         if asked.action not in get_args(Action):
             known = ", ".join(get_args(Action))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
             """Its prefixes."""
 
         def getroottree(self) -> Any:
-            """What it belongs to."""
+            """Tree that it belongs to."""
 else:
     XmlElement = Element
 
@@ -57,7 +57,7 @@ MAX_KNOWN: Final = 64
 """Combinations of types remembered of one call: it has a few."""
 
 LARGEST: Final = 31_536_000
-"""Of numbers, which are seconds nearly always: a year, as in settings. A thread can't wait 2^63 ns, and NaN is none."""
+"""Limit, which is of seconds nearly always: a year, as in settings. A thread can't wait 2^63 ns, and NaN is none."""
 
 SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
@@ -66,7 +66,7 @@ HAND_OVER: Final = (
     "A call only makes what nobody awaits or iterates. Give a plain function, which hands over to an event loop by "
     "loop.call_soon_threadsafe; or no listener, and take objects by `await asyncio.to_thread(adapter.receive, ...)`"
 )
-"""What to do instead of an `async def` as a callback."""
+"""Advice on what to do instead of an `async def` as a callback."""
 
 
 def source(given: Source) -> bytes | Path:
@@ -113,7 +113,7 @@ _besides: Final[dict[type, tuple[str, ...]]] = {}
 
 
 def may_have(*methods: str) -> Callable[[T], T]:
-    """Of a protocol of callbacks: methods that an object may have besides, and that are called then."""
+    """Note methods that an object may have besides those of a protocol of callbacks, and that are called then."""
 
     def noted(protocol: T) -> T:
         assert isinstance(protocol, type)
@@ -157,8 +157,8 @@ def _does_nothing(function: object, *, answers: bool) -> bool:
 
 
 class _Rule:
-    """What one annotation takes. `exact`: types of which every value fits, looked at first. `calls`: methods that are
-    called of what is given, "__call__" for itself; `asks`: those whose answers are used."""
+    """Rule on what one annotation takes. `exact`: types of which every value fits, looked at first. `calls`: methods
+    that are called of what is given, "__call__" for itself; `asks`: those whose answers are used."""
 
     __slots__ = ("asks", "calls", "exact", "fits", "text")
 

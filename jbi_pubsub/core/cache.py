@@ -1,4 +1,4 @@
-"""What is remembered so that it need not be made or asked for again: so many things, or as many as fit into so many
+"""Things remembered so that they need not be made or asked for again: so many things, or as many as fit into so many
 bytes."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SizedCache(Generic[K, V]):
         return key in self._values
 
     def get(self, key: K) -> V | None:
-        """What was put, if it is not forgotten."""
+        """Value that was put, if it is not forgotten."""
         return self._values.get(key)
 
     def put(self, key: K, value: V, size: int) -> V:

@@ -46,19 +46,19 @@ ALLOWANCE: Final = 40.0
 their limit."""
 
 REGAINED: Final = 0.05
-"""Of a second, for each second that goes by: who uses up all for ever takes a twentieth of a core."""
+"""Part of a second regained with each second that goes by: who uses up all for ever takes a twentieth of a core."""
 
 MAX_CALLERS: Final = 1_024
-"""Whose use is kept account of."""
+"""Most callers whose use is kept account of."""
 
 PATIENCE: Final = 30.0
 """Seconds that a caller waits for a place."""
 
 KILL_SECONDS: Final = 60.0
-"""What is killed is gone within that time, unless the disk that it waits for is."""
+"""Time within which a killed process is gone, unless the disk that it waits for is."""
 
 MAX_REPLY_BYTES: Final = 64 << 20
-"""Of what a function gives back."""
+"""Most bytes that a function gives back."""
 
 _KEPT: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")
 _PR_SET_PDEATHSIG: Final = 1
@@ -71,8 +71,8 @@ _TOLD_OF_STDERR: Final = 500
 
 
 class Limits(NamedTuple):
-    """Of one child: `seconds` of processor time, bytes of `memory` (its address space, some 90 MiB of which Python and
-    lxml take), seconds by the `clock` (0.0: as `seconds` allow)."""
+    """Limits of one child: `seconds` of processor time, bytes of `memory` (its address space, some 90 MiB of which
+    Python and lxml take), seconds by the `clock` (0.0: as `seconds` allow)."""
 
     seconds: float = 10.0
     memory: int = 512 << 20
@@ -102,7 +102,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class Allowance:
-    """How much time each caller has left. Not for several threads at once."""
+    """Time that each caller has left. Not for several threads at once."""
 
     def __init__(self, most: float = ALLOWANCE, regained: float = REGAINED) -> None:
         """`most` seconds at once, `regained` of a second each second."""
@@ -141,7 +141,7 @@ class Children:
     def run(
         self, function: str, data: bytes, *, limits: Limits = LIMITS, caller: str = "", patience: float = PATIENCE
     ) -> bytes:
-        """What `function` ("module:name", of bytes to bytes) makes of `data`.
+        """Result that `function` ("module:name", of bytes to bytes) makes of `data`.
 
         A `caller` who is named has one child at a time, and no more time than its allowance. Raises what the function
         raises of our errors, and ChildError: fact `cause` is "seconds", "memory", "crash" or "exception", or one that
@@ -237,7 +237,7 @@ def end(child: subprocess.Popen[Any], *steps: tuple[int, float]) -> None:
 
 
 def _ended(status: int, complaint: bytes, limits: Limits, took: float) -> _Reply:
-    """Of a child that did not answer: by what it ended, after `took` seconds."""
+    """Reply for a child that did not answer: by what it ended, after `took` seconds."""
     seconds = limits.seconds
     if status in (-signal.SIGPROF, -signal.SIGXCPU):
         return _failed(f"takes more than {seconds:g} s", "seconds", seconds)
@@ -261,7 +261,7 @@ def _failed(message: str, cause: str, seconds: float) -> _Reply:
 
 
 def environment() -> dict[str, str]:
-    """What a child of ours gets of this process's environment."""
+    """Part of this process's environment that a child of ours gets."""
     found = {name: os.environ[name] for name in _KEPT if name in os.environ}
     found.update((name, value) for name, value in os.environ.items() if name.startswith("PYTHON"))
     above = str(Path(__file__).parents[2])  # the package as this process has it, wherever it was started

@@ -23,9 +23,9 @@ from .info_object import Head
 from .xml import NO_XML, Element, read_metadata
 
 NAMESPACE: Final = "http://gdc4s.com/oim/gemini"
-"""Of what the platform says; the prefix `og` stands for it unless another is given."""
+"""Namespace of what the platform says; the prefix `og` stands for it unless another is given."""
 OWN_BYTES: Final = 1_000
-"""What the platform's part takes, about: with the metadata the size of the document."""
+"""Bytes of the platform's part, about: with the metadata the size of the document."""
 
 _OG: Final = f"{{{NAMESPACE}}}"
 TOP: Final = f"{_OG}metadata"
@@ -46,12 +46,12 @@ PATHS: Final = (
     _ADDRESSES,
     (*_ADDRESSES, f"{_OG}NodeAddress"),
 )
-"""Of what the platform says: tags from the document element down."""
+"""Paths of what the platform says: tags from the document element down."""
 ALWAYS: Final = frozenset(path for path in PATHS if not path[2:] or not path[2].startswith(f"{_OG}Node"))
 """Those that are in each document."""
 PAYLOAD_LENGTH: Final = (*_BASE, f"{_OG}PayloadLength")
 ABOVE: Final = _TOP
-"""What stands above the publisher's metadata."""
+"""Elements above the publisher's metadata."""
 
 _NSMAP: Final = {"og": NAMESPACE}
 FRAMES_MOST: Final = 256
@@ -60,7 +60,7 @@ _own = threading.local()
 
 
 class Provenance(NamedTuple):
-    """Who publishes the objects of a registration, and where."""
+    """Publisher of the objects of a registration, and its place."""
 
     publisher: str = ""
     """Name of its adapter."""
@@ -70,7 +70,7 @@ class Provenance(NamedTuple):
     addresses: tuple[str, ...] = ()
     """Hosts under which that is reached."""
     owner: str = ""
-    """Of the registration: see PublisherRequest."""
+    """Owner of the registration: see PublisherRequest."""
     is_relayed: bool = False
     """A bridge or network has brought them."""
 
@@ -89,7 +89,7 @@ def combined(head: Head, origin: Provenance) -> Element:
 
 
 def _frame(head: Head, origin: Provenance) -> Element:
-    """What is the same for all objects of a registration: a copy of it is half as dear as another one."""
+    """Part that is the same for all objects of a registration: a copy of it is half as dear as another one."""
     key = head.type_name, head.type_version, origin, head.via
     frames: Cache[object, Element] | None = getattr(_own, "frames", None)
     if frames is None:

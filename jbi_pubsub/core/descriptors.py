@@ -1,4 +1,4 @@
-"""What a type repository says of types: plain data between a delegate, its clients and whatever keeps it.
+"""Contents of a type repository: plain data between a delegate, its clients and whatever keeps it.
 
 Three kinds of descriptors, as in the common API: information object types and attributes (a schema for the values of
 a sequence attribute) are `Descriptor`, properties (any bytes attached to a type) are `Property`.
@@ -20,13 +20,13 @@ State = Literal["active", "deprecated", "removed"]
 """`removed`: by force, while something still used it; nobody finds it, its schema stays until nothing does."""
 
 Key = tuple[Kind, TypeName]
-"""What a descriptor is called: types and attributes have names of their own."""
+"""Key of a descriptor: types and attributes have names of their own."""
 
 MAX_PROPERTY_BYTES: Final = 4 << 20
 MAX_PROPERTIES: Final = 100
-"""Of one type."""
+"""Most properties of one type."""
 MAX_DESCRIPTORS: Final = 10_000
-"""Of one repository."""
+"""Most descriptors of one repository."""
 MAX_DESCRIPTION: Final = 4_000
 MAX_NAME: Final = 200
 """Characters of a property's name."""
@@ -49,7 +49,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> Key:
-        """What it is called."""
+        """Key that it is found by."""
         return self.kind, self.type
 
 
@@ -62,7 +62,7 @@ class Property(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was done to a type: `when` in seconds since the epoch."""
+    """Change of a type: `when` in seconds since the epoch."""
 
     when: Seconds
     who: str
@@ -81,7 +81,7 @@ class TypeRegistry(Protocol):
     StorageError; those that are given a key UnknownUidError for one that is not there."""
 
     def find(self, key: Key, *, removed: bool = False) -> Descriptor | None:
-        """What is said of it; None for one that is not here, or, unless `removed`, was removed while in use."""
+        """Descriptor under that key; None for one that is not here, or, unless `removed`, was removed while in use."""
         ...
 
     def all(self, kind: Kind) -> tuple[Descriptor, ...]:
@@ -122,7 +122,7 @@ class TypeRegistry(Protocol):
         ...
 
     def history(self, key: Key) -> tuple[Change, ...]:
-        """What was done, in order; also of one that is gone."""
+        """Changes in order; also of one that is gone."""
         ...
 
     def keep(self, held: Held, by: str) -> Descriptor:
@@ -130,7 +130,7 @@ class TypeRegistry(Protocol):
         ...
 
     def faults(self) -> tuple[str, ...]:
-        """What is damaged: files by their names, with what is wrong."""
+        """Damages: files by their names, with what is wrong."""
         ...
 
     def close(self) -> None:

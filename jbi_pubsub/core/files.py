@@ -29,8 +29,8 @@ Stamp = tuple[int, ...]
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes with a file, or with why it can't be looked at: two that are equal are of the same content, unless
-    it was written again within the resolution of the file system's clock."""
+    """Value that changes with a file, or with why it can't be looked at: two that are equal are of the same content,
+    unless it was written again within the resolution of the file system's clock."""
     try:
         found = path.stat()
     except OSError as exc:
@@ -164,7 +164,7 @@ def sync_folder(path: Path) -> None:
 
 
 class Watched(Generic[T]):
-    """What files say, read again when they have changed. Nobody waits for that: whoever needs the value looks."""
+    """Contents of files, read again when they have changed. Nobody waits for that: whoever needs the value looks."""
 
     def __init__(
         self,

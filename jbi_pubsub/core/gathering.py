@@ -12,7 +12,7 @@ from .spool import Spool, SpooledPayload, failed_payload
 KEPT_BYTES: Final = 4096
 """A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
 HEAD_MOST: Final = 4 << 20
-"""What stands before a payload: metadata of 1 MiB at most, and what the platform adds."""
+"""Most bytes before a payload: metadata of 1 MiB at most, and what the platform adds."""
 
 
 class Gathering:
@@ -39,7 +39,7 @@ class Gathering:
         self._payload: SpooledPayload | None = None
         """From when it is too much for memory."""
         self._first = b""
-        """What stands before that, and what it says."""
+        """Beginning before that, and what it says."""
         self._head: Head | None = None
         self._seal = b""
 
@@ -64,7 +64,7 @@ class Gathering:
 
     @property
     def chunks(self) -> list[Part]:
-        """What is in memory of it."""
+        """Part of it that is in memory."""
         return self._chunks
 
     @property
@@ -91,7 +91,7 @@ class Gathering:
         return large(self._head, self._payload, self._seal, position, archive)
 
     def _spill(self) -> None:
-        """It is too much for memory: its payload goes to a file, as soon as it is known where that begins."""
+        """Put its payload into a file, for it is too much for memory, as soon as it is known where that begins."""
         end = head_end(b"".join(bytes(chunk[:4]) for chunk in self._chunks[:4]))
         if end > HEAD_MOST:
             raise ProtocolError(f"bad information object: its head has {end} bytes, the limit is {HEAD_MOST}")

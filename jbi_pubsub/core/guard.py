@@ -37,7 +37,7 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def faults() -> dict[str, int]:
-    """How often a step of each name has failed in this process: for `status` and metrics. Empty when all is well."""
+    """Failures of the steps of each name in this process, for `status` and metrics. Empty when all is well."""
     with _lock:
         return dict(_faults)
 

@@ -1,4 +1,4 @@
-"""What is asked of archives, and answered: plain data between a delegate, its archive and that one's worker."""
+"""Questions to archives, and answers: plain data between a delegate, its archive and that one's worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """XPath 1.0 over metadata; "" is true."""
     namespaces: tuple[tuple[str, str], ...] = ()
     registrations: tuple[str, ...] | None = None
-    """Of these alone; None: of all."""
+    """Registrations whose objects are meant; None: all."""
     combined: str = ""
     """XPath 1.0 over the combined view (core/combined.py), which has to be true beside `predicate`; "" is true."""
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -38,14 +38,14 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origins: tuple[tuple[Provenance, tuple[str, ...]], ...] = ()
     """For that: who publishes under which registrations."""
     where: str = ""
-    """Of an explanation: what an access rule lets the caller have, beside `predicate`. Nothing is said of it, and what
-    it hides is not counted."""
+    """Condition for an explanation: what an access rule lets the caller have, beside `predicate`. Nothing is said of
+    it, and what it hides is not counted."""
     bound: tuple[tuple[str, str], ...] = ()
     """The namespaces of its prefixes."""
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is asked of one archive; all conditions hold together. Times include their ends."""
+    """Question to one archive; all conditions hold together. Times include their ends."""
 
     scopes: tuple[Scope, ...]
     after: Position = 0
@@ -79,14 +79,14 @@ class Found(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a query is getting on."""
+    """Progress of a query."""
 
     state: State = "running"
     matched: int = 0
     candidates: int = 0
-    """What the index found that may match; of what is not indexed each object."""
+    """Objects that may match by the index; of what is not indexed each object."""
     verified: int = 0
-    """Of these, how many lxml was asked about."""
+    """Number of these that lxml was asked about."""
     done: Position = 0
     """The last position that was looked at."""
     end: Position = 0
@@ -97,25 +97,25 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done for one alternative of a scope's predicate."""
+    """Step for one alternative of a scope's predicate."""
 
     type: TypeName
     conditions: tuple[str, ...]
     """Those that columns decide, in words."""
     left: tuple[str, ...]
-    """What lxml is asked about, each with the reason; () if columns decide all."""
+    """Conditions that lxml is asked about, each with the reason; () if columns decide all."""
     rows: int
     """Candidates, about."""
 
 
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a query would be answered."""
+    """Explanation of how a query would be answered."""
 
     steps: tuple[Step, ...]
     objects: int
     """In its scopes and positions."""
     not_indexed: int
-    """Of these, looked at one by one."""
+    """Number of these that are looked at one by one."""
     is_exact: bool
     """Whether the index alone decides."""
     seconds: float
@@ -146,7 +146,7 @@ class KeepRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     count: Count | None = None
     """Objects of a type, the newest; 0: none is kept at all, unless its publisher says so."""
     bytes: Count | None = None
-    """Of all objects of a type, metadata and payload."""
+    """Bytes of all objects of a type, metadata and payload."""
     payload_age: Seconds | None = None
     """Seconds after which the payload alone goes."""
     latest_by: str = ""
@@ -156,21 +156,21 @@ class KeepRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class GivenUp(msgspec.Struct, frozen=True):
-    """What goes of a volume by the rules, or would. Positions include their ends."""
+    """Part of a volume that goes by the rules, or would. Positions include their ends."""
 
     first: int
     last: int
     objects: int
     """That are in it."""
     reasons: dict[str, int]
-    """How many of them go, or their payloads, by reason."""
+    """Number of them that go, or whose payloads go, by reason."""
     is_whole: bool
     is_done: bool
     """Whether they go now: else they wait until there are more in that volume."""
 
 
 class TakenIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of objects that were brought: kept, here already, or deleted here before, which they stay."""
+    """Counts of objects that were brought: kept, here already, or deleted here before, which they stay."""
 
     kept: int = 0
     known: int = 0

@@ -12,7 +12,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%-]+)?)\]|([A-Za-z0-9._-
 
 
 def names_of(given: Iterable[str]) -> frozenset[str]:
-    """What is looked for by `is_ours`: these, and localhost."""
+    """Names that `is_ours` looks for: these, and localhost."""
     return frozenset({"localhost", *(name.casefold().rstrip(".") for name in given)} - {""})
 
 

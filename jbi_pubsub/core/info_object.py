@@ -23,14 +23,14 @@ else:
     _Bytes = memoryview  # what is decoded is not copied
 
 SIGNATURE_BYTES: Final = 64
-"""Of an Ed25519 signature (RFC 8032, section 5.1.6)."""
+"""Bytes of an Ed25519 signature (RFC 8032, section 5.1.6)."""
 SEAL_BYTES: Final = 32 + SIGNATURE_BYTES
-"""Of a delegate's statement about a payload that it has cut: SHA-256 of the payload as published, its signature."""
+"""Size of a delegate's statement on a payload that it has cut: SHA-256 of the payload as published, its signature."""
 
 SELECTION_NAMESPACE: Final = "urn:jbi-pubsub:selection:1"
 """Namespace of the elements around what a payload filter has selected."""
 SELECTION_BEGIN: Final = f'<jbi:selection xmlns:jbi="{SELECTION_NAMESPACE}">'.encode()
-"""What a payload begins with that a filter has left."""
+"""Beginning of a payload that a filter has left."""
 
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
@@ -56,7 +56,7 @@ class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=Tr
 
 
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What the platform adds to an object. `published` is seconds since the epoch at the publisher.
+    """Part that the platform adds to an object. `published` is seconds since the epoch at the publisher.
 
     `sequence` counts the objects of one registration from 1 without gaps; `hops` and `via` are for relays and
     bridges, 0 and () when the object comes straight from its publisher.
@@ -269,7 +269,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
     """As many as there may be hops: an empty name would cost a receiver eight times what it costs the sender."""
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
-    """Of all but hops, via and itself, so that it holds wherever the object goes (core/signing.py); b"": not signed."""
+    """Signature of all but hops, via and itself: it holds wherever the object goes (core/signing.py); b"": none."""
 
     @property
     def object_id(self) -> str:
@@ -278,7 +278,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     @property
     def left_out(self) -> int:
-        """Of what is no object (see `left_out`) how many were left out; 0 of an object."""
+        """Number of objects left out, of what is no object (see `left_out`); 0 of an object."""
         return 0 if self.type_name else self.payload_length
 
 
@@ -302,7 +302,7 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
     parts: tuple[Part, ...]
     """The last may be a SpooledPayload, which goes in chunks alone; whoever takes it for bytes is told so."""
     size: int
-    """Of all parts; what lies in a file counts as what it costs in memory."""
+    """Size of all parts; what lies in a file counts as what it costs in memory."""
     payload_at: int
     """Where in the last part the payload begins."""
     since: float = 0.0
@@ -427,7 +427,7 @@ def _platform(head: Head, metadata: bytes, seal: bytes, position: int, archive: 
 
 
 def _with_name(problem: str) -> str:
-    """What msgspec says about `$[2]`, with the name of that field."""
+    """Message of msgspec about `$[2]`, with the name of that field."""
     found = _PLACE.search(problem)
     name = Head.__struct_fields__[int(found[1])] if found and int(found[1]) < len(Head.__struct_fields__) else ""
     return f"{problem} ({name})" if name else problem
@@ -439,7 +439,7 @@ def object_id_of(registration: str, sequence: int) -> str:
 
 
 def prefix_of(registration: str) -> str:
-    """What the ids of a registration's objects begin with."""
+    """Prefix of the ids of a registration's objects."""
     return registration.rpartition("-")[2]
 
 

@@ -50,7 +50,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeasePeriodPolicy(Protocol):
-    """How long a lease may last. `left` is what is left of it at a renewal, 0 at a grant; seconds."""
+    """Policy of how long a lease may last. `left` is what is left of it at a renewal, 0 at a grant; seconds."""
 
     def period(self, requested: float, left: float) -> float: ...
 

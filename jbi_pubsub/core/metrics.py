@@ -37,7 +37,7 @@ CONNECTIONS_MOST: Final = 32
 """Whoever scrapes has one; there are a handful of them."""
 REQUEST_SECONDS: Final = 5.0
 REQUEST_BYTES: Final = 8 << 10
-"""Of a request line and its headers; Prometheus sends some 300 bytes."""
+"""Most bytes of a request line and its headers; Prometheus sends some 300 bytes."""
 ANSWER_SECONDS: Final = 30.0
 """For a megabyte over 300 kbit/s: 5,000 subscribers."""
 

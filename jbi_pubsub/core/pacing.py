@@ -1,4 +1,4 @@
-"""How fast, how far, and whose turn: a token bucket, a measured round trip, and levels that share what is short. Pure.
+"""Pace, distance and turns: a token bucket, a measured round trip, and levels that share what is short. Pure.
 
 `now` (seconds, any monotonic scale) is an argument; one that is earlier than the last counts as the last.
 """
@@ -41,7 +41,7 @@ class TokenBucket:
         self.tokens = min(self.tokens, burst)
 
     def fill(self, now: float) -> float:
-        """What is there by now; below 0: debt."""
+        """Tokens that are there by now; below 0: debt."""
         if now > self._at:
             self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate)
             self._at = now
@@ -59,7 +59,7 @@ class TokenBucket:
 
 
 class RoundTrip:
-    """Of a way there and back, from samples in seconds: smoothed (RFC 6298, section 2), and the least of WINDOW."""
+    """Time there and back, from samples in seconds: smoothed (RFC 6298, section 2), and the least of WINDOW."""
 
     __slots__ = ("_least", "deviation", "smoothed")
 
@@ -128,7 +128,7 @@ class Shares:
         return levels if self._strict else sorted(levels, key=self._times.__getitem__)
 
     def charge(self, level: int, amount: float) -> None:
-        """It was served so much."""
+        """Note that it was served so much."""
         time = self._times[level]
         if time > self._present:
             self._present = time

@@ -1,4 +1,4 @@
-"""What other distributions add to this one: the entry points of one group, by kind and name.
+"""Plug-ins that other distributions add to this one: the entry points of one group, by kind and name.
 
     [options.entry_points]
     jbi_pubsub.plugins =
@@ -36,19 +36,19 @@ BUILT_IN: Final = {"bridge.hla": "jbi_pubsub.hla.bridge.plugin:described"}
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Of the plug-ins of a kind that are installed, sorted."""
+    """Names of the plug-ins of a kind that are installed, sorted."""
     return tuple(sorted(name.partition(".")[2] for name in _installed() if name.startswith(f"{kind}.")))
 
 
 def find(kind: str, name: str) -> Callable[..., Any] | None:
-    """What a plug-in offers, something that can be called; None when none of that name is installed, or it can't be
+    """Offer of a plug-in, something that can be called; None when none of that name is installed, or it can't be
     loaded."""
     point = _installed().get(f"{kind}.{name}")
     return _loaded(point) if point is not None else None
 
 
 def named(kind: str, place: str, *, key: str, does: str) -> tuple[Callable[..., Any], str] | None:
-    """What a setting means by NAME://ADDRESS: what the plug-in offers, and the address; None for a path. `does` says
+    """Meaning of NAME://ADDRESS in a setting: what the plug-in offers, and the address; None for a path. `does` says
     what such plug-ins do. Raises ConfigurationError."""
     name, separator, address = place.partition("://")
     if not separator:

@@ -33,7 +33,7 @@ class Birthplace:
 
 @cache
 def version() -> str:
-    """Of the installed package that runs here; "" for a source tree that is not installed."""
+    """Version of the installed package that runs here; "" for a source tree that is not installed."""
     try:
         return importlib.metadata.version("jbi-pubsub")
     except importlib.metadata.PackageNotFoundError:

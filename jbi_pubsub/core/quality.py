@@ -28,12 +28,12 @@ DEFAULT_IMPORTANCE: Final = 3
 
 StrategyName = Literal["weighted_fair", "strict"]
 WEIGHTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Of importance 1 to 5 under weighted_fair, unless a policy file says otherwise."""
+"""Weights of importance 1 to 5 under weighted_fair, unless a policy file says otherwise."""
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """How levels share what is short: `strict` serves the highest first, `weighted_fair` by weights. `cpu` and `link`:
-    weights of importance 1 to 5, more than 0."""
+    """Strategy by which levels share what is short: `strict` serves the highest first, `weighted_fair` by weights.
+    `cpu` and `link`: weights of importance 1 to 5, more than 0."""
 
     name: StrategyName = "weighted_fair"
     cpu: tuple[float, ...] = WEIGHTS
@@ -67,7 +67,7 @@ SHAPES: Final = {
     "drop_payload": ShapeRule(),
     "truncate": ShapeRule((("bytes", 0, 1 << 30),)),
 }
-"""What shapers there are (qos/shaping.py does them), for those who check policies."""
+"""Shapers that there are (qos/shaping.py does them), for those who check policies."""
 
 
 def shape_of(said: object) -> Shape:
@@ -118,7 +118,7 @@ class LinkTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """What policies say of an information space as a whole; `shaping` False: no payload is shaped."""
+    """Rules of policies for an information space as a whole; `shaping` False: no payload is shaped."""
 
     strategy: Strategy = Strategy()
     shaping: bool = True
@@ -126,7 +126,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What conditions may ask of a link and this process; None: not known, and then no condition about it holds.
+    """Facts that conditions may ask of a link and this process; None: not known, and then no condition about it holds.
 
     `bandwidth` (limit or estimate of the link) in bytes a second, `backlog` bytes that wait for it, `queue` objects and
     `queue_bytes` bytes that wait in all, `memory` bytes of this process, `cpu` its share of one core, `loss` the part
@@ -146,7 +146,7 @@ QueuePolicy = Literal["drop_least", "drop_oldest", "drop_newest", "block"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in force for a contract.
+    """Settings in force for a contract.
 
     `deadline`: seconds after publication; `max_size` in bytes of metadata and payload, and what becomes of larger
     objects; `replace`: "" nothing, "registration", "type", or an XPath to a text: a newer object of the same key takes
@@ -172,7 +172,7 @@ DEFAULT: Final = Settings()
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an application asks of its contract, as Settings; None: nothing. Shapes are written "scale 0.5", rates are
+    """Wish of an application for its contract, as Settings; None: nothing. Shapes are written "scale 0.5", rates are
     bytes a second. `require`: names of fields without which it does not want the contract. `attributes` say of the
     contract what policies may be about."""
 
@@ -187,13 +187,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 WISHES: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "replace")
-"""What a wish may ask for, and require."""
+"""Fields that a wish may ask for, and require."""
 QUANTITY_MOST: Final = 1e15
-"""Of bytes, seconds, bytes a second: more is none of this world, and sums of it would be no numbers any more."""
+"""Limit of bytes, seconds, bytes a second: more is none of this world, and sums of it would be no numbers any more."""
 RATE_LEAST: Final = 0.001
 """A second: less lets nothing through that anybody would wait for."""
 ATTRIBUTES_MOST: Final = 32
-"""Of a contract."""
+"""Most attributes of a contract."""
 TEXT_MOST: Final = 200
 """Characters of an attribute's name or value, a shape, or what is to be replaced by."""
 
@@ -254,14 +254,14 @@ class Unmet(msgspec.Struct, frozen=True):
 
 
 OFFERED: Final = ("deadline", "max_rate", "max_size")
-"""What a publisher's wish is an offer of: it promises to stay below."""
+"""Fields that a publisher's wish is an offer of: it promises to stay below."""
 UNMET_MOST: Final = 20
-"""Of a subscription that are told at once."""
+"""Most unmet terms of a subscription told at once."""
 
 
 def unmet(required: Wish, offered: Wish, registration: str) -> list[Unmet]:
-    """What of a publisher's offer is not enough. Who says nothing of a field offers nothing, and breaks no word: what
-    is required is enforced all the same."""
+    """Parts of a publisher's offer that are not enough. Who says nothing of a field offers nothing, and breaks no word:
+    what is required is enforced all the same."""
     found = []
     for name in OFFERED:
         want, have = getattr(required, name), getattr(offered, name)
@@ -271,8 +271,8 @@ def unmet(required: Wish, offered: Wish, registration: str) -> list[Unmet]:
 
 
 class GrantedQos(msgspec.Struct, frozen=True):
-    """What a contract has got. `unmet`: for a subscription, of which publishers that it gets objects of the offer is
-    less than what it requires."""
+    """Terms that a contract has got. `unmet`: for a subscription, of which publishers that it gets objects of the offer
+    is less than what it requires."""
 
     settings: Settings = DEFAULT
     reduced: tuple[Reduced, ...] = ()
@@ -280,7 +280,7 @@ class GrantedQos(msgspec.Struct, frozen=True):
 
 
 class PolicyChanged(msgspec.Struct, frozen=True):
-    """What a server answers that has changed a value of its policy file: which version of the policies is in force now,
+    """Answer of a server that has changed a value of its policy file: which version of the policies is in force now,
     and whether it is another one."""
 
     version: int
@@ -309,7 +309,7 @@ class Metering(Protocol):
 
 
 def demanded(wish: Wish, granted: GrantedQos) -> GrantedQos:
-    """What was granted. Raises QosDeniedError when a field that is required is not."""
+    """Quality that was granted. Raises QosDeniedError when a field that is required is not."""
     for each in granted.reduced:
         if each.field in wish.require:
             who = f"by policy {each.policy!r}" if each.policy else "without a policy that allows it"
@@ -323,7 +323,7 @@ def demanded(wish: Wish, granted: GrantedQos) -> GrantedQos:
 
 
 def unmanaged(wish: Wish) -> GrantedQos:
-    """What a wish gets where no quality of service is managed: nothing, and it is told so. Raises ConfigurationError,
+    """Quality that a wish gets where none is managed: nothing, and it is told so. Raises ConfigurationError,
     QosDeniedError."""
     checked_wish(wish)
     less = tuple(Reduced(name) for name in WISHES if getattr(wish, name) is not None)

@@ -72,7 +72,7 @@ class LeaseRenewalManager:
         self._waiting: dict[Hashable, list[tuple[float, int, Hashable, _Held]]] = {}
         """For each grantor that is asked now its other leases that are due: a heap, the first to expire first."""
         self._ready: deque[tuple[Hashable, _Held]] = deque()
-        """What the workers are to renew next."""
+        """Queue of what the workers are to renew next."""
         self._tie = itertools.count()
         self._pool = ThreadPoolExecutor(RENEWALS_AT_ONCE, thread_name_prefix=f"{name}-renew")
         self._job = Job("lease renewal", PAUSE_LEAST, self._hand_out)

@@ -1,4 +1,4 @@
-"""What a quantity did in the last seconds: rate, mean, deviation, trend, and the points of a plot. Pure.
+"""Course of a quantity in the last seconds: rate, mean, deviation, trend, and the points of a plot. Pure.
 
 Rules:
 - `now` (seconds, any monotonic scale) is an argument; samples come in its order, one that is not later than the last
@@ -67,7 +67,7 @@ class Gauge:
         return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
     def trend(self, now: float) -> float | None:
-        """What it grows by in a second: the slope of the least-squares line. None with fewer than two samples."""
+        """Growth in a second: the slope of the least-squares line. None with fewer than two samples."""
         points = self.points(now)
         if len(points) < 2:
             return None
@@ -91,7 +91,7 @@ class Counter:
         """Per second, from each sample to the next: for mean, deviation, trend and plots."""
 
     def add(self, now: float, count: float) -> None:
-        """What is counted by `now`."""
+        """Note what is counted by `now`."""
         if not math.isfinite(count):
             return
         grown = self._grown.points(now)

@@ -1,4 +1,4 @@
-"""What is signed, byte by byte, and what others are told of a key. Pure: no key, no certificate, no library.
+"""Bytes that are signed, and what others are told of a key. Pure: no key, no certificate, no library.
 
 Who makes and checks signatures is trust/signature.py; docs/signatures.md has the same in words, with an example.
 Each byte string begins with a label of its own, so that a signature of one is never one of another; texts have their
@@ -18,7 +18,7 @@ from .info_object import SIGNATURE_BYTES, Head, InfoObject, LargeObject, Part
 from .spool import COPIED_BYTES, SpooledPayload
 
 KEY_BYTES: Final = 32
-"""Of an Ed25519 public key (RFC 8032, section 5.1.5)."""
+"""Bytes of an Ed25519 public key (RFC 8032, section 5.1.5)."""
 CHAIN_MOST: Final = 4
 CERTIFICATE_MOST: Final = 8 << 10
 """Certificates of a chain, and bytes of one: each is in an entry that every lookup service holds."""
@@ -87,7 +87,7 @@ class Keys(Protocol):
     """Where keys come from. What is said of them is checked, so it may be anybody."""
 
     def __call__(self, holder: str) -> Iterable[SigningKey]:
-        """What is said to be the key of a registration or delegate."""
+        """Keys that are said to be that of a registration or delegate."""
         ...
 
 
@@ -109,7 +109,7 @@ def payload_digest_of(obj: InfoObject) -> bytes:
 
 
 def head_bytes(head: Head, payload_digest: bytes) -> bytes:
-    """What the signature of an object covers, from its head."""
+    """Bytes that the signature of an object covers, from its head."""
     return _object_bytes(
         (head.object_id, head.registration, head.type_name, head.type_version),
         head.sequence, head.published, head.metadata, head.payload_length, payload_digest,
@@ -141,8 +141,8 @@ def _object_bytes(
 
 
 def cut_bytes(object_id: str, wanted: bytes, original: bytes, cut: bytes) -> bytes:
-    """What a delegate signs of a payload that it has cut: the object, digests of the filter (`filter_digest`), of the
-    payload as published, and of what the filter has left."""
+    """Bytes that a delegate signs of a payload that it has cut: the object, digests of the filter (`filter_digest`), of
+    the payload as published, and of what the filter has left."""
     return b"jbi-pubsub cut 1\0" + _framed(object_id) + wanted + original + cut
 
 
@@ -153,18 +153,18 @@ def shaped_bytes(object_id: str, wanted: bytes, original: bytes, shaped: bytes) 
 
 
 def filter_digest(expression: str, namespaces: Iterable[tuple[str, str]]) -> bytes:
-    """Of a payload filter: its text, then prefix and namespace of each prefix, sorted."""
+    """Digest of a payload filter: its text, then prefix and namespace of each prefix, sorted."""
     pairs = sorted(dict(namespaces).items())
     return digest(b"".join(map(_framed, (expression, *(text for pair in pairs for text in pair)))))
 
 
 def binding_bytes(holder: str, key: bytes, certificate: bytes) -> bytes:
-    """What says that a key is that of a registration or delegate, and of the certificate (DER)."""
+    """Bytes that say that a key is that of a registration or delegate, and of the certificate (DER)."""
     return b"jbi-pubsub key 1\0" + _framed(holder) + key + digest(certificate)
 
 
 def anchor_of(secret: str) -> bytes:
-    """What is told of a registration's secret to those who have to see that its id belongs to its key."""
+    """Digest that is told of a registration's secret to those who have to see that its id belongs to its key."""
     return digest(b"jbi-pubsub anchor 1\0" + secret.encode())
 
 

@@ -28,7 +28,7 @@ MEMORY_BYTES: Final = 64 << 20
 SPOOL_LEAST: Final = 64 << 10
 """Smaller payloads always stay in memory."""
 COST_LEAST: Final = 520 << 10
-"""What an object in a file counts as at least where memory is counted: it goes in chunks, two of which may be there."""
+"""Least that an object in a file counts as where memory is counted: it goes in chunks, two of which may be there."""
 COST_PART: Final = 32
 """A byte on disk counts as so small a part of one in memory, so that who takes nothing fills no disk, either: a queue
 holds an eighth of [pad] `max_queued_bytes`, 4 GiB of payloads if nothing else is set."""
@@ -98,7 +98,7 @@ class Spool:
                 self._changed.notify_all()
 
     def failed(self, why: OSError) -> StorageError:
-        """What is said of a file that can't be made, written or read."""
+        """Error for a file that can't be made, written or read."""
         return StorageError(
             f"a large payload in {self._folder}: {why.strerror or why}",
             hint="Make room there, or name another folder in [link] spool_folder",
@@ -122,7 +122,7 @@ class SpooledPayload:
         self.failure = failure
         """Why there is nothing in it, and will not be."""
         self.hashed: hashlib._Hash | None = None
-        """Of what was written, if somebody has set it: who asks for the digest need not read all of it again."""
+        """Digest of what was written, if somebody has set it: who asks for the digest need not read all of it again."""
 
     def __len__(self) -> int:
         return self._size
@@ -132,7 +132,7 @@ class SpooledPayload:
 
     @property
     def cost(self) -> int:
-        """What it counts as where memory is counted."""
+        """Bytes that it counts as where memory is counted."""
         return max(COST_LEAST, self._size // COST_PART)
 
     def write(self, data: bytes | memoryview, seconds: float = 0.0) -> None:
@@ -158,7 +158,7 @@ class SpooledPayload:
             self._fail(exc)
 
     def found(self) -> None:
-        """It was written before, by somebody else."""
+        """Take over a file that was written before, by somebody else."""
         self._size = os.fstat(self._fd).st_size
 
     def finish(self) -> None:
@@ -250,9 +250,9 @@ def failed_payload(spool: Spool, why: JbiError) -> SpooledPayload:
 
 
 def spooled(file: Any, spool: Spool, *, limit: int, size: int = 0, seconds: float = 0.0) -> SpooledPayload:
-    """What a binary file has, from where it stands: up to `limit` bytes, one more is refused. `size`: what it is said
-    to have, for which room is taken at once. Waits up to `seconds` for more. Raises OversizeError, BackPressureError,
-    StorageError, OSError of that file, TypeError if it gives no bytes."""
+    """Payload from a binary file, from where it stands: up to `limit` bytes, one more is refused. `size`: what it is
+    said to have, for which room is taken at once. Waits up to `seconds` for more. Raises OversizeError,
+    BackPressureError, StorageError, OSError of that file, TypeError if it gives no bytes."""
     deadline = time.monotonic() + seconds
     payload = spool.begin(size, seconds)
     while data := file.read(COPIED_BYTES):

@@ -22,15 +22,15 @@ from .guard import guarded
 log = logging.getLogger("jbi_pubsub.ticker")
 
 HELD_SECONDS: Final = 1.0
-"""How long a job that is not slow may take."""
+"""Time that a job that is not slow may take."""
 WORKERS_MOST: Final = 8
 """Threads of slow jobs: so many disks or peers may hang until others are late."""
 LATE_SECONDS: Final = 0.02
-"""How long a slow job waits for a worker before a further one is started."""
+"""Time that a slow job waits for a worker before a further one is started."""
 IDLE_SECONDS: Final = 10.0
 """After which the one worker ends that waits for a job."""
 STOP_SECONDS: Final = 5.0
-"""How long is waited for the step of a job that is stopped."""
+"""Time to wait for the step of a job that is stopped."""
 
 Step = Callable[[], float | None]
 """Returns seconds until it is called again (infinity: when it is woken), or None for those of its job."""
@@ -51,7 +51,7 @@ class Job:
         self.due = math.inf
         """When it is called next (monotonic seconds); infinity: when it is woken, or it is under way."""
         self.is_over = False
-        """It was stopped."""
+        """Whether it was stopped."""
         self.woken = math.inf
         """When it is called at the latest behind the step that is under way."""
         self.thread: threading.Thread | None = None

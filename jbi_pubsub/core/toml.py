@@ -21,7 +21,7 @@ from .values import converted
 T = TypeVar("T")
 
 MAX_BYTES: Final = 8 << 20
-"""Of a file."""
+"""Most bytes of a file."""
 KEYS_MOST: Final = 32
 """Names with dots between: the memory for their places goes by the square of it."""
 WORD_MOST: Final = 200
@@ -215,7 +215,7 @@ class _Scan:
         self._tokens: list[tuple[str, Place]] = []
         self._starts: list[int] = []
         self.spans: dict[Where, tuple[int, int]] = {}
-        """Of each value of a key: from which character up to which it goes."""
+        """Span of each value of a key: from which character up to which it goes."""
         line, begin = 1, 0
         for token in _TOKEN.finditer(text):
             said = token[0]
@@ -249,7 +249,7 @@ class _Scan:
             before = said
 
     def places(self) -> dict[Where, tuple[Place, Place]]:
-        """Of each key or element, and of its value."""
+        """Places of each key or element, and of its value."""
         table: Where = ()
         while self._at < len(self._tokens):
             said, place = self._tokens[self._at]
@@ -340,7 +340,7 @@ class _Scan:
 
 
 def _name(said: str) -> str:
-    """What a key is called that is written so."""
+    """Name of a key that is written so."""
     if said[:1] == '"' and "\\" in said:
         return str(tomllib.loads(f"key = {said}")["key"])
     return said[1:-1] if said[:1] in "\"'" else said

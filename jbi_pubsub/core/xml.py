@@ -34,7 +34,7 @@ LOOK_BYTES: Final = 64
 """In so many it is seen whether a payload may be XML."""
 
 HEAD_BYTES: Final = 1 << 20
-"""Of a payload in which a DOCTYPE is looked for with the parser: it comes before the document element."""
+"""Bytes of a payload in which a DOCTYPE is looked for with the parser: it comes before the document element."""
 
 GIVE_BACK_BYTES: Final = 1 << 20
 """Memory of a tree from so large a payload is given back to the system at once (1 to 10 ms)."""
@@ -215,7 +215,7 @@ def _begins_without_doctype(data: bytes) -> bool:
 
 
 def _refused(root: Element, data: bytes) -> str:
-    """What is wrong with a document."""
+    """Fault of a document."""
     if not _shows_no_doctype(data):
         info = root.getroottree().docinfo
         if info.doctype or info.internalDTD is not None:

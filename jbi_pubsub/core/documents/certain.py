@@ -27,20 +27,20 @@ from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, SOLID, Particl
 from jbi_pubsub.core.xml import XSD, Element
 
 MAX_DEPTH: Final = 64
-"""Of definitions that refer to each other, and of elements; the deepest in use (NIEM, NewsML) go to about ten."""
+"""Depth of definitions that refer to each other, and of elements; the deepest in use (NIEM, NewsML) go to about ten."""
 
 MAX_PARTICLES: Final = 4_000
-"""Of one content model with all that it refers to: four times what bundle.py allows in one group."""
+"""Most particles of one content model with all that it refers to: four times what bundle.py allows in one group."""
 
 MAX_FACETS: Final = 1_000
-"""Of a simple type with all that it is derived from: more make an enumeration that is too long anyway."""
+"""Most facets of a simple type with all that it is derived from: more make an enumeration that is too long anyway."""
 
 MAX_REMEMBERED: Final = 8_000
 """Answers of each kind kept: more than there are kinds of elements in a document of which a stencil is made, but for
 a hostile one, which has the same looked up again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
-"""Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
+"""Most characters of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
 
 _DATE: Final = (
     r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
@@ -132,7 +132,7 @@ class _Memory(Generic[*K, V]):
 
 
 class _Content:
-    """What a content model holds: the declaration of each name (None: several that differ), and which namespaces its
+    """Contents of a content model: the declaration of each name (None: several that differ), and which namespaces its
     wildcards take: any, all but one of `others` and none (part 1, section 3.10.2), or some."""
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class LeafTypes:
         return parts[0] if len(parts) == 1 else Particle("sequence", parts=tuple(parts))
 
     def _model_of_derived(self, step: Element, depth: int) -> Particle:
-        """What an extension adds to its base, or a restriction's own."""
+        """Model of an extension with its base, or a restriction's own."""
         own = self._model_of_type(step, depth)
         if step.tag == f"{{{XSD}}}restriction":
             return own
@@ -463,7 +463,7 @@ class LeafTypes:
         return None
 
     def _segments_of(self, part: Element) -> list[tuple[dict[str, Element], Element | None]]:
-        """What a type, or a part of one, holds, in order: attributes declared there by name, and what comes behind them
+        """Contents of a type, or a part of one, in order: attributes declared there by name, and what comes behind them
         that has to be looked into, or is not clear."""
         segments: list[tuple[dict[str, Element], Element | None]] = []
         names: dict[str, Element] = {}
@@ -487,7 +487,7 @@ class LeafTypes:
         return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
     def _of_type(self, place: Element, name: str, facets: _Facets, depth: int) -> Texts | None:
-        """Of the type called `name` at `place`, under the facets of types derived from it."""
+        """Texts of the type called `name` at `place`, under the facets of types derived from it."""
         space, local = _resolved(place, name)
         if space == XSD:
             return _of_builtin(local, facets)
@@ -560,7 +560,7 @@ def _takes_others(model: Particle) -> bool:
 
 
 def _occurs(part: Element) -> tuple[int, int | None]:
-    """How often a particle may come."""
+    """Least and most times that a particle may come."""
     least, most = _count(part.get("minOccurs", "1")), part.get("maxOccurs", "1").strip()
     if most == "unbounded":
         return least, None
@@ -628,7 +628,7 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
 
 
 def _sure(name: str, above: float, below: float, *, is_decimal: bool) -> str:
-    """What is between whole bounds as its digits tell, but for these themselves; "" where that is not so easy."""
+    """Pattern for what is between whole bounds by its digits, without these; "" where that is not so easy."""
     bounds = [bound for bound in (above, below) if not math.isinf(bound)]
     if not bounds or not all(bound.is_integer() and abs(bound) < 10**9 for bound in bounds) or not above <= 0 < below:
         return ""

@@ -1,4 +1,4 @@
-"""What is known of the documents of one information type: their stencils, made as they come.
+"""Knowledge of the documents of one information type: their stencils, made as they come.
 
 Rules:
 - All registrations of a type share it, and so do publishers and a delegate in one process (`known_documents`).
@@ -20,7 +20,7 @@ from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, Wanted
 from jbi_pubsub.core.xml import parse_metadata
 
 MAX_STENCILS: Final = 4
-"""Of a type."""
+"""Most stencils of a type."""
 MAX_SOURCE_BYTES: Final = 64 << 10
 """Larger documents get no stencil: a bound on memory, and on the time that a hostile source costs with one document."""
 MAX_SAMPLES: Final = 8
@@ -28,7 +28,7 @@ MAX_SAMPLES: Final = 8
 MAX_KINDS: Final = 2 * MAX_STENCILS
 """Kinds that a document is held against when stencils are made."""
 MAX_SAMPLE_BYTES: Final = 16 << 10
-"""Of each of them: they are held until there are enough."""
+"""Most bytes of each of them: they are held until there are enough."""
 PATIENCE_FIRST: Final = 50
 """Documents that are parsed before a stencil is made."""
 PATIENCE_TO_READ: Final = 8
@@ -145,7 +145,7 @@ _guard = threading.Lock()
 
 
 def known_documents(key: Hashable, grammar: Grammar) -> KnownDocuments:
-    """What is known of the documents of one type in this process, for as long as somebody holds it."""
+    """Knowledge of the documents of one type in this process, for as long as somebody holds it."""
     with _guard:
         known = _by_type.get(key)
         if known is None:

@@ -1,4 +1,4 @@
-"""What documents of one kind look like: a tree of their elements as they are written, with what may stand for what.
+"""Shape of the documents of one kind: a tree of their elements as they are written, with what may stand for what.
 
 A shape is made of one document that was parsed and found good, and grows by merging it with those of others. It says
 nothing that the documents and the schema (`Grammar`) do not say together: an element is written as it was seen; the
@@ -36,7 +36,7 @@ MAX_PIECES: Final = 2_000
 """Elements and attributes of a document that is looked at."""
 
 MAX_DEPTH: Final = 32
-"""Of elements, each some groups deep in an expression; the deepest documents in use (NIEM, NewsML) go to about ten."""
+"""Levels of elements, each some groups deep in an expression; the deepest in use (NIEM, NewsML) go to about ten."""
 
 SPACE: Final = rb"[ \t\r\n]*+"
 COMMENT: Final = rb"<!--[ -,.-~\t\r\n]*+(?:-[ -,.-~\t\r\n]++)*+-->"
@@ -98,7 +98,7 @@ class Particle:
     parts: tuple[Particle, ...] = ()
 
     def tags(self) -> list[str]:
-        """Of the elements that it names."""
+        """Tags of the elements that it names."""
         return [self.tag] if self.kind == "element" else [tag for part in self.parts for tag in part.tags()]
 
     @functools.cached_property
@@ -112,7 +112,7 @@ EXACT: Final = Particle("exact")
 
 
 class Grammar(Protocol):
-    """What a schema says for certain of valid documents. Paths are tags from the document element down."""
+    """Certainties of a schema about valid documents. Paths are tags from the document element down."""
 
     def texts(self, path: Sequence[str]) -> Texts | None:
         """Texts that the leaf at `path` may hold instead of its own; None: none for certain."""
@@ -301,7 +301,7 @@ def _agrees(element: Element, name: bytes) -> bool:
 
 
 def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], grammar: Grammar) -> Shape:
-    """Of one element; `text`: of a leaf with an end tag."""
+    """Shape of one element; `text`: of a leaf with an end tag."""
     element = at.element
     shapes = at.children
     texts = None if shapes else grammar.texts(path)
@@ -359,7 +359,7 @@ def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Sta
 
 
 def _plain(value: bytes) -> str | None:
-    """What stands between quotes, if that is ASCII: of other encodings the bytes say nothing."""
+    """Text between quotes, if that is ASCII: of other encodings the bytes say nothing."""
     return value.decode() if value.isascii() else None
 
 

@@ -29,7 +29,7 @@ from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT,
 from jbi_pubsub.core.xpath.language.number import number
 
 MAX_EXPRESSION_BYTES: Final = 32 << 10
-"""Of a stencil; an expression of that size takes some 60 ms to compile, and some ten times its bytes of memory."""
+"""Limit of a stencil; such an expression takes some 60 ms to compile, and some ten times its bytes of memory."""
 
 _GROUP: Final = b"\0("
 """Opens a group, until it is decided whether it is one: no expression has a zero byte."""
@@ -46,8 +46,8 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be read of documents: the paths of leaves whose text is asked for, and of elements of which it is
-    asked whether they are there, or what their attributes are."""
+    """Parts to be read of documents: the paths of leaves whose text is asked for, and of elements of which it is asked
+    whether they are there, or what their attributes are."""
 
     texts: frozenset[Path] = frozenset()
     tags: frozenset[Path] = frozenset()
@@ -91,7 +91,7 @@ class _Run(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """What one expression tells; `bounded` are those of its runs in which numbers have to lie between bounds."""
+    """Findings of one expression; `bounded` are those of its runs in which numbers have to lie between bounds."""
 
     expression: re.Pattern[bytes]
     places: tuple[_Place, ...]
@@ -150,11 +150,11 @@ class Stencil:
         return Traced(self, found)
 
     def invariants(self, found: re.Match[bytes]) -> Invariants:
-        """What is invariant in a document that fits."""
+        """Invariants of a document that fits."""
         return self.kind, self._invariants(found)
 
     def elements(self) -> list[tuple[Path, bool, frozenset[str]]]:
-        """What there may be in a document that fits: elements by path, whether they are leaves, and the names of their
+        """Elements that a document that fits may have, by path: whether they are leaves, and the names of their
         attributes. Several of one path may differ."""
         return [
             (path, not each.children, frozenset(name for start in each.starts.values() for name in _attributes(start)))
@@ -162,7 +162,7 @@ class Stencil:
         ]
 
     def reader(self, layout: Layout) -> _Reader | None:
-        """How to read documents that fit; None: they have to be parsed for that."""
+        """Reader of documents that fit; None: they have to be parsed for that."""
         known: tuple[_Reader | Wanted | None] | None = layout.readers.get(self.number)
         if known is None:
             known = layout.remember(self.number, (self._reader(layout),))
@@ -235,7 +235,7 @@ class Traced:
 
 
 class _Reader:
-    """What one expression tells at the slots of one layout."""
+    """Reader of what one expression tells at the slots of one layout."""
 
     __slots__ = ("_runs", "_tags", "_texts", "slots")
 
@@ -369,7 +369,7 @@ class _Writer:
         return _GROUP + b"".join(written) + b")" if is_told else b"".join(written)
 
     def _content(self, shape: Shape, path: Path) -> bytes:
-        """What stands between the tags of an element."""
+        """Expression for what stands between the tags of an element."""
         if not shape.children:
             return self._text(shape, path)
         gap = _GAP if shape.comments else SPACE
@@ -407,7 +407,7 @@ class _Writer:
         return _GROUP + written + b")"
 
     def run(self, body: _Body, times: bytes) -> bytes:
-        """What may come again and again."""
+        """Expression for what may come again and again."""
         each = _Writer(self._wanted, self._room)
         self._groups += 1  # opened before what `body` writes, which has no groups of its own here
         group = self._groups
@@ -433,7 +433,7 @@ class _Model(NamedTuple):
     gap: bytes
 
     def body(self, particle: Particle) -> _Body:
-        """What writes a part of the model that can come."""
+        """Writer of a part of the model that can come."""
         if particle.kind == "element":
             return self._times(self._child(self.children[particle.tag]), particle.least, particle.most)
         if particle.kind == "any":
@@ -476,7 +476,7 @@ def _sequence(inside: Sequence[_Body]) -> _Body:
 
 
 def _groups_of(groups: Sequence[int]) -> Callable[[re.Match[bytes]], tuple[bytes | None, ...]]:
-    """What gets the bytes of some groups."""
+    """Function that gets the bytes of some groups."""
     if len(groups) > 1:
         return itemgetter(*groups)
     return lambda found: tuple(found[group] for group in groups)
