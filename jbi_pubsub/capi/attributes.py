@@ -10,7 +10,7 @@ from .bindings import Document
 from .errors import ObjectUnavailableException, UnsupportedVersionException
 
 VERSION: Final = "1.0"
-"""Of all attributes."""
+"""Version of all attributes."""
 
 Role = Literal["publisher", "subscriber", "query"]
 
@@ -28,7 +28,7 @@ class SequenceAttribute(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What an attribute is made of, and which sequences take it."""
+    """Class of an attribute's value, and which sequences take it."""
 
     binding: type[Document]
     roles: tuple[Role, ...]
@@ -51,7 +51,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
 
 
 class Attributes:
-    """What is set for one sequence. Its sequence has the lock."""
+    """Attributes that are set for one sequence. Its sequence has the lock."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
@@ -121,7 +121,7 @@ class Attributes:
         return self._asking()
 
     def _asking(self) -> dict[str, Any]:
-        """What subscriptions and queries have in common."""
+        """Arguments that subscriptions and queries have in common."""
         given: dict[str, Any] = {}
         if (validation := self.get(bindings.ValidationAttribute)) is not None:
             given |= {

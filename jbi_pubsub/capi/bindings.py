@@ -22,11 +22,11 @@ from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from .errors import InvalidMetadataException
 
 NAMESPACE: Final = "http://gdc4s.com/oim/gemini"
-"""Of all documents, and what the prefix `og` stands for unless it is given another meaning."""
+"""Namespace of all documents, and what the prefix `og` stands for unless it is given another meaning."""
 SCHEMAS: Final = Path(__file__).parent / "schemas"
 """Where their schemas lie: attributes.xsd, connection.xsd, credentials.xsd, extended_metadata.xsd, predicate.xsd."""
 MAX_BYTES: Final = 64 << 10
-"""Of a document."""
+"""Bytes of a document."""
 YEAR_MS: Final = 31_536_000_000
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1_024)]
@@ -39,7 +39,7 @@ T = TypeVar("T", bound="Document")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one element says. `element` is its name; a field's element is the field's name in camelCase."""
+    """Content of one element. `element` is its name; a field's element is the field's name in camelCase."""
 
     element: ClassVar[str] = ""
 
@@ -84,7 +84,7 @@ class NamespaceMapping(Document, frozen=True, kw_only=True):
 
 
 class NamespacePrefixesAttribute(Document, frozen=True, kw_only=True):
-    """What prefixes stand for in the predicate of a sequence."""
+    """Namespaces that prefixes stand for in the predicate of a sequence."""
 
     element: ClassVar[str] = "namespacePrefixesAttribute"
     mapping: Annotated[tuple[NamespaceMapping, ...], msgspec.Meta(max_length=100)] = ()
@@ -145,8 +145,8 @@ class ConnectionDescriptor(Document, frozen=True, kw_only=True):
 
 
 class Credentials(Document, frozen=True, kw_only=True):
-    """Who connects: a name, which is a claim, or proven by a password; or the folder of a certificate as `jbi certs`
-    makes it, which proves it."""
+    """Client's identity: a name, which is a claim, or proven by a password; or the folder of a certificate as
+    `jbi certs` makes it, which proves it."""
 
     element: ClassVar[str] = "credentials"
     user: Text | None = None
@@ -182,7 +182,7 @@ class NodeAddresses(Document, frozen=True, kw_only=True):
 
 
 class BaseObject(Document, frozen=True, kw_only=True):
-    """What the platform says of an object: lengths in bytes, times as text with their zone (XML Schema's dateTime)."""
+    """Facts of the platform on an object: lengths in bytes, times as text with their zone (XML Schema's dateTime)."""
 
     element: ClassVar[str] = "baseObject"
     InfoObjectType: InfoObjectType
@@ -256,7 +256,7 @@ def _element(value: Document) -> Element:
 
 
 def _plain(root: Element, kind: type[Document]) -> dict[str, Any]:
-    """What an element says, as plain data. Raises InvalidMetadataException."""
+    """Content of an element, as plain data. Raises InvalidMetadataException."""
     fields = {f"{{{NAMESPACE}}}{element_of(field)}": (field, of) for field, of in _fields(kind).items()}
     expected = list(fields)
     found: dict[str, Any] = {}
@@ -317,7 +317,7 @@ def _unions(kind: Any) -> Sequence[Any]:
 
 
 def _of_list(kind: Any) -> Any:
-    """What a tuple is of; None for what is none."""
+    """Type of a tuple's members; None for what is no tuple."""
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 

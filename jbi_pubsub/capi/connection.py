@@ -60,7 +60,7 @@ class NodeDetails(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     addresses: tuple[str, ...]
     version: str
-    """Of its software."""
+    """Version of its software."""
     compression_allowed: bool
     """Whether one more client may have its connection compressed."""
     max_metadata: int
@@ -296,7 +296,7 @@ class Connection:
 
     @call
     def getNodeDetails(self) -> NodeDetails:
-        """Of the node that it is connected to now. Raises ConnectionException, PermissionDeniedException."""
+        """Details of the node that it is connected to now. Raises ConnectionException, PermissionDeniedException."""
         with self._lock:
             self._require("connected")
         with _as_connection():
@@ -360,7 +360,7 @@ class Connection:
             return self._subscriber
 
     def node_addresses(self) -> list[str]:
-        """Of the node that it is connected to now. Raises ConnectionException."""
+        """Addresses of the node that it is connected to now. Raises ConnectionException."""
         with self._lock:
             self._require("connected")
             light, delegate = next(iter(self._lights.values()))
@@ -368,7 +368,7 @@ class Connection:
         return [each for each in str(address).split(", ") if each]
 
     def forget(self, sequence: InfoObjectSequence) -> None:
-        """It is destroyed."""
+        """Forget a sequence that is destroyed."""
         with self._lock:
             self._sequences.discard(sequence)
 

@@ -195,7 +195,7 @@ def exception_of(error: JbiError) -> JbiError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What the adapters raise inside comes out as exceptions of the API."""
+    """Turn what the adapters raise inside into exceptions of the API."""
     try:
         yield
     except JbiError as error:
@@ -206,7 +206,7 @@ def translated() -> Iterator[None]:
 
 
 def part_of(spoken: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """What is a part of the call `spoken` speaks in its name."""
+    """Decorator of a part of the call `spoken`, which speaks in its name."""
 
     def renamed(method: Callable[P, R]) -> Callable[P, R]:
         method.__qualname__ = spoken

@@ -34,7 +34,7 @@ _NOTHING: Final = TypeName("", "")
 
 
 class _Described:
-    """What types and attributes have."""
+    """Parts that types and attributes share."""
 
     kind: Kind
 
@@ -44,7 +44,7 @@ class _Described:
 
     @call
     def getDescription(self) -> str:
-        """What it is, for people."""
+        """Description for people."""
         return self._description
 
     @call
@@ -71,7 +71,7 @@ class _Described:
         return self._state
 
     def key(self) -> Key:
-        """What names it. Raises VersionNumberException, UnrecognizedObjectTypeException for what is not set."""
+        """Key that names it. Raises VersionNumberException, UnrecognizedObjectTypeException for what is not set."""
         return self.kind, type_of(self._name, self._version)
 
 
@@ -202,7 +202,7 @@ class PropertyDescriptor:
         self._value = value
 
     def key(self) -> Key:
-        """What names its type. Raises VersionNumberException, UnrecognizedObjectTypeException."""
+        """Key that names its type. Raises VersionNumberException, UnrecognizedObjectTypeException."""
         return "type", type_of(self._type, self._version)
 
 
@@ -237,7 +237,7 @@ class MetadataRepository:
 
     @call
     def get(self, descriptor: AnyDescriptor) -> AnyDescriptor:
-        """What the repository has of it, as a new descriptor. Raises ObjectUnavailableException."""
+        """Get it as the repository has it, as a new descriptor. Raises ObjectUnavailableException."""
         key = descriptor.key()
         with self._proxy() as types:
             if isinstance(descriptor, PropertyDescriptor):
@@ -302,8 +302,8 @@ class MetadataRepository:
 
 
 def _bundle(key: Key, schema: str) -> SchemaBundle:
-    """Of the one document. What says nothing of what is invariant has nothing that is: a client of the API does not
-    know of it."""
+    """Bundle of the one document. What says nothing of what is invariant has nothing that is: a client of the API does
+    not know of it."""
     data = schema.encode()
     kind, type_ = key
     if not schema.strip():

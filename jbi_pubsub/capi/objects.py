@@ -35,7 +35,7 @@ _known: Final[dict[tuple[str, str], TypeName]] = {}
 """Types that were named."""
 _ENCODING: Final = re.compile(r"""\ufeff?<\?xml\s[^?>]*?encoding\s*=\s*["']([^"']*)""")
 _DECLARED: Final = ('<?xml version="1.0" encoding="UTF-8"?>', '<?xml version="1.0"?>')
-"""How nearly all that declare anything begin."""
+"""Declarations that nearly all documents with one begin with."""
 VERSION: Final = r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})"
 """MAJOR.MINOR: `01.0` is none."""
 _VERSION: Final = re.compile(VERSION)
@@ -110,7 +110,7 @@ class InfoObject:
         return self._id
 
     def getExtendedMetadata(self) -> str:
-        """What the platform says of an object that has come from it, as XML (schemas/extended_metadata.xsd): type, time
+        """Facts of the platform on an object that has come from it, as XML (schemas/extended_metadata.xsd): type, time
         of publication, id, publisher (its registration), lengths. "" of one that has not."""
         if self._came is None:
             return ""

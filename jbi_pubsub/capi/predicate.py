@@ -20,7 +20,7 @@ from .bindings import own_text
 from .errors import InvalidPredicateException, PredicateLanguageException
 
 MAX_BYTES: Final = 256 << 10
-"""Of a predicate's document: an expression has less than the 64 KiB that the grammar takes."""
+"""Bytes of a predicate's document: an expression has less than the 64 KiB that the grammar takes."""
 
 _PARTS: Final = ("predicateName", "predicateType", "predicateInstance")
 _HINT: Final = (
@@ -30,14 +30,14 @@ _HINT: Final = (
 
 
 class PredicateDocument(NamedTuple):
-    """What a predicate's document says."""
+    """Content of a predicate's document."""
 
     name: str
     expression: str
 
 
 def read_predicate(document: str) -> PredicateDocument:
-    """What the document says. Raises InvalidPredicateException (malformed, no predicate, several), and
+    """Read a predicate's document. Raises InvalidPredicateException (malformed, no predicate, several), and
     PredicateLanguageException."""
     try:
         root = parse_metadata(to_bytes(document), what="predicate document", limit=MAX_BYTES)

@@ -31,7 +31,7 @@ from .objects import InfoObject
 
 
 class _Answers:
-    """Of one query (see protocol.remote.RemoteAnswers)."""
+    """Answers to one query (see protocol.remote.RemoteAnswers)."""
 
     lacks = ""
 
@@ -43,7 +43,7 @@ class _Answers:
         return self._objects
 
     def cancel(self) -> None:
-        """It ends with the next object that the provider gives, whether that is one of the answers or not."""
+        """End with the next object that the provider gives, whether that is one of the answers or not."""
         self._over.set()
 
 
@@ -56,7 +56,7 @@ class _Provided:
         self._provider = provider
         self._name = name
         self._uid = owned_uid("registration", token_hex(16))
-        """Of the registration that objects are said to be of that were never published."""
+        """Registration that objects which were never published are said to be of."""
         self._given = 0
 
     def answers(self, request: QueryRequest) -> _Answers:

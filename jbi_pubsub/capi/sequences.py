@@ -61,7 +61,7 @@ COUNT_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 1.0
 """Within which who waits for an object is told that the rules do not allow it."""
 REGISTRATIONS_MOST: Final = 16
-"""Of a publisher sequence whose objects differ in what their type calls invariant."""
+"""Registrations of a publisher sequence whose objects differ in what their type calls invariant."""
 _NAME: Final = re.compile(r"([A-Za-z_][\w.-]*)(:(?!:))?")
 """A name, and whether it is a prefix. Each is looked at once: of a long one not what it ends with as well."""
 
@@ -70,7 +70,7 @@ _claiming: Final = threading.Lock()
 
 
 class SequenceState(enum.IntEnum):
-    """Of a sequence."""
+    """State of a sequence."""
 
     NEW = 0
     ACTIVE = 1
@@ -93,7 +93,7 @@ class Owner(Protocol):
     """The connection of a sequence."""
 
     owner: str
-    """Whose publications are the connection's own."""
+    """Owner whose publications are the connection's own."""
     durables: dict[str, Left | None]
     """Durable sequences of this process, by their names: open (None), or left by a connection that has ended while
     others go on."""
@@ -107,16 +107,16 @@ class Owner(Protocol):
         ...
 
     def node_addresses(self) -> list[str]:
-        """Of the node that it is connected to now."""
+        """Addresses of the node that it is connected to now."""
         ...
 
     def forget(self, sequence: InfoObjectSequence) -> None:
-        """It is destroyed."""
+        """Forget a sequence that is destroyed."""
         ...
 
 
 class InfoObjectSequence:
-    """What all sequences have."""
+    """Base of all sequences."""
 
     role: Role
 
@@ -290,7 +290,7 @@ class PublisherSequence(InfoObjectSequence):
         """One; of a type with invariant elements, and none said, one for each set of their values, the last first."""
         self._registering = threading.Lock()
         self._refusal: JbiError | None = None
-        """Of an object that was on its way: the next call raises it."""
+        """Refusal of an object that was on its way: the next call raises it."""
 
     def publishInfoObject(self, io: InfoObject) -> str:
         """Publish an object of the sequence's type; its id. It is checked here, and then on its way. Raises
@@ -556,7 +556,7 @@ class SubscriberSequence(InfoObjectSequence):
 
     @call
     def setNamespacePrefixes(self, prefixes: Mapping[str, str]) -> None:
-        """What prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
+        """Set what prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
         attribute `NamespacePrefixes`."""
         self._put(_prefixes(prefixes))
 
@@ -610,7 +610,7 @@ class SubscriberSequence(InfoObjectSequence):
         adapter.resume(self._at[1])
 
     def _claimed(self, durable: str) -> Left | None:
-        """What was left of it in this process; it is this sequence's from now on. Raises SequenceStateException."""
+        """State that it left in this process; it is this sequence's from now on. Raises SequenceStateException."""
         durables = self._connection.durables
         with _claiming:
             if durable in durables:
@@ -755,7 +755,7 @@ class QuerySequence(InfoObjectSequence):
 
     @call
     def getResultCount(self) -> int:
-        """How many results the query has, taken or not; of those that are asked again, as they are now. Raises
+        """Number of results that the query has, taken or not; of those that are asked again, as they are now. Raises
         PausedSequenceException, SequenceStateException when there is no query, TimeoutException,
         PlatformFailureException (the archive of `executeQuery` could not count all)."""
         self._require_active()
@@ -772,13 +772,13 @@ class QuerySequence(InfoObjectSequence):
 
     @call
     def setNamespacePrefixes(self, prefixes: Mapping[str, str]) -> None:
-        """What prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
+        """Set what prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
         attribute `NamespacePrefixes`."""
         self._put(_prefixes(prefixes))
 
     @call
     def setLatestAttribute(self, key: str) -> None:
-        """Of each value of `key`, an XPath, the newest object alone. Same as attribute `Latest`."""
+        """Take only the newest object of each value of `key`, an XPath. Same as attribute `Latest`."""
         _check_text("setLatestAttribute", "key", key, 32_768)
         self._put(bindings.LatestAttribute(key=key))
 
