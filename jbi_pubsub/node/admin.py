@@ -1,4 +1,4 @@
-"""What an administrator sees and does at a node: calls of the exported object `node`, and what it tells by itself, as
+"""Administration of a node: calls of the exported object `node`, and what it tells by itself, as
 information objects: `jbi.Event 1.0`, what happens to connections and sequences, and `jbi.Measurement 1.0`, how much it
 does. Looking on is a subscription like any other (`jbi node snoop`)."""
 
@@ -55,7 +55,7 @@ LINES_MOST: Final = 1_000
 
 
 class NodeDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client may know of its node: who it is, where, and within what bounds."""
+    """Facts that a client may know of its node: who it is, where, and within what bounds."""
 
     id: str
     name: str
@@ -97,11 +97,11 @@ class Administered(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """Of the delegate."""
+        """Status of the delegate."""
         ...
 
     def clients(self) -> list[dict[str, Any]]:
-        """Who is connected."""
+        """Clients that are connected."""
         ...
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
@@ -175,7 +175,7 @@ class NodeCalls:
 
     @exported
     def shutdown(self, caller: Caller, drain: float) -> None:
-        """It stops in order, once this is answered."""
+        """Stop the node in order, once this is answered."""
         self._node.allow(caller, "administer", Subject())
         log.warning("%s shuts the node down", caller.identity or caller.address)
         self._node.end(min(max(0.0, drain), DRAIN_MOST))
@@ -188,7 +188,7 @@ class NodeCalls:
 
 @dataclass(frozen=True)
 class Snooped:
-    """What to subscribe to for looking on at a sequence, as `register_subscriber` takes it, and of which registration
+    """Terms of looking on at a sequence, as `register_subscriber` takes them, and of which registration
     alone; "" of all. `says_more`: its template does, and more will come than it gets."""
 
     terms: dict[str, Any]
@@ -216,7 +216,7 @@ class NodeProxy:
         return self._client.call("sequences", dict[str, Any])
 
     def snooped(self, uid: str) -> Snooped:
-        """How to look on at a registration or subscription. Raises UnknownUidError."""
+        """Terms of looking on at a registration or subscription. Raises UnknownUidError."""
         for each in self.sequences()["registrations"]:
             if each["uid"] == uid:
                 name, _, version = each["type"].rpartition(" ")
@@ -258,7 +258,7 @@ class NodeProxy:
 
 
 def event_schema() -> SchemaBundle:
-    """Of jbi.Event."""
+    """Schema of jbi.Event."""
     data = files("jbi_pubsub.node").joinpath("data", _EVENT_FILE).read_bytes()
     return SchemaBundle(_EVENT_FILE, ((_EVENT_FILE, data),), type=EVENT)
 
@@ -288,7 +288,7 @@ class Statistics:
         self._gauges: dict[str, Gauge] = {}
 
     def take(self, status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """Of a delegate's overview: each series with `at`, `last`, `mean`, `deviation`, and `trend` if there is one."""
+        """Series of a delegate's overview, each with `at`, `last`, `mean`, `deviation`, and `trend` if it has one."""
         now = self._clock()
         for name in self.COUNTED:
             count = status[name]
@@ -323,7 +323,7 @@ class Statistics:
 
 
 def _resources() -> dict[str, float]:
-    """Of this process: CPU seconds, bytes resident."""
+    """Resources of this process: CPU seconds, bytes resident."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     try:
         with open("/proc/self/statm") as told:  # noqa: PTH123  # read each time

@@ -22,7 +22,7 @@ log = logging.getLogger("jbi_pubsub.node")
 IDENTITY: Final = "identity.json"
 LOCK: Final = "lock"
 RUNNING: Final = "running.json"
-"""What others on this host have to know of the node that runs; whether one does, the lock says."""
+"""File of what others on this host have to know of the node that runs; whether one does, the lock says."""
 
 FILE_MOST: Final = 64 << 10
 """Bytes of either file that are read."""
@@ -31,7 +31,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a node is: `id` for good, `epoch` one more with each start: what it says now is later than all before."""
+    """A node's identity: `id` for good, `epoch` one more with each start: what it says now is later than all before."""
 
     id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -52,7 +52,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def default_folder() -> Path:
-    """Of a node that no folder is configured for."""
+    """Folder of a node that none is configured for."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "jbi-pubsub" / "node"
 

@@ -15,7 +15,7 @@ from jbi_pubsub.core.config import load
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 
 NAME: Final = "jbi-node"
-"""Of the unit."""
+"""Name of the unit."""
 HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  # named, not written
 
 
@@ -31,8 +31,8 @@ class Places:
 
 
 def places(*, is_system: bool, home: Path) -> Places:
-    """Of the system's service, or of that of the user who lives in `home`: after the Filesystem Hierarchy Standard 3.0
-    and the XDG Base Directory Specification 0.8."""
+    """Places of the system's service, or of that of the user who lives in `home`: after the Filesystem Hierarchy
+    Standard 3.0 and the XDG Base Directory Specification 0.8."""
     if is_system:
         return Places(
             True, Path("/etc/jbi/node.toml"), Path(f"/etc/systemd/system/{NAME}.service"), Path(f"/var/lib/{NAME}")
@@ -49,7 +49,7 @@ def places(*, is_system: bool, home: Path) -> Places:
 
 @dataclass(frozen=True)
 class Answers:
-    """What whoever installs a node has to say; the defaults are those of a laptop: reached from this host alone."""
+    """Answers of whoever installs a node; the defaults are those of a laptop: reached from this host alone."""
 
     name: str
     host: str = "127.0.0.1"

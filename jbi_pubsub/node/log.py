@@ -26,11 +26,11 @@ from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.wire.endpoint import split_endpoint
 
 LINES: Final = 1_000
-"""Of the log, that are kept for who asks."""
+"""Lines of the log that are kept for who asks."""
 LINE_MOST: Final = 2_000
 """Characters of one of them, and of what syslog and the journal are told."""
 JOURNAL: Final = "/run/systemd/journal/socket"
-"""Of journald's native protocol (systemd, JOURNAL_NATIVE_PROTOCOL)."""
+"""Socket of journald's native protocol (systemd, JOURNAL_NATIVE_PROTOCOL)."""
 IDENTIFIER: Final = "jbi-node"
 ASK_SECONDS: Final = 60.0
 """Until the address of a host is asked for again that nobody knew."""
@@ -42,7 +42,7 @@ LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggin
 
 
 def severity(level: int) -> int:
-    """Of syslog (RFC 5424, section 6.2.1)."""
+    """Severity of syslog (RFC 5424, section 6.2.1)."""
     return 2 if level >= logging.CRITICAL else 3 if level >= logging.ERROR else 4 if level >= logging.WARNING else 6
 
 

@@ -77,7 +77,7 @@ class Lookup(Protocol):
 
 
 class Dissemination(Protocol):
-    """What takes every object, from everywhere, and gives it to those who want it."""
+    """Server that takes every object, from everywhere, and gives it to those who want it."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Dissemination(Protocol):
         ...
 
     def clients(self) -> list[dict[str, Any]]:
-        """Who is connected."""
+        """Clients that are connected."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _disseminating(
 
 
 def _reporting(config: Config, dissemination: Dissemination, name: str) -> Reporting:
-    """Of a delegate of ours."""
+    """Reports of a delegate of ours."""
     assert isinstance(dissemination, DisseminationServer)
     return Reports(config, dissemination.delegate, name, signer_of(config))
 
@@ -169,7 +169,7 @@ def _over_http(config: Config) -> Gateway:
 
 @dataclass(frozen=True)
 class Parts:
-    """Who makes the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
+    """Makers of the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
     is its to close, and whom to tell when an administrator has ended it; `dissemination` the types, its two strings,
     entries for its item, what it exports besides, and the node's id; `gateways` are those beside that of [node]
     gateway."""
@@ -230,7 +230,7 @@ class NodeService:
 
     @property
     def identity(self) -> Identity:
-        """Who it is."""
+        """Identity of the node."""
         return self.folder.identity
 
     @property
@@ -273,18 +273,18 @@ class NodeService:
     # -- for administrators (node/admin.py) -----------------------------------------------------------------------
 
     def details(self) -> NodeDetails:
-        """What clients may know."""
+        """Facts that clients may know."""
         identity = self.identity
         facts = {"id": identity.id, "name": self.name, "epoch": identity.epoch}
         lookup = self.lookup.address if self.lookup is not None else ""
         return details_of(self.config, facts, self.delegate.addresses, lookup, self.began)
 
     def status(self) -> dict[str, Any]:
-        """Of the delegate."""
+        """Status of the delegate."""
         return self.delegate.status()
 
     def clients(self) -> list[dict[str, Any]]:
-        """Who is connected."""
+        """Clients that are connected."""
         return self.delegate.clients()
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
@@ -323,7 +323,7 @@ class NodeService:
 
 
 def name_of(config: Config) -> str:
-    """What people call the node. Raises ConfigurationError."""
+    """Name that people call the node by. Raises ConfigurationError."""
     name = config.node.name or socket.gethostname()
     if not name.strip() or len(name) > NAME_MOST or not name.isprintable():
         raise ConfigurationError(
