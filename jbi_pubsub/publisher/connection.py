@@ -215,7 +215,7 @@ class DelegateConnection:
             self._abandoned[publication.uid] = time.monotonic() if since is None else since
 
     def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
-        """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
+        """Number standing there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
         deadline = time.monotonic() + timeout
         standing = 0
         while True:

@@ -1,4 +1,4 @@
-"""What waits for a delegate: a lane for each registration, whose objects go in order; the lanes take turns.
+"""Lanes of what waits for a delegate: one for each registration, whose objects go in order; the lanes take turns.
 
 With quality of service a registration has a *credit*: objects that the delegate may have and has not done. They stay
 here until they are done, since a delegate that is killed loses what it has acknowledged and not done. A lane whose
@@ -41,7 +41,7 @@ BATCHES_OF_CREDIT: Final = 4
 
 
 class _Account:
-    """How many objects of a registration were queued, and how many of them the delegate has (with credit: has done),
+    """Numbers of objects of a registration that were queued, and that the delegate has (with credit: has done),
     since none waited."""
 
     __slots__ = ("acknowledged", "queued")
@@ -51,7 +51,7 @@ class _Account:
 
 
 class _Credit:
-    """What a registration may have at the delegate, and has: `unfinished`, in order, until it is done."""
+    """Credit of a registration: what it may have at the delegate, and has: `unfinished`, in order, until it is done."""
 
     __slots__ = ("bytes_waiting", "granted", "size", "unfinished", "waiting")
 
@@ -59,7 +59,7 @@ class _Credit:
         self.granted = granted
         self.unfinished: deque[Parcel] = deque()
         self.size = 0
-        """Of the unfinished ones, in bytes."""
+        """Size of the unfinished ones, in bytes."""
         self.waiting = self.bytes_waiting = 0
 
     def allows(self, size: int) -> bool:
@@ -80,7 +80,7 @@ class _Credit:
 
 
 class _Cutting:
-    """What is left of a large object; a payload in a file is read as it goes, one chunk ahead."""
+    """Rest of a large object; a payload in a file is read as it goes, one chunk ahead."""
 
     __slots__ = ("_chunks", "_next")
 
@@ -97,7 +97,7 @@ class _Cutting:
 
 
 class _Turns:
-    """Whose turn it is, where registrations have levels: that of the level with the least virtual time, which grows by
+    """Order of turns, where registrations have levels: that of the level with the least virtual time, which grows by
     bytes sent by its weight; under strict of the highest one. In a level in turn."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Turns:
         self._times = [0.0] * LEVELS
         self._now = 0.0
         self.levels: dict[int, int] = {}
-        """Of registrations; 0 is the least important."""
+        """Levels of registrations; 0 is the least important."""
         self._length = 0
         self.is_strict = False
 
@@ -136,7 +136,7 @@ class _Turns:
             self._times = [self._now] * LEVELS
 
     def charge(self, number: int, size: int) -> None:
-        """It has sent so many bytes."""
+        """Charge a registration's level with bytes that it has sent."""
         level = self.levels.get(number, 0)
         self._times[level] += size / WEIGHTS[level]
 
@@ -154,7 +154,7 @@ class Lanes:
         self._lanes: dict[int, deque[Parcel]] = {}
         self._turns: deque[int] | _Turns = deque()
         self._credits: dict[int, _Credit] = {}
-        """Of registrations that have one."""
+        """Credits of registrations that have one."""
         self._stalled: set[int] = set()
         """Registrations that have objects waiting and no credit for the next one."""
         self._terms: dict[int, tuple[bool, float]] = {}
@@ -170,11 +170,11 @@ class Lanes:
         self._held_back: set[int] = set()
         """Registrations that the delegate does not take: what is of them stays here, and holds up no other."""
         self._accounts: dict[int, _Account] = {}
-        """Of registrations that have something waiting or under way."""
+        """Accounts of registrations that have something waiting or under way."""
         self._awaiting = 0
-        """Who waits until the delegate has something."""
+        """Callers that wait until the delegate has something."""
         self._blocked = 0
-        """Who waits for room."""
+        """Callers that wait for room."""
         self._whole: dict[int, Parcel] = {}
         self._count = 0
         self._bytes = 0
@@ -230,7 +230,7 @@ class Lanes:
         self._bytes += parcel.size
 
     def _make_ready(self, number: int) -> None:
-        """It has something to send: it gets a turn, or waits for credit."""
+        """Give a registration that has something to send a turn, or have it wait for credit."""
         credit = self._credits.get(number) if self._credits else None
         if credit is None or number in self._cutting or credit.allows(_credited(self._lanes[number][0])):
             self._turns.append(number)
@@ -251,7 +251,7 @@ class Lanes:
         return self._count >= self._batch_most or self._bytes >= self._chunk
 
     def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
-        """What goes next (Source)."""
+        """Take what goes next (Source)."""
         items: list[tuple[Part, ...]] = []
         max_items = min(max_items, self._batch_most)
         with self._lock:
@@ -278,8 +278,8 @@ class Lanes:
         return items
 
     def _turn(self) -> int:
-        """Whose turn it is. A large object begins only when fewer are under way than a delegate takes at once; those
-        under way have turns, so there is always one."""
+        """Registration whose turn it is. A large object begins only when fewer are under way than a delegate takes at
+        once; those under way have turns, so there is always one."""
         passed_over = []
         while True:
             number = self._turns.popleft()
@@ -368,7 +368,7 @@ class Lanes:
                 del self._accounts[number]
 
     def expect(self, number: int, *, reliable: bool, expiration: float) -> None:
-        """What may be given up of a registration; of others nothing is."""
+        """Set what may be given up of a registration; of others nothing is."""
         if not reliable or expiration:
             with self._lock:
                 self._terms[number] = reliable, expiration
@@ -399,7 +399,7 @@ class Lanes:
             self._changed.notify_all()
 
     def grant(self, number: int, granted: Registered) -> None:
-        """What the delegate has answered to a registration, before its objects go there."""
+        """Take the delegate's answer to a registration, before its objects go there."""
         with self._lock:
             self._grant(number, granted)
 
@@ -422,7 +422,7 @@ class Lanes:
         self._batch_most = max(1, min(MAX_BATCH_ITEMS, granted.credit // BATCHES_OF_CREDIT))
 
     def _forget_credit(self, number: int) -> None:
-        """What is under way there is done when it is acknowledged, if it is."""
+        """Forget a credit: what is under way there is done when it is acknowledged, if it is."""
         credit = self._credits.pop(number, None)
         if credit is not None:
             self._settle(number, len(credit.unfinished))
@@ -450,7 +450,7 @@ class Lanes:
                 self._changed.notify_all()
 
     def weigh(self, importance: Mapping[int, int], strict: bool | None = None) -> None:
-        """How important registrations are by now, and whether the most important goes first (None: as before): from
+        """Set how important registrations are by now, and whether the most important goes first (None: as before): from
         their next turns on."""
         with self._lock:
             if isinstance(self._turns, _Turns):

@@ -255,7 +255,7 @@ class PublisherAdapterLight:
 
     @checked
     def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
-        """How many subscriptions match the registration at its delegate, as soon as there are `count`, or after
+        """Number of subscriptions that match the registration at its delegate, as soon as there are `count`, or after
         `timeout` seconds; 0 while the delegate can't be asked. Nobody has to wait for that: who stands before an object
         is published gets it. Raises UnknownUidError."""
         publication, connection = self._publication(registration)

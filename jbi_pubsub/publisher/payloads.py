@@ -14,7 +14,7 @@ from jbi_pubsub.core.spool import Spool, SpooledPayload, spooled
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 
 MAX_PAYLOAD_BYTES: Final = MAX_ITEM_BYTES - (2 << 20)
-"""What stays in memory of what was there when it was published, however small [link] `spool` is."""
+"""Bytes of a payload in memory that stays there when it is published, however small [link] `spool` is."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ Body = bytes | SpooledPayload
 
 
 class Payloads:
-    """What an application gives as a payload, as it goes on: bytes, or what lies in a file of ours. That is a copy:
+    """Payloads of an application, as they go on: bytes, or what lies in a file of ours. That is a copy:
     what happens to the application's file or buffer from then on changes nothing."""
 
     def __init__(self, spool: Spool) -> None:
@@ -104,7 +104,7 @@ class Payloads:
 
 
 def too_large(size: int, limit: int, more: str = "") -> OversizeError:
-    """What is said of a payload that nobody is to take."""
+    """Error of a payload that nobody is to take."""
     return OversizeError(f"payload has {size} bytes{more}, the limit is {limit}", size=size, limit=limit)
 
 

@@ -171,13 +171,13 @@ class PublisherAdapter:
 
     @checked
     def subscriptions(self, registration: RegistrationUid) -> int:
-        """How many subscriptions match the registration now. Raises UnknownUidError."""
+        """Number of subscriptions that match the registration now. Raises UnknownUidError."""
         return len(self._find(registration)[1].topic.table)
 
     @checked
     def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
-        """How many subscriptions match the registration, as soon as there are `count`, or after `timeout` seconds.
-        Raises UnknownUidError."""
+        """Number of subscriptions that match the registration, as soon as there are `count`, or after `timeout`
+        seconds. Raises UnknownUidError."""
         self._find(registration)
         return self._server.delegate.publishers.wait_for_subscriptions(
             self._connection.connection_id, registration, count, timeout
@@ -243,5 +243,5 @@ class PeerArchive:
         return self._server.server_id
 
     def stop(self, timeout: float = 1.0) -> None:
-        """It answers no more; answers under way have `timeout` seconds."""
+        """Stop answering; answers under way have `timeout` seconds."""
         self._server.stop(timeout)

@@ -1,4 +1,4 @@
-"""What both publishers' adapters share: opening a registration's type, and making information objects."""
+"""Parts of both publishers' adapters: opening a registration's type, and making information objects."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PAYLOAD_MOST: Final = ClientSection().max_payload
 
 RUN_ITEMS: Final = 100
 RUN_BYTES: Final = MAX_BATCH_BYTES
-"""Of objects that are published together: a batch, or a part of one."""
+"""Bytes of objects that are published together: a batch, or a part of one."""
 RUN_SECONDS: Final = 0.01
-"""How long objects wait for others to come: what has come may be all for a while."""
+"""Time that objects wait for others to come: what has come may be all for a while."""
 
 
 class Terms(NamedTuple):
-    """What holds for all objects of a registration: see PublisherAdapterLight.register_publisher."""
+    """Terms for all objects of a registration: see PublisherAdapterLight.register_publisher."""
 
     validate: bool = True
     well_formed: bool = True
@@ -76,7 +76,7 @@ def terms_of(
     qos: Wish | None,
     persist: bool | None,
 ) -> Terms:
-    """What was given, and for what was not, what [client] says. Raises ConfigurationError."""
+    """Terms as given, and for what was not given, as [client] says. Raises ConfigurationError."""
     seconds = client.expiration if expiration is None else expiration
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ConfigurationError(f"expiration {seconds} is no time", hint="Seconds; 0 is never")
@@ -122,7 +122,7 @@ class Publication:
         self.terms = terms
         self.sequence = 0
         self.number = 1
-        """Of the registration at its delegate."""
+        """Number of the registration at its delegate."""
         self.lock = threading.Lock()
         self._conformity = Conformity(info_type, entries, validate=terms.validate, well_formed=terms.well_formed)
         self._checked: bytes | None = None
@@ -130,7 +130,7 @@ class Publication:
         wait for the same answer again."""
 
     def request(self) -> PublisherRequest:
-        """What the delegate is told."""
+        """Request to the delegate."""
         if self._signer is not None and self.is_renewed():
             self._bound_at = self._signer.generation
             self._signing = self._signer.bound(self.uid, anchor_of(self._secret))
@@ -287,7 +287,7 @@ def counting(ids: Sized) -> Iterator[None]:
 
 
 def published(exc: JbiError) -> int:
-    """How many objects of many were published before one was refused."""
+    """Number of objects of many that were published before one was refused."""
     count = exc.facts.get("published")
     return count if isinstance(count, int) else 0
 

@@ -63,7 +63,7 @@ class RelayedPublication(Publication):
         )  # fmt: skip
 
     def request(self) -> PublisherRequest:
-        """What the delegate is told: of one that we come back to, which object comes next."""
+        """Request to the delegate: of one that we come back to, which object comes next."""
         origin = self._request.origin
         if origin is None or origin.first is None or not self.sequence:
             return self._request
