@@ -20,7 +20,6 @@ import pytest
 from jbi_pubsub import Config, Wish
 from jbi_pubsub.cli import steering
 from jbi_pubsub.cli.app import run
-from jbi_pubsub.cli.settings import Settings
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, OversizeError, PolicyError, ProtocolError, StorageError
 from jbi_pubsub.core.info_object import Cause
@@ -698,7 +697,7 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
 
 
 def test_a_manager_that_was_killed_counts_for_nobody(
-    federation: Any, serve: Callable[..., PolicyServer], file: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Any, serve: Callable[..., PolicyServer], file: Path
 ) -> None:
     # Given what the lookup services still hold of a manager that was killed, with a later epoch
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -713,11 +712,7 @@ def test_a_manager_that_was_killed_counts_for_nobody(
     server._look_around()
     # Expect it to be in charge, and people to be sent to it
     assert server.status()["fault"] == ""
-    lookup = federation.config.lookup
-    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", lookup.locators[0])
-    monkeypatch.setenv("JBI_LOOKUP_GROUPS", lookup.groups[0])
-    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
-    assert steering._found(Settings(None, {})).endpoints == (server.address,)
+    assert steering._found(federation.config).endpoints == (server.address,)
 
 
 def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
