@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import jbi_pubsub.pad.delegate.delegate as delegates
+import jbi_pubsub.pad.delegate.subscribers as delegates
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core import plugins
