@@ -144,7 +144,7 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
 
 
 def _at_node(command: click.Command, settings: Settings) -> dict[str, object]:
-    """What a command, and all below it, is given for a node's name, where it is not told whom to ask."""
+    """Defaults of a command, and all below it, from a node's name, where it is not told whom to ask."""
     if isinstance(command, click.Group):
         return {name: _at_node(each, settings) for name, each in command.commands.items()}
     given: dict[str, object] = {}

@@ -198,7 +198,7 @@ def _followed(
     count: int | None,
     timeout: float | None,
 ) -> Iterator[InfoObject]:
-    """What is there, then what is archived from now on; of this, what is not kept is left out."""
+    """Objects that are there, then those archived from now on, without those that are not kept."""
     known = {obj.object_id for obj in before}
     seen = 0
     for obj in before:
@@ -347,7 +347,7 @@ def _count(config: Config, place: ArchiveServer, request: QueryRequest) -> int:
 
 
 def _deleted(config: Config, place: ArchiveServer, request: QueryRequest) -> Iterator[int]:
-    """How many, slice by slice; nothing that has come since it began."""
+    """Number deleted, slice by slice; nothing that has come since it began."""
     asked = msgspec.structs.replace(request, limit=SLICE)
     with place.calls(config) as proxy:
         while True:

@@ -35,7 +35,7 @@ PARQUET: Final = ".parquet"
 STDIO: Final = "-"
 BATCH_ROWS: Final = 1_000
 BATCH_BYTES: Final = 8 << 20
-"""Of objects that are handed over at once."""
+"""Bytes of objects that are handed over at once."""
 MAX_LINE: Final = 100 << 20
 """Bytes of a JSON line: the largest object in base64, and its metadata."""
 _ID: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
     entries: Entries = ()
-    """Of the registration, as templates match them: in one of its rows."""
+    """Entries of the registration, as templates match them: in one of its rows."""
 
 
 _decode: Final = msgspec.json.Decoder(Row).decode
@@ -173,7 +173,7 @@ class _Parquet:
 
 
 def left_out(count: int) -> str:
-    """What is told of objects that are written without their payloads."""
+    """Message on objects that are written without their payloads."""
     return (
         f"jbi: payloads of more than {MEMORY_BYTES:,} bytes are left out, of {counted(count, 'object')}:"
         " an archive has them in `large` of its folder"
@@ -228,9 +228,9 @@ class Reading:
         self.reasons: list[str] = []
         self.bytes_read = 0
         self.entries: dict[str, Entries] = {}
-        """Of registrations, as far as the file has told them."""
+        """Entries of registrations, as far as the file has told them."""
         self._made: dict[tuple[str, str, str], tuple[str, int]] = {}
-        """Of rows without a number: the registration made for them, and how many it has."""
+        """For rows without a number: the registration made for them, and how many it has."""
 
     def batches(self) -> Iterator[list[Parcel]]:
         """Some objects at a time. Raises StudyError for a file that can't be read at all."""

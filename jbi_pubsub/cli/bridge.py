@@ -21,7 +21,7 @@ _LONG: Final = frozenset(("types", "only where", "what is done", "meaning"))
 
 
 class BridgeCommands(NearNames):
-    """What is no command is the bridge's file."""
+    """Commands; what is none of them is the bridge's file."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """The command; `run` for a file."""

@@ -1,4 +1,4 @@
-"""What `jbi doctor` looks at: one function a check, with findings of itself or of each thing that it looks at. Those of
+"""Checks of `jbi doctor`: one function a check, with findings of itself or of each thing that it looks at. Those of
 other processes are in found_checks.py."""
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def java(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form of 
 
 
 def files(checkup: Checkup) -> Iterator[Finding]:
-    """How many files a server may open: a connection is one."""
+    """Number of files that a server may open: a connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(2 * checkup.config.pad.max_sessions, MAX_CONNECTIONS)
     needed = most + OTHER_FILES
@@ -206,7 +206,7 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
 
 
 def _keeps(at: str, facts: Mapping[str, Any]) -> Finding:
-    """What a server that runs keeps on its disk, as it says."""
+    """Finding of what a server that runs keeps on its disk, as it says."""
     archive, store = table_of(facts, "archive"), table_of(facts, "store")
     kept = {
         "e-mail subscriptions in": facts.get("state"),
@@ -424,8 +424,8 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
 
 
 def policy(checkup: Checkup) -> Iterator[Finding]:
-    """Whom those that run let in; whether the file of rules that is configured here is there, is TOML, and is its
-    owner's alone to write."""
+    """Clients that servers that run let in; whether the file of rules that is configured here is there, is TOML, and is
+    its owner's alone to write."""
     running = list(running_servers(checkup))
     for at, facts in running:
         yield _lets_in(at, table_of(facts, "access"))
@@ -437,7 +437,7 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
 
 
 def _lets_in(at: str, facts: Mapping[str, Any]) -> Finding:
-    """Whom a server that runs lets in, as it says."""
+    """Clients that a server that runs lets in, as it says."""
     rules, users = number_of(facts, "rules"), table_of(facts, "users")
     who = (
         f"who has a password ({users.get('file') or users.get('directory')})" if users else "everybody who can connect"

@@ -54,7 +54,7 @@ from .wishes import WISH, granted_shown, wish_of
 
 FLUSH_SECONDS: Final = 10.0
 FLUSH_RATE: Final = 1e6
-"""How long the delegate may take for what was published, and bytes a second of payloads beside that."""
+"""Time that the delegate may take for what was published, and bytes a second of payloads beside that."""
 SUBSCRIBERS_SECONDS: Final = 10.0
 """Seconds for subscriptions to match what is published."""
 GRANTED_SECONDS: Final = 3.0
@@ -351,7 +351,7 @@ def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) 
 
 @contextmanager
 def _matches_told() -> Iterator[None]:
-    """What the subscription matches, now and until something does, on stderr."""
+    """Tell what the subscription matches, now and until something does, on stderr."""
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -379,7 +379,7 @@ def show_objects(
     out: Path | None = None,
     only: str = "",
 ) -> int:
-    """What comes, until it is enough, and how much that was; `only` of that registration."""
+    """Show what comes, until it is enough, and return how much that was; `only` of that registration."""
     seen = 0
     while count is None or seen < count:
         obj = adapter.receive(uid, timeout if timeout is not None else 3600.0)
@@ -442,7 +442,7 @@ def write_object(folder: Path, obj: InfoObject) -> None:
 
 
 def namespaces_of(pairs: Iterable[str]) -> dict[str, str]:
-    """What --namespace says. Raises ConfigurationError."""
+    """Namespaces that --namespace gives. Raises ConfigurationError."""
     split = [pair.partition("=") for pair in pairs]
     bad = [prefix for prefix, equals, uri in split if not (prefix and equals and uri)]
     if bad:

@@ -1,4 +1,4 @@
-"""What all studies are asked about Spark: whose, with what settings, and how to go on; and where results may lie."""
+"""Options of all studies for Spark: whose, with what settings, and how to go on; and where results may lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an object and a delivery cost a delegate, measured: the product's own delegate in this process, with the
+"""Costs of an object and of a delivery at a delegate, measured: the product's own delegate in this process, with the
 objects, registrations and subscriptions of a data set, and subscribers that take what it sends over socket pairs.
 
 Counted is the processor time of the threads that are the delegate's, not of the subscribers'. Not in it: TLS, networks,
@@ -38,7 +38,7 @@ from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data
 
 OBJECTS: Final = 2_000
-"""Of a data set that are measured, or as many as have BYTES."""
+"""Objects of a data set that are measured, or as many as have BYTES."""
 BYTES: Final = 256 << 20
 ROUNDS: Final = 20
 """The objects in so many parts, each measured by itself: their spread is the result's."""

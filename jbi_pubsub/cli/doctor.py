@@ -70,7 +70,7 @@ def _show(found: Sequence[Finding], took: float) -> None:
 
 
 def examine(checks: dict[str, Check], checkup: Checkup, seconds: float) -> list[Finding]:
-    """What the checks find, in their order, after `seconds` at most."""
+    """Findings of the checks, in their order, after `seconds` at most."""
     results: dict[str, list[Finding]] = {}
 
     def run(name: str, check: Check) -> Callable[[], None]:

@@ -26,7 +26,7 @@ NOTHING: Final = b"<nothing/>"
 
 WIDTHS: Final = (9, 36, 28)
 WIDTHS_OF_TWO: Final = (12, 3, 58)
-"""Of the columns of a table whose middle one has conditions, or words of three letters: 80 with the spaces between."""
+"""Widths of a table whose middle column has conditions, or words of three letters: 80 with the spaces between."""
 
 MAX_VALUE: Final = 40
 """Characters of a value in the table; all of it is in --json."""
@@ -205,7 +205,7 @@ def _terms(facts: dict[str, Any]) -> Iterator[Row]:
 
 
 def _quality(terms: dict[str, Any]) -> dict[str, object]:
-    """What policies have decided for it, where quality of service is on."""
+    """Decisions of policies for it, where quality of service is on."""
     qos = terms.get("qos", {})
     told = {
         "importance": qos.get("importance"),

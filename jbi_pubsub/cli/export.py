@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
 NAME: Final = "jbi study"
-"""Of who taps."""
+"""Name of who taps."""
 ANSWER_SECONDS: Final = 10.0
 """For a page of a server's contracts."""
 SERVER_SECONDS: Final = 60.0
 """For all contracts of a server."""
 TOLD_BYTES: Final = 1 << 30
-"""Of contracts that servers tell: a million of a kilobyte each."""
+"""Bytes of contracts that servers tell: a million of a kilobyte each."""
 PART_SECONDS: Final = 10.0
-"""What came longer ago is on disk, whatever happens to us."""
+"""Time after which what came is on disk, whatever happens to us."""
 DEFAULT_SECONDS: Final = 60.0
-"""Of the tap, unless told otherwise."""
+"""Duration of the tap, unless told otherwise."""
 TURN_SECONDS: Final = 0.2
 """Between two looks at the clock, while nothing comes."""
 
@@ -174,14 +174,14 @@ def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
 
 
 class _Published(msgspec.Struct, frozen=True):
-    """Of a registration in a delegate's status."""
+    """Registration in a delegate's status."""
 
     uid: str
     publisher: str = ""
 
 
 class _Federation:
-    """What the lookup services and servers say of contracts."""
+    """Contracts, as lookup services and servers tell them."""
 
     def __init__(self, config: Config, community: JoinManager) -> None:
         self._config, self._community = config, community
@@ -229,8 +229,8 @@ class _Federation:
             return {}
 
     def _terms(self, ref: ServiceRef) -> Iterator[Terms]:
-        """Of one server, without taps. One that does not answer, or does not come to an end, is noted: the lease of the
-        first may just not have run out yet."""
+        """Terms of one server, without taps. One that does not answer, or does not come to an end, is noted: the lease
+        of the first may just not have run out yet."""
         where, end = ", ".join(ref.endpoints), time.monotonic() + SERVER_SECONDS
         try:
             for number, each in enumerate(fetch_terms(ref, self._config.security(), timeout=ANSWER_SECONDS)):

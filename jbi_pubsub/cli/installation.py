@@ -142,7 +142,7 @@ def _program() -> list[str]:
 
 
 def _parts() -> list[Path]:
-    """What it is run from."""
+    """Places that it is run from."""
     import jbi_pubsub
 
     return [Path(sys.executable), Path(sys.base_prefix), *map(Path, jbi_pubsub.__path__)]

@@ -54,8 +54,8 @@ def node() -> None:
 
 
 def started(settings: Settings, **own: object) -> Config:
-    """What a node is started with. The default locators are for applications: two federations on a host are to stay
-    two, unless it has no lookup service of its own."""
+    """Configuration that a node is started with. The default locators are for applications: two federations on a host
+    are to stay two, unless it has no lookup service of its own."""
     config, origins = settings.explain(**own)
     if "lookup.locators" not in origins and config.node.lookup == "own":
         config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))

@@ -38,7 +38,7 @@ class Told(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a page is made of."""
+    """Facts that a page is made of."""
 
     shot: Snapshot
     history: Callable[[str, str], Sequence[float]]
@@ -272,7 +272,7 @@ _LEASES: Final = (
 
 
 def parties(seen: Seen) -> list[Table]:
-    """Who publishes and subscribes, by name, at which server."""
+    """Publishers and subscribers, by name, at which server."""
     titles = {s.id: s.title for s in seen.shot.servers}
     rows = [
         (

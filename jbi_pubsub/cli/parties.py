@@ -1,4 +1,4 @@
-"""Whom `jbi doctor` finds, and what a check says of them: lookup services at locators and by mDNS, and the servers that
+"""Parties that `jbi doctor` finds, and findings on them: lookup services at locators and by mDNS, and the servers that
 they list. All are asked side by side, under time limits: who hangs delays nobody."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVERS_MOST: Final = 64
 
 
 class Answer(NamedTuple):
-    """What somebody asked has said: `value`, or the `error`; `seconds` is one call's time."""
+    """Answer of somebody asked: `value`, or the `error`; `seconds` is one call's time."""
 
     at: str
     value: Any
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Who was found: lookup services at locators and by mDNS, and all servers that they list."""
+    """Parties that were found: lookup services at locators and by mDNS, and all servers that they list."""
 
     locators: Sequence[Answer] = ()
     announced: Sequence[Answer] = ()
@@ -65,7 +65,7 @@ State = Literal["ok", "warning", "failure", "skipped"]
 
 
 class Finding(NamedTuple):
-    """What a check found of one thing; `advice` is what to type, or to set."""
+    """Finding of a check on one thing; `advice` is what to type, or to set."""
 
     check: str
     state: State
@@ -75,7 +75,7 @@ class Finding(NamedTuple):
 
 @dataclass(eq=False)
 class Checkup:
-    """What the checks are about: the configuration, and whom it leads to."""
+    """Subject of the checks: the configuration, and whom it leads to."""
 
     config: Config
     origins: Origins
@@ -83,7 +83,7 @@ class Checkup:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def found(self) -> Found:
-        """Whom there is; the first check that wants to know has them looked for."""
+        """Parties that there are; the first check that wants to know has them looked for."""
         with self._lock:
             mine = self._looking is None
             looking = self._looking = self._looking or Future()
@@ -174,7 +174,7 @@ def side_by_side(steps: Mapping[str, Callable[[], object]], seconds: float) -> N
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """What it returns, and the seconds it took."""
+    """Result of a call, and the seconds it took."""
     began = time.perf_counter()
     return call(), time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""What a policy file says of who matters: its policies listed, compared, explained, and new ones written."""
+"""Policies of a file on who matters: listed, compared, explained, and new ones written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESOURCES: Final = tuple(name for name, (_, group) in QUANTITIES.items() if grou
 
 
 def summary(policies: PolicySet) -> list[str]:
-    """How much of each there is that is not there by default."""
+    """Number of each that is not there by default."""
     counts = (
         (len(policies.rules), "policy", "policies"),
         (len(policies.tables.get("mission", [])), "mission", "missions"),
@@ -159,7 +159,7 @@ class Supposed:
     resources: Resources = field(default_factory=Resources)
 
     def says(self, predicate: Predicate) -> bool | None:
-        """Of the metadata."""
+        """Decision of a predicate on the metadata."""
         return None if self.document is None else predicate.decide(self.document, size_of(self.document))
 
     def holds(self, node: Node) -> bool:
@@ -192,7 +192,7 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
 
 
 def explained(policies: PolicySet, facts: Facts, suppose: Supposed) -> dict[str, Any]:
-    """What a contract would get, and why, as plain data."""
+    """Quality that a contract would get, and why, as plain data."""
     return policies.explained(facts, now=datetime.now(UTC).timestamp(), holds=suppose.holds)
 
 
@@ -276,6 +276,6 @@ def json_of(policies: PolicySet) -> dict[str, Any]:
 
 
 def usable(policies: PolicySet, rules: int, kept: int) -> str:
-    """What there is in a file that can be used."""
+    """Contents of a file that can be used."""
     told = [counted(kept, "keep rule")] if kept else []
     return ", ".join([counted(rules, "access rule"), *summary(policies), *told])

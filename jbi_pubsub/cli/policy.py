@@ -30,7 +30,7 @@ from .settings import Settings
 from .show import Column, counted, printable, show_json, show_table
 
 OWN_COLUMNS: Final = ("rule", "allow", "action")
-"""Of a rule; what else it says is one column."""
+"""Columns of a rule; what else it says is one column."""
 
 
 @click.group(cls=NearNames)
@@ -301,7 +301,7 @@ def _row(rule: dict[str, Any]) -> Sequence[object]:
 
 
 def _when(rule: dict[str, Any]) -> str:
-    """What a rule says besides its action."""
+    """Conditions of a rule, all that it says besides its action."""
     keys = {key: value for key, value in rule.items() if key not in (*OWN_COLUMNS, "miss")}
     return ", ".join(f"{key} {_said(value)}" for key, value in keys.items()) or "always"
 

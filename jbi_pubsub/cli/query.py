@@ -172,7 +172,7 @@ def _show(opened: Query, given: _Query) -> None:
 
 
 def tell_left_out(left_out: Sequence[str]) -> None:
-    """What access rules keep back: type and version as they were asked for."""
+    """Tell what access rules keep back: type and version as they were asked for."""
     for named in left_out:
         what = "what there is" if named == "* *" else named
         click.echo(f"jbi: of {printable(what)} something is left out: you may not read all of it", err=True)
@@ -184,7 +184,7 @@ def tell_missing(archive: str) -> None:
 
 
 def _tell_partial(archives: Sequence[str]) -> None:
-    """What is shown is without these: that is an exit code of its own."""
+    """Tell that these archives are missing in what is shown: that is an exit code of its own."""
     for archive in archives:
         tell_missing(archive)
     if archives:

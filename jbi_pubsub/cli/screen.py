@@ -175,7 +175,7 @@ class Screen:
 
 
 class _Held(logging.Handler):
-    """What is logged meanwhile would stand across the screen; it is told behind it, the last LOGGED_MOST."""
+    """Handler of records that would stand across the screen: they are told behind it, the last LOGGED_MOST."""
 
     def __init__(self) -> None:
         super().__init__()

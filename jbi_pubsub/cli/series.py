@@ -29,9 +29,9 @@ SERIES: Final = (
     Column("points", right=True, spare=4), Column("server", long=True, name=True, spare=3),
 )  # fmt: skip
 POINTS_MOST: Final = 1_000
-"""Of one series; a server tells as many as [qos] monitor_window has seconds."""
+"""Points of one series; a server tells as many as [qos] monitor_window has seconds."""
 FORMULA: Final = ("=", "+", "-", "@")
-"""What a table calculation would take the beginning of a name for."""
+"""Characters that make a table calculation take a name for a formula."""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -51,8 +51,8 @@ Found = list[tuple[str, str, Series]]
 
 
 def show_series(servers: Sequence[Mapping[str, Any]], wanted: str, view: View, *, as_csv: bool, as_json: bool) -> None:
-    """What these statuses have of the series `wanted`, a name or a pattern with * and ?. Raises ConfigurationError,
-    ProtocolError for a server that tells what is none."""
+    """Show what these statuses have of the series `wanted`, a name or a pattern with * and ?. Raises
+    ConfigurationError, ProtocolError for a server that tells what is none."""
     everything = [each for facts in servers for each in _series_of(facts)]
     if not everything:
         raise ConfigurationError(

@@ -81,7 +81,7 @@ def lookup(given: _Lookup) -> None:
 
 
 def access_of(config: Config, component: str) -> AccessPolicy | None:
-    """Who may do what at a server that is no delegate; None: everybody everything. Raises PolicyError."""
+    """Access policy of a server that is no delegate; None: everybody everything. Raises PolicyError."""
     if not config.policy.file and not config.policy.users:
         return None
     from jbi_pubsub.policy import settings  # here: what is off is not imported
@@ -184,7 +184,7 @@ def port(given: _Port) -> None:
 
 
 def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
-    """What is forgotten is not to take a lookup service out of everything."""
+    """Check that what is forgotten does not take a lookup service out of everything."""
     if none and (given or action != "set"):
         raise click.UsageError("--none stands behind `set`, alone")
     if action != "show" and not given and not none:
@@ -291,8 +291,8 @@ def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) ->
 
 
 def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
-    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped; `kept`
-    mails are on disk now."""
+    """Message on what a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped;
+    `kept` mails are on disk now."""
     unsent = min(left, mail["queued"] - mail["kept"])
     told = [f"stopped with {counted(left, 'object')} undelivered, {unsent} of them by mail"] if left else []
     if mail["away"] and mail["queued"]:
@@ -339,7 +339,7 @@ def metrics_of(metrics: MetricsServer | None) -> dict[str, int]:
 
 
 SIGNAL_SECONDS: Final = 0.25
-"""How late a signal may be noticed at worst."""
+"""Delay at worst until a signal is noticed."""
 
 
 def stop_on_signal() -> threading.Event:

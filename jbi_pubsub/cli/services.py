@@ -88,7 +88,7 @@ _SERVICES = (
 
 
 def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_Wanted]) -> Iterator[str]:
-    """What was asked for that nobody has, and what is nearest to it."""
+    """Reasons why nothing was found: what nobody has, and what is nearest to it."""
     names = {name for item in known for name in item.types}
     yield from (told("service type", name, names) for name in types if name not in names)
     entries = [entry for item in known for entry in item.entries]

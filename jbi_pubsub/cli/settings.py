@@ -1,4 +1,4 @@
-"""What all commands share: the effective configuration, and places to write to that are tried before the work."""
+"""Parts that all commands share: the effective configuration, and places to write to that are tried before the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results are shown: tables that fit the terminal, plain lines when piped, JSON whole.
+"""Display of results: tables that fit the terminal, plain lines when piped, JSON whole.
 
 A table fits its width by what its columns are for: numbers and short words are never cut; what is `long` is cut at its
 end; of names that are `dotted` the last part is shown; columns that are `spare` go when there is no room for them, the
@@ -53,7 +53,7 @@ class Column(NamedTuple):
     brief: bool = False
     """Ids: in a terminal their first 12 characters behind the kind, which commands take as well."""
     name: bool = False
-    """Of what the row is about: with `long`, cut only when the spare columns have gone, and in its middle."""
+    """Name of what the row is about: with `long`, cut only when the spare columns have gone, and in its middle."""
     dotted: bool = False
     """Names with dots or a namespace, of which the last part will do."""
 
@@ -85,7 +85,7 @@ ADDRESS: Final = "address"
 
 
 class View(NamedTuple):
-    """How somebody wants to see tables."""
+    """View that somebody wants of tables."""
 
     wide: bool = False
     columns: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class View(NamedTuple):
 
 
 def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_json: bool) -> View:
-    """What the options ask for. `known`: the columns of all tables of the command. Raises ConfigurationError."""
+    """View that the options ask for. `known`: the columns of all tables of the command. Raises ConfigurationError."""
     from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts faster without
 
     from .near import told
@@ -114,7 +114,7 @@ def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_j
 
 
 MORE: Final = "--wide, --columns"
-"""What shows those columns that there is no room for."""
+"""Options that show those columns that there is no room for."""
 
 
 def show_tables(made: Iterable[Table], view: View = View(), *, more: str = MORE) -> None:  # noqa: B008  # a frozen value
@@ -148,7 +148,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title
 
 
 def show_facts(facts: Sequence[tuple[str, str]], *, title: str) -> None:
-    """What something is: below each other in a terminal, nothing cut; tab-separated lines when piped."""
+    """Show the facts of something: below each other in a terminal, nothing cut; tab-separated lines when piped."""
     if not sys.stdout.isatty():
         click.echo("\n".join(f"{printable(name)}\t{printable(value)}" for name, value in facts))
         return
@@ -223,7 +223,7 @@ def _widths(
     *,
     names: bool = True,
 ) -> dict[int, int] | None:
-    """How wide each column is to be; None when there is no room for them all, with whole `names` if these are kept."""
+    """Width of each column; None when there is no room for them all, with whole `names` if these are kept."""
     widths = {i: max(map(places, (columns[i].head, *(row[i] for row in cells)))) for i in shown}
     least = {
         i: min(width, max(WORTH if columns[i].spare else NARROWEST, places(columns[i].head)))

@@ -43,7 +43,7 @@ Facts = dict[str, Any]
 """The status of one server, as it tells it, with what is computed here."""
 
 DISSEMINATORS: Final = frozenset({PAD_TYPE, PUBLISHER_TYPE})
-"""What a delegate or peer publisher is registered as; services of other kinds have nothing to say of our matters."""
+"""Types that delegates and peers are registered as; services of other kinds have nothing to say of our matters."""
 ANSWER_SECONDS: Final = 3.0
 """For one server to answer: the others are not to wait for a dead one much longer than people do."""
 EVERY_SECONDS: Final = 1.0
@@ -122,7 +122,7 @@ _TOLD: Final = frozenset({
     "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
     "qos", "archive", "foreign", "federations", "link", "bridge",
 })  # fmt: skip
-"""What the tables show of a status."""
+"""Keys of a status that the tables show."""
 _USUAL: Final = frozenset({
     "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
     "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
@@ -131,14 +131,14 @@ _USUAL: Final = frozenset({
     "access.file", "access.version", "access.rules", "access.since", "access.audit",
     "limits.metadata", "limits.payload", "limits.compressed", "limits.types",
 })  # fmt: skip
-"""What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
-what is not zero of that is shown to everybody."""
+"""Keys that --wide shows besides. A status may have more than these two: of a later version, of a stage that not all
+have; what is not zero of that is shown to everybody."""
 NO_ANSWER: Final = ("unreachable", "refused")
 """Kinds of those of which there is no status: they are away, or do not tell us."""
 MORE_MOST: Final = 50
-"""Of these, of one server."""
+"""Others that are shown of one server."""
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
-"""What rates are told of."""
+"""Counts that rates are told of."""
 
 
 class _StatusArguments(TableArguments):
@@ -288,7 +288,7 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
 
 
 def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
-    """What people are shown; `whole`: also what they rarely ask for."""
+    """Tables for people; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", *NO_ANSWER, *_OF_FEDERATIONS)]
     others = [facts for facts in found if facts["kind"] in ("lookup", *_OF_FEDERATIONS)]
@@ -396,7 +396,7 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
 
 
 def _kind(facts: Facts, name: str) -> tuple[str, str]:
-    """What a server is to people, and its name."""
+    """Kind of a server, for people, and its name."""
     if "node" in facts:
         return "node", facts["location"]
     foreign = facts.get("foreign")
@@ -428,7 +428,7 @@ def _federation_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 
 def _mail(mail: Facts) -> str:
-    """How much waits."""
+    """Number of mails that wait."""
     return f"{mail['queued']:,}"
 
 
@@ -449,7 +449,7 @@ def _mail_row(facts: Facts) -> Sequence[object]:
 
 
 def archive_row(called: str, archive: Facts) -> Sequence[object]:
-    """What an archive holds, does, and lacks."""
+    """Row of what an archive holds, does, and lacks."""
     sizes = (sized(archive.get(f"{name}_bytes", 0)) for name in ("metadata", "payload", "index"))
     behind = max(0, archive["position"] - archive["indexed"])
     numbers = (archive.get("volumes", 0), archive["queries"]["open"], archive.get("consumers", 0))
@@ -458,7 +458,7 @@ def archive_row(called: str, archive: Facts) -> Sequence[object]:
 
 
 def archive_troubles(archive: Facts) -> list[str]:
-    """What is wrong with it, with what to do where that is known."""
+    """Troubles of an archive, with what to do where that is known."""
     found = [str(each) for each in archive.get("troubles", ())]
     if archive.get("full"):
         found.append(f"no room: {archive['full']} (make room, or shorten what is kept: [[keep]])")

@@ -161,7 +161,7 @@ def set_value(given: _PolicySet) -> None:
 
 
 def _set_at_delegate(given: _PolicySet, at: str) -> None:
-    """Who is no manager may have a policy file of his own. Raises PolicyError."""
+    """Set it at a delegate that is no manager, and may have a policy file of its own. Raises PolicyError."""
     other = PolicyError(f"{at} is no policy manager, and no delegate", hint="`jbi services` lists both")
     with calling(AdminProxy, at_address(at), given.settings.load(), ADMIN, other) as proxy:
         told = proxy.set_policy(given.key, given.value, given.why)

@@ -316,7 +316,7 @@ OWN: Final[Mapping[str, dict[str, Any]]] = {
     },
     "bandwidth": {"rates": option("Links' bits a second, eight at most.", shown=bandwidth.RATES)},
 }
-"""What a study asks beside what all do."""
+"""Options of a study beside those of all."""
 
 
 class _StudyQuestion(_Spark):

@@ -65,7 +65,7 @@ _ACCOUNTS = (
 
 
 def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """What e-mail subscriptions ask for, and what became of it."""
+    """Tables of what e-mail subscriptions ask for, and of what became of it."""
     terms = [
         (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
         for s in subscriptions
@@ -130,7 +130,7 @@ def reset(given: _Reset) -> None:
 
 
 def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:
-    """What comes of it at each delegate that has the e-mail subscription whose id begins as `given`."""
+    """Results of `do` at each delegate that has the e-mail subscription whose id begins as `given`."""
     listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
     uid = _whole_id(given, {known["uid"] for _, standing in listed for known in standing})
 
@@ -154,7 +154,7 @@ def _whole_id(given: str, known: Collection[str]) -> str:
 def asked(
     proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
 ) -> Iterator[tuple[ServiceRef, T]]:
-    """What each answers to `ask`. Of one that does not, people are told: it may have died, and is listed until its
+    """Answers of each to `ask`. Of one that does not, people are told: it may have died, and is listed until its
     lease has run out."""
     for proxy in proxies:
         try:

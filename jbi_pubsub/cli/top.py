@@ -32,7 +32,7 @@ from .show import (
 )
 
 KEY_SECONDS: Final = 0.25
-"""How late a new look is drawn at worst."""
+"""Delay at worst until a new look is drawn."""
 LOOKS: Final = 3
 """For rates of a single look: those of the time between the first of these and the last."""
 MORE: Final = "a wider terminal"
@@ -40,7 +40,7 @@ MORE: Final = "a wider terminal"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What whoever sits at the terminal wants to see. `sort`: number of a column of the page's first table, -1 for the
+    """View that whoever sits at the terminal wants. `sort`: number of a column of the page's first table, -1 for the
     page's own order."""
 
     page: str
@@ -53,7 +53,7 @@ class Look:
 
 
 def pressed(look: Look, key: str, columns: int, page_lines: int) -> Look | None:
-    """What is wanted after a key; None to quit. `columns`: of the first table, `page_lines` fit on the screen."""
+    """View that is wanted after a key; None to quit. `columns`: of the first table, `page_lines` fit on the screen."""
     names = list(PAGES)
     at = names.index(look.page)
     match key:

@@ -31,7 +31,7 @@ from .settings import looking
 from .show import counted, printable, telling
 
 WIRE_BYTES: Final = 30 << 20
-"""Of an object that goes over the control connection."""
+"""Bytes of an object that goes over the control connection."""
 
 
 class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
@@ -103,7 +103,7 @@ def _total(query: OpenQuery) -> int:
 
 @contextmanager
 def _describing(config: Config) -> Iterator[Callable[[str], backup.Entries]]:
-    """What archives know of a registration; () where none does, or says it."""
+    """Entries that archives know of a registration; () where none does, or says it."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(place.calls(config)) for place in found(config)]
 
@@ -123,7 +123,7 @@ def _describing(config: Config) -> Iterator[Callable[[str], backup.Entries]]:
 def _written(
     objects: Iterable[InfoObject], sink: backup.Sink, total: int, described: Callable[[str], backup.Entries]
 ) -> tuple[int, int]:
-    """How many, and how many of them have payloads that are too large to be written."""
+    """Number written, and number of those whose payloads are too large to be written."""
     count = large = 0
     told: set[str] = set()
     with telling("objects") as tell:
@@ -187,7 +187,7 @@ def _tell_taken(taken: TakenIn, reading: backup.Reading, file: Path) -> None:
 
 @contextmanager
 def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Mapping[str, backup.Entries]], TakenIn]]:
-    """What keeps objects: an archive that is in use, or one at rest."""
+    """Function that keeps objects: that of an archive that is in use, or one at rest."""
     config = given.settings.load()
     if given.is_folder():
         assert given.folder is not None

@@ -196,7 +196,7 @@ def add(given: _Add) -> None:
 
 
 def _only_element(schema: Path) -> str:
-    """Of the schema of an attribute: nothing in it is invariant of an object, so it needs no marks."""
+    """Element of an attribute's schema: nothing in it is invariant of an object, so it needs no marks."""
     root = parse_schema(schema.name, schema.read_bytes())
     names = [str(each.get("name")) for each in root.iterchildren(f"{{{XSD}}}element")]
     if len(names) != 1:

@@ -176,7 +176,7 @@ def _table(found: Result) -> Rich:
 
 
 def _nothing() -> None:
-    """Of a folder there is nothing to look after."""
+    """Do nothing: of a folder there is nothing to look after."""
 
 
 @contextmanager

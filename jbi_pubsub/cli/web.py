@@ -77,7 +77,7 @@ def web(given: _Web) -> int:
 
 
 def _nodes() -> Connect:
-    """How a node is called."""
+    """Function that connects to a node."""
     from jbi_pubsub.node.admin import NodeProxy
 
     return NodeProxy

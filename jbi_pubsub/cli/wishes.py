@@ -1,4 +1,4 @@
-"""What an application wishes of its contract, from the command line, and what it got."""
+"""Wishes of an application for its contract, from the command line, and what it got."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wish_of(words: Sequence[str]) -> Wish | None:
 
 
 def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iterator[str]:
-    """What each delegate grants of a wish, a line for each."""
+    """Lines of what each delegate grants of a wish."""
     for where, got in granted:
         less = {each.field: each.policy for each in got.reduced}
         parts = []
