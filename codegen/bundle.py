@@ -396,7 +396,7 @@ def _digest(roots: Mapping[str, Element], names: Mapping[str, str], marks: Marks
 
 
 def _meaning(root: Element) -> Iterator[str]:
-    """What a schema document says, without comments, annotations, layout and the prefix of the marks."""
+    """Content of a schema document, without comments, annotations, layout and the prefix of the marks."""
     notes = 0
     walk: Iterator[tuple[str, Any]] = iter(etree.iterwalk(root, events=("start", "end", "start-ns")))
     for event, thing in walk:

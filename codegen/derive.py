@@ -66,7 +66,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of a predicate: each condition, and the templates they add up to."""
+    """Explanation of a predicate: each condition, and the templates they add up to."""
 
     predicate: str
     conditions: tuple[Condition, ...]

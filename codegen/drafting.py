@@ -59,7 +59,7 @@ def _outlined(bundle: SchemaBundle) -> _Outline:
 
 
 def work(data: bytes) -> bytes:
-    """What a draft needs of a schema, in a child process: a bundle in, the document element, the prefixes by namespace
+    """Outline of a schema for a draft, in a child process: a bundle in, the document element, the prefixes by namespace
     and the paths of the element's children out. Raises SchemaError."""
     from jbi_pubsub.codegen.schema import outline
 

@@ -83,7 +83,7 @@ class Below(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What documents hold at an element of the invariant part; recursive ones share a part.
+    """Part of documents at an element of the invariant part; recursive ones share a part.
 
     `entry` names its class ("" when no field is invariant here). `below` are the child elements that have parts of
     their own. `variant` lists variant children and "@attributes", `required` those that no valid document lacks (of a
@@ -153,10 +153,10 @@ def some(names: Iterable[str], limit: int = 20) -> str:
 
 
 MAX_REASON_CHARS: Final = 300
-"""Of what a library says is wrong; more is a dump of its state."""
+"""Characters of what a library says is wrong; more is a dump of its state."""
 
 
 def one_line(text: str) -> str:
-    """What a library says of a fault, on one line that a person reads."""
+    """Message of a library on a fault, on one line that a person reads."""
     line = " ".join(text.split()).rstrip(". ")
     return line if len(line) <= MAX_REASON_CHARS else f"{line[:MAX_REASON_CHARS]} ..."

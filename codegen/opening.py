@@ -35,14 +35,14 @@ from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
 from jbi_pubsub.core.values import decoder_of
 
 MAX_NAME_CHARS: Final = 500
-"""Of a type's name and version together; a namespace and a local name need about 100."""
+"""Characters of a type's name and version together; a namespace and a local name need about 100."""
 
 MAX_COMPILE_SECONDS: Final = 2.0
-"""Of processor time for libxml2 to compile a schema: each process that uses it does it again. The largest schemas
+"""Processor time for libxml2 to compile a schema: each process that uses it does it again. The largest schemas
 looked at take 0.3."""
 
 MAX_SEEN_BYTES: Final = 32 << 20
-"""Of what is remembered of schemas that were opened; that of the largest ones looked at has 1."""
+"""Bytes of what is remembered of schemas that were opened; that of the largest ones looked at has 1."""
 
 MAX_REFUSED: Final = 1_000
 """Schemas that are remembered as refused."""
@@ -54,21 +54,21 @@ TRIES: Final = 2
 """Children for one schema, where the first one is ended from outside."""
 
 MAX_FILES: Final = 500
-"""Of a cache folder; the oldest go first."""
+"""Files of a cache folder; the oldest go first."""
 
 OUR_FAULT: Final = "This is a fault of jbi-pubsub or a library, not of the schema: please report it, with the schema"
 
 log = logging.getLogger("jbi_pubsub.codegen")
 
 _OUR_ERRORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError)
-"""What code meets that something was not thought of: no word on a schema that is valid."""
+"""Errors of code that meets something not thought of: no word on a schema that is valid."""
 
 _FORMAT: Final = "4"  # changes with the meaning of what is kept; the library versions below cover the rest
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What opening a schema gives. `documents` are the bundle's, made ready for libxml2, `main` names one of them,
+    """Result of opening a schema. `documents` are the bundle's, made ready for libxml2, `main` names one of them,
     `names` says what they were called. `digest` is of the meaning. `seconds` is what compiling takes."""
 
     model: TypeModel
@@ -160,7 +160,7 @@ def work(data: bytes) -> bytes:
 
 
 class _Memory:
-    """What is known of schemas by the digest of their bundles, bounded in bytes. Several threads may use it."""
+    """Memory of schemas by the digest of their bundles, bounded in bytes. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -169,7 +169,7 @@ class _Memory:
         self._refused: Cache[str, tuple[ErrorReport, float]] = Cache(MAX_REFUSED)
 
     def find(self, key: str, now: float) -> bytes | ErrorReport | None:
-        """What was remembered."""
+        """Find what was remembered."""
         with self._lock:
             if key in self._seen:
                 self._seen[key] = self._seen.pop(key)  # used last
@@ -202,7 +202,7 @@ class Opener:
         self._coming: dict[str, Future[bytes]] = {}
 
     def open(self, bundle: SchemaBundle, *, cache_dir: Path | None = None, caller: str = "") -> Opened:
-        """What opening `bundle` gives. `caller` names who asks, for a fair share of time; `cache_dir` keeps it on disk.
+        """Open `bundle`. `caller` names who asks, for a fair share of time; `cache_dir` keeps it on disk.
 
         Raises SchemaError; among others if it takes more than its limits. ChildError: not now, try again.
         """
@@ -219,7 +219,7 @@ class Opener:
         return decoder_of(Opened).decode(found)
 
     def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
-        """Of several threads that come with one schema, one has it opened."""
+        """Have a schema opened, by one of several threads that come with it."""
         while True:
             with self._lock:
                 coming = self._coming.get(key)

@@ -41,7 +41,7 @@ WIDTH: Final = 100
 """Columns that documentation is wrapped to, indentation included; inside the 120 of our own formatting."""
 
 MAX_OUTPUT_CHARS: Final = 16 << 20
-"""Of a stylesheet's result; NewsML-G2's 109 types need about 0.3 MB."""
+"""Characters of a stylesheet's result; NewsML-G2's 109 types need about 0.3 MB."""
 
 
 def render(model: TypeModel, *, stylesheet: Path | None = None) -> str:

@@ -33,7 +33,7 @@ MAX_TYPES: Final = 1_000
 """Types held at once; each takes a compiled schema (about 0.2 MB for CAP), and schemas come from publishers."""
 
 MAX_TYPES_BYTES: Final = 256 << 20
-"""Of the documents of all types held at once; they are held twice, as they came and as libxml2 reads them."""
+"""Bytes of the documents of all types held at once; they are held twice, as they came and as libxml2 reads them."""
 
 MAX_ERRORS_SHOWN: Final = 5
 """Further validation errors follow from the first ones more often than not."""
@@ -180,7 +180,7 @@ class TypeRepository:
         self._types: dict[TypeName, InformationType | UntypedGate] = {}
 
     def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType | UntypedGate:
-        """What stands for a type that somebody publishes: see `open_schema`, and `untyped` where there is none."""
+        """Stand-in for a type that somebody publishes: see `open_schema`, and `untyped` where there is none."""
         return self.untyped(bundle.type) if bundle.is_none else self.open_schema(bundle, caller=caller)
 
     def open_schema(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType:
@@ -282,7 +282,7 @@ class TypeRepository:
 
 
 def repository_of(config: Config) -> TypeRepository:
-    """What [types] says: with its folder, the repository there, which the caller closes (`registry`). Raises
+    """Repository that [types] asks for: with its folder, the one there, which the caller closes (`registry`). Raises
     StorageError, ConfigurationError."""
     registry = None
     if config.types.folder:

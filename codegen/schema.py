@@ -105,12 +105,12 @@ class Below(NamedTuple):
     key: Key
     repeated: bool
     default: str | None
-    """Of its text, where that is beside attributes."""
+    """Default of its text, where that is beside attributes."""
 
 
 @dataclass
 class Shape:
-    """What documents hold at an element, and its entry class before it has a name.
+    """Content of documents at an element, and its entry class before it has a name.
 
     `key` is ("element", path...), ("type", name) or ("typed", name, path...). `declared` is the key that a class for
     the element's own named type would have. `reads` is the shape whose class its elements fill, if that is another (a
@@ -137,7 +137,7 @@ class Shape:
 
 @dataclass
 class Draft:
-    """What the passes turn into a TypeModel. `root` is the document element's name, `key` its shape; `marker` is the
+    """Draft of a TypeModel, for the passes. `root` is the document element's name, `key` its shape; `marker` is the
     type name that the schema itself gives, "" for none; `has_none`: the marks file says that
     nothing is invariant."""
 
@@ -644,7 +644,7 @@ class _Walk:
                     shape.leaves.append(self._leaf(tag, attribute, attribute.type, (*path, tag)))
 
     def _deeper(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
-        """What lies below a type: children with shapes of their own, variant ones, whether there may be others."""
+        """Note what lies below a type: children with shapes of their own, variant ones, whether there may be others."""
         content, repeats = self._of(kind), self._repeated(kind)
         named = all(isinstance(a, XsdAttribute) and name is not None for name, a in kind.attributes.items())
         shape.is_open = content.is_open or bool(kind.mixed) or not named
@@ -757,7 +757,7 @@ class _Walk:
 
 
 def _circular(root: XsdComplexType, led_to: Callable[[XsdComplexType], list[XsdComplexType]]) -> set[int]:
-    """Of the types reached from `root` those that lead back to themselves, by id (the strongly connected components;
+    """Types reached from `root` that lead back to themselves, by id (the strongly connected components;
     Tarjan 1972, without recursion)."""
     number: dict[int, int] = {}
     lowest: dict[int, int] = {}
@@ -832,7 +832,7 @@ def _leaf_type(kind: Any) -> XsdSimpleType | None:
 
 
 class ValueTypes:
-    """What canonicalising needs of XSD simple types, each worked out once, and how much there is of it."""
+    """Types for canonicalising values of XSD simple types, each worked out once, and how much there is of it."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ValueType, int]] = {}

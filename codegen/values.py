@@ -117,7 +117,7 @@ def xsd(**kinds: str) -> Callable[[C], C]:
 
 
 def kind_of(kind: ValueType) -> str:
-    """What to tell `xsd` of a field of that type; "" where text stays as it is, or depends on more than the type."""
+    """Kind to tell `xsd` of a field of that type; "" where text stays as it is, or depends on more than the type."""
     if kind.items is not None:
         inside = kind_of(kind.items)
         return f"list of {inside}" if inside and not inside.startswith("list") else ""

@@ -35,13 +35,13 @@ from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 APPLICATION_ID: Final = 0x4A425459
 """Marks the file as ours (SQLite header, offset 68): "JBTY"."""
 VERSION: Final = 1
-"""Of the tables (SQLite user_version)."""
+"""Version of the tables (SQLite user_version)."""
 FILE: Final = "types.db"
 LOCK: Final = "LOCK"
 MAX_BYTES: Final = 4 << 30
 """Bound of the SQLite file: 10,000 types with 100 properties each that are small, or 1,000 of the largest."""
 MAX_DOCUMENTS_BYTES: Final = 2 << 30
-"""Of the schema documents of one repository: 10,000 types of 200 KB, or 1,000 of the largest looked at."""
+"""Bytes of the schema documents of one repository: 10,000 types of 200 KB, or 1,000 of the largest looked at."""
 MAX_CHANGES: Final = 100_000
 """Changes of all types that are remembered, also of those that are gone; of more the first are forgotten."""
 BUSY_SECONDS: Final = 5.0
@@ -133,7 +133,7 @@ class TypeCatalogue(Protocol):
         ...
 
     def faults(self) -> tuple[str, ...]:
-        """What is damaged, file by file."""
+        """Faults of what is damaged, file by file."""
         ...
 
     def close(self) -> None:
@@ -508,7 +508,7 @@ class FolderTypes:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """What the disk and SQLite say, as StorageError."""
+        """Raise what the disk and SQLite say as StorageError."""
         try:
             yield
         except StorageError:

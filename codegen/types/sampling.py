@@ -28,7 +28,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What came of it. `refused` by the new schema alone, `reasons` why; `before`: refused by the old one already;
+    """Result of a trial. `refused` by the new schema alone, `reasons` why; `before`: refused by the old one already;
     `unreadable`: no well-formed metadata; `others`: refused for more reasons than are told."""
 
     documents: int

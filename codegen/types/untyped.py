@@ -13,7 +13,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 
 
 def bundle_without(type_: TypeName) -> SchemaBundle:
-    """What is sent for a type without a schema."""
+    """Bundle that is sent for a type without a schema."""
     return SchemaBundle("", (), b"", type_)
 
 
