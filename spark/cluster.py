@@ -27,7 +27,7 @@ _MASTER: Final = re.compile(
     r"(local(\[(\*|\d+)(, *(\d+|\*))?\])?|local-cluster\[ *\d+ *, *\d+ *, *\d+ *\]"
     r"|spark://[^,/\s]+:\d+(,[^,/\s]+:\d+)*|yarn|k8s://\S+)?"
 )
-"""What Spark 4.3 takes (its documentation, "Submitting Applications", "Master URLs"), and ""."""
+"""Masters that Spark 4.3 takes (its documentation, "Submitting Applications", "Master URLs"), and ""."""
 _CONNECT: Final = 5.0
 """Seconds to wait for each master to take a connection."""
 _LOOPBACK: Final = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What studies are about, as tables: registrations, subscriptions, publications. Their columns, and how they are
+"""Data sets of studies, as tables: registrations, subscriptions, publications. Their columns, and how they are
 checked.
 
     registrations   who publishes what: its entries, as the lookup service holds them
@@ -51,7 +51,7 @@ MAX_TEXT: Final = 4_096
 MAX_SIZE: Final = 1 << 32
 """Bytes of a payload: what a head can say on the wire. Sums of sizes stay far below 64 bits."""
 NOT_SAID: Final = -1
-"""Of the bytes of a payload."""
+"""Mark that the bytes of a payload are not said."""
 MAX_TIME: Final = 253_402_300_800.0
 """The year 10000, in seconds since 1970."""
 
@@ -234,7 +234,7 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
 
 
 def id_of(type_: str, version: str, time: float | None, metadata: bytes, payload: bytes | None) -> str:
-    """Of an object whose row says none: the same for equal rows, wherever they are read."""
+    """Id of an object whose row says none: the same for equal rows, wherever they are read."""
     return f"of-{hashed(repr((type_, version, time, metadata, payload)).encode()):015x}"
 
 
@@ -256,7 +256,7 @@ def values_of(column: Any) -> list[Any]:
 
 
 def fault(given: Publication) -> str:
-    """What makes no sense in a row of publications but its metadata; "" if it is sound."""
+    """Fault in a row of publications but its metadata; "" if it is sound."""
     for name in ("object_id", "type", "version", "publisher"):
         if wrong := text_fault(getattr(given, name)):
             return f"{name} {wrong}"
@@ -272,7 +272,7 @@ def fault(given: Publication) -> str:
 
 
 def text_fault(text: str) -> str:
-    """What is wrong with an id or a name; "" if nothing is. Ids are keys of sums, and are shown."""
+    """Fault of an id or a name; "" if it has none. Ids are keys of sums, and are shown."""
     if len(text) > MAX_TEXT:
         return f"has {len(text):,} characters, more than {MAX_TEXT:,}"
     if text.isprintable():
@@ -355,7 +355,7 @@ def _check(made: Registration | Subscription, known: Collection[str]) -> None:
 
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for JSON that is none, is of other types, is no UTF-8, is nested a thousand deep."""
+"""Errors that msgspec raises for JSON that is none, is of other types, is no UTF-8, is nested a thousand deep."""
 _decode_json: Final = msgspec.json.Decoder().decode
 
 
@@ -377,7 +377,7 @@ _REMEMBERED: Final = 2_000
 
 @lru_cache(maxsize=1 << 16)
 def _entries(text: str) -> tuple[EntryRep, ...]:
-    """Of many registrations and templates the entries are equal: read, checked and held once."""
+    """Entries of registrations and templates, of which many are equal: read, checked and held once."""
     made = _decode_entries(text)
     for entry in made:
         check_rep(entry)
@@ -513,7 +513,7 @@ class Writer:
         self.size += len(publication.metadata) + len(publication.payload or b"")
 
     def close_part(self) -> None:
-        """What has come is on disk, as a part that is whole."""
+        """Put what has come on disk, as a part that is whole."""
         if self._rows is not None:
             with report.writing(self._folder):
                 self._stack.close()

@@ -105,7 +105,7 @@ _SHARES: Final = tuple(accumulate(kind.share for kind in KINDS))
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True):
-    """How many there are of everything. Raises ConfigurationError for numbers out of range."""
+    """Numbers of everything. Raises ConfigurationError for numbers out of range."""
 
     registrations: int = 100
     subscriptions: int = 1_000

@@ -103,7 +103,7 @@ CLASSES: Final = (
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a template fixes: the index of its class and a bit per fixed field (bit n: column `f<n>`)."""
+    """Shape of a template: the index of its class and a bit per fixed field (bit n: column `f<n>`)."""
 
     cls: int
     bits: int

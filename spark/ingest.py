@@ -37,7 +37,7 @@ METADATA, PAYLOAD = ".metadata.xml", ".payload"
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a document is: its type, and the entries of its invariant part."""
+    """Description of a document: its type, and the entries of its invariant part."""
 
     type: str
     version: str
@@ -221,7 +221,7 @@ class Intake:
 
 
 def form_of(source: Path, leave: Collection[Path] = ()) -> Form:
-    """What an input is, by the endings of its files but those in `leave`. Raises StudyError for what is none of ours,
+    """Form of an input, by the endings of its files but those in `leave`. Raises StudyError for what is none of ours,
     or several things."""
     if source.is_dir() and (source / dataset.MANIFEST).is_file():
         raise ConfigurationError(f"{source} is a data set, or a result", hint="Studies take data sets as they are")

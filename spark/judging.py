@@ -39,12 +39,12 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def process(self) -> str:
-        """Whose it is: what several subscriptions of a process want goes there once."""
+        """Process that it belongs to: what several subscriptions of a process want goes there once."""
         return self.subscription.subscriber or self.subscription.subscription
 
 
 class Delivery(NamedTuple):
-    """What one subscription gets of a publication: `payload` is what its filter has left, None for the whole."""
+    """Delivery of a publication to one subscription: `payload` is what its filter has left, None for the whole."""
 
     wanted: Wanted
     payload: bytes | None
@@ -124,7 +124,7 @@ class Judge:
         return Wanted(number, given, predicate, wanted)
 
     def topic(self, registration: str) -> Topic:
-        """Of a registration; one that the contracts don't know has no entries, and only subscriptions without a
+        """Topic of a registration; one that the contracts don't know has no entries, and only subscriptions without a
         template match it."""
         number = self._registrations.get(registration, NOBODY)
         found = self._topics.get(number)
@@ -158,7 +158,7 @@ class Judge:
         return topic
 
     def judge(self, publication: Publication) -> Seen:
-        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it, and StudyError for a
+        """Judge a publication. Raises MetadataError or OversizeError, as a delegate refuses it, and StudyError for a
         row that makes no sense."""
         if wrong := fault(publication):
             raise StudyError(wrong)
@@ -169,7 +169,7 @@ class Judge:
         return Seen(publication, topic, root, matched)
 
     def deliveries(self, seen: Seen) -> list[Delivery]:
-        """Who gets it, and what of its payload, ascending: without those whose filter selects nothing and who want
+        """Deliveries, with the payload that is left, ascending: without those whose filter selects nothing and who want
         nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
         kept (`has_unknown`); XML beyond what is filtered goes to nobody with a filter."""
         matched = [wanted for number in seen.matched if (wanted := self.wanted[number]) is not None]
@@ -197,7 +197,7 @@ def has_unknown(seen: Seen, delivery: Delivery) -> bool:
 
 
 def contents(deliveries: Iterable[Delivery]) -> dict[str, set[bytes | None]]:
-    """What goes to each process: equal payloads once."""
+    """Payloads that go to each process: equal payloads once."""
     found: dict[str, set[bytes | None]] = {}
     for wanted, payload in deliveries:
         found.setdefault(wanted.process, set()).add(payload)
@@ -219,7 +219,7 @@ def _matched(topic: Topic, root: Element, size: int) -> list[int]:
 
 
 Sums = dict[tuple[str, str], list[int]]
-"""What studies count: by what and of which, [number, bytes, sum of hashes of 31 bits]. Adding the sums of parts
+"""Sums that studies count: by what and of which, [number, bytes, sum of hashes of 31 bits]. Adding the sums of parts
 gives the sums of the whole, in any order: so the parts may be judged anywhere."""
 
 MANY: Final = "\0"
@@ -227,7 +227,7 @@ MANY: Final = "\0"
 
 
 class Tally:
-    """What is counted of the publications of a task. All that it comes to are sums."""
+    """Counts of the publications of a task. All that it comes to are sums."""
 
     def __init__(self) -> None:
         self.sums: Sums = {}
@@ -271,7 +271,7 @@ class Tally:
 
 
 See = Callable[[Judge, Seen, Tally], None]
-"""What a study counts of one publication. A function of a module, for it goes to other processes by its name."""
+"""Count by a study of one publication. A function of a module, for it goes to other processes by its name."""
 
 
 NOBODY: Final = 0

@@ -36,7 +36,7 @@ _REPEATED_MOST: Final = 1 << 30
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """What a pass came to."""
+    """Result of a pass."""
 
     sums: Sums
     rejects: list[Reject]
@@ -48,7 +48,7 @@ class Passed(msgspec.Struct, frozen=True):
         return {key: sums for (kind, key), sums in sorted(self.sums.items()) if kind == what}
 
     def kept(self, what: str, most: int) -> dict[str, list[tuple[int, str]]]:
-        """What was kept of one kind: (rank, text) by group, the lowest first."""
+        """Texts kept of one kind: (rank, text) by group, the lowest first."""
         groups: dict[str, list[tuple[int, str]]] = {}
         for key in self.of(what):  # sorted: by group, then rank
             group, rank, text = key.split(MANY, 2)
@@ -157,7 +157,7 @@ def _batches(path: Path, table: str = "publications") -> Iterator[pa.RecordBatch
 
 
 def _plan(group: Any, names: Collection[str]) -> tuple[int, list[str]]:
-    """How many rows of a row group are read at once, and the columns whose dictionaries could fill memory."""
+    """Number of rows of a row group to read at once, and the columns whose dictionaries could fill memory."""
     chunks = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema in names]
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
     rows = max(1, min(dataset.BATCH_ROWS, dataset.GROUP_BYTES * group.num_rows // max(1, size)))
@@ -227,7 +227,7 @@ def save(passed: Passed, path: Path) -> None:
 
 
 def load(path: Path, *, spark: str, java: str) -> Passed:
-    """What `save` wrote. Raises StudyError."""
+    """Load what `save` wrote. Raises StudyError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -55,7 +55,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is drawn. "bars" stand in groups over numbers, "ranked" lie one below the other with their names, "lines"
+    """Plot to be drawn. "bars" stand in groups over numbers, "ranked" lie one below the other with their names, "lines"
     and "points" are what they say. Logarithmic axes begin at the least value above 0."""
 
     name: str

@@ -1,4 +1,4 @@
-"""What a study of a made-up population leaves behind besides result, page and plots (result.py): Parquet tables and a
+"""Files of a study of a made-up population, besides result, page and plots (result.py): Parquet tables and a
 manifest; and how all studies take a folder and write to it.
 
     out/manifest.json    parameters, results, check, timings, files; `state` is "running" until all is there
@@ -37,7 +37,7 @@ COMPRESSION: Final = "zstd"
 MANIFEST: Final = "manifest.json"
 JSON_MOST: Final = 16 << 20
 """Bytes of a manifest, or of a result's facts and numbers; ours have some kilobytes."""
-"""What file systems say that lock no folder: NFS, for one."""
+"""Errors of file systems that lock no folder: NFS, for one."""
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 
@@ -73,7 +73,7 @@ class ShapeRow(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was compared and found equal; a difference raises instead.
+    """Comparisons that found all equal; a difference raises instead.
 
     `registrations` sampled ones (every `step`-th) had the same `hits` on Spark as in this process (0: the study ran in
     this process). `defined_pairs` pairs were also tried by `entry.matches` itself; `defined_matches` of them matched.
@@ -132,7 +132,7 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def checks(self) -> dict[str, str]:
-        """What was compared, and found equal."""
+        """Comparisons that found all equal."""
         check = self.check
         sampled = f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
         return {
@@ -319,7 +319,7 @@ def _is_study(manifest: Path) -> bool:
 
 
 def json_in(path: Path) -> Any:
-    """What a small file of JSON holds, None for one that is not there, too large, or no JSON."""
+    """Content of a small file of JSON, None for one that is not there, too large, or no JSON."""
     try:
         if path.stat().st_size <= JSON_MOST:
             return msgspec.json.decode(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What a study has found, and the folder that it leaves: tables, plots, a page for people, and what has to be known to
+"""Result of a study, and the folder that it leaves: tables, plots, a page for people, and what has to be known to
 trust it.
 
     out/result.json      facts and numbers: the same bytes for the same input, whatever the engine
@@ -44,7 +44,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a study answers. `facts` are lines for people, `numbers` the same to be compared by programs."""
+    """Answer of a study. `facts` are lines for people, `numbers` the same to be compared by programs."""
 
     study: str
     question: str
@@ -67,7 +67,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """How it was found. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds);
+    """Run that found it. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds);
     `resumed` says what was taken from an earlier run."""
 
     input: str
@@ -162,7 +162,7 @@ def _harmless(value: Value) -> Value:
 
 
 _FORMULA: Final = re.compile(r"[=+@]|-(?!\d*\.?\d*(e[+-]\d+)?\Z)")
-"""What a spreadsheet takes for a formula; a number below 0 is one."""
+"""Text that a spreadsheet takes for a formula; a number below 0 is one."""
 
 
 def _parquet(table: Table) -> bytes:

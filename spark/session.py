@@ -201,7 +201,7 @@ _pulse: _Pulse | None = None
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """What it logs by the root's logger, with a traceback, it raises as well."""
+    """Whether a record is not of Py4J: what that logs by the root's logger, it raises as well."""
     return "py4j" not in Path(record.pathname).parts
 
 
@@ -515,7 +515,7 @@ def _wait(session: SparkSession, stage: str, future: Future[T], progress: Progre
 
 
 def _environment_of(master: str, extra: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """What Spark reads from the environment: Java, the workers' Python, and the address to listen at."""
+    """Variables that Spark reads from the environment: Java, the workers' Python, and the address to listen at."""
     java = str(find_java(os.environ).path)
     address = cluster.own_address(master)
     import pyspark
@@ -575,7 +575,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What says most: of an error in Java neither which of our calls met it, nor who awaited it there."""
+    """Line that says most: of an error in Java neither which of our calls met it, nor who awaited it there."""
     lines = [line.strip(" :.") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     said = [line for line in (*lines[:2], *causes) if not line.startswith("An error occurred while calling")]

@@ -36,7 +36,7 @@ _decode: Final = msgspec.json.Decoder(_Mark).decode
 
 
 def digest(parts: Iterable[bytes | Path]) -> str:
-    """Of texts and of the content of files, in their order, and of this product's version."""
+    """Digest of texts and of the content of files, in their order, and of this product's version."""
     whole = hashlib.blake2b(f"{LAYOUT} {version()}".encode(), digest_size=16)
     for part in parts:
         own = hashlib.blake2b(digest_size=16)
@@ -101,7 +101,7 @@ class Stages:
         (self._folder / FOLDER / f"{name}.json").unlink(missing_ok=True)
 
     def told(self) -> str:
-        """What was skipped, and what was not and why, for people; "" for a run that was not to resume."""
+        """Message on what was skipped, and what was not and why, for people; "" for a run that was not to resume."""
         if not self._resume:
             return ""
         skipped = f"skipped {', '.join(self.skipped)}: finished before" if self.skipped else "nothing to skip"

@@ -52,7 +52,7 @@ _ANY_AGE: Final = "1000000d"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is counted: a restart must ask the same. `folder` has the files, Parquet publications or (`xml`) a document
+    """Settings: a restart must ask the same. `folder` has the files, Parquet publications or (`xml`) a document
     each, then of registration `publisher`; `window` and `delay` are seconds."""
 
     folder: str
@@ -105,7 +105,7 @@ class State(msgspec.Struct):
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Of an object its deliveries, by subscription."""
+    """Count an object's deliveries, by subscription."""
     deliveries = judge.deliveries(seen)
     for wanted, payload in deliveries:
         tally.add("match", wanted.subscription.subscription, 1, seen.size_with(payload))
@@ -188,7 +188,7 @@ def _hottest(matches: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def told(state: State) -> Result:
-    """What there is to show."""
+    """Result to show."""
     windows = sorted([*state.history, *state.open.values()], key=lambda window: -window.start)
     closed = {window.start for window in state.history}
     total = state.publications
@@ -298,7 +298,7 @@ class Watch:
             ) from failed
 
     def shown(self) -> Result:
-        """What there is to show now."""
+        """Result to show now."""
         with self._lock:
             return told(self.state)
 
@@ -307,7 +307,7 @@ class Watch:
         return self._columns(spark, reader, session.hadoop_path(Path(self.state.settings.folder), pattern=True))
 
     def _columns(self, spark: SparkSession, reader: Any, where: str | list[str]) -> DataFrame:
-        """What is judged, of a stream of a folder or of files."""
+        """Columns that are judged, of a stream of a folder or of files."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         reader = reader.option("ignoreMissingFiles", "true")  # so that one which can't be read may be moved away

@@ -1,4 +1,4 @@
-"""What it saves to send an object once to a domain of subscribers instead of to each of them (aggregated profiles)."""
+"""Savings when one sends an object once to a domain of subscribers instead of to each of them (aggregated profiles)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jbi_pubsub.spark.result import Result, Table, Value
 from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 DOMAINS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""How many domains the subscribers are grouped into, by their names; told as far as there are subscribers for."""
+"""Numbers of domains that subscribers are grouped into, by their names; told as far as there are subscribers for."""
 
 
 def domain_of(subscriber: str, domains: int) -> int:

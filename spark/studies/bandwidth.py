@@ -1,4 +1,4 @@
-"""What predicates, filters and compression save on the way to each subscriber, and what fits a link of a given rate."""
+"""Savings by predicates, filters, compression on the way to each subscriber, and what fits a link of a given rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAST: Final = 1 << 62
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
+    """Count the bytes that each subscriber process gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
     if publication.time is None:
         tally.add("untimed", "")
@@ -161,7 +161,7 @@ def _fit(size: int, seconds: float, rates: Sequence[int]) -> list[float]:
 
 
 def _link(rate: int, stages: Sequence[Mapping[str, int]], seconds: float) -> tuple[int | float, ...]:
-    """How many subscribers fit at each stage, and the share of the compressed bytes that does."""
+    """Number of subscribers that fit at each stage, and the share of the compressed bytes that does."""
     room = rate * seconds / 8
     fits = [sum(1 for who in stages[0] if stage.get(who, 0) <= room) for stage in stages]
     carried = sum(min(size, room) for size in stages[-1].values())

@@ -1,4 +1,4 @@
-"""How many delegates a forecast needs over the years, by the shape of a data set and costs that were measured here.
+"""Delegates that a forecast needs over the years, by the shape of a data set and costs that were measured here.
 
     objects/s     = publishers x rate
     deliveries/s  = objects/s x (deliveries an object and subscription) x subscriptions
@@ -26,7 +26,7 @@ from jbi_pubsub.spark.studies.study import Data, Study
 SPREAD: Final = (10, 50, 90)
 """Percentiles of the measured rounds that are told."""
 STEPS: Final = 4
-"""Of a year."""
+"""Steps of a year."""
 DELIVERIES_MOST: Final = 1e15
 """A second: beyond, a forecast is a slip."""
 NOT_IN_IT: Final = "TLS, networks, validation by schemas, mail, access rules, signatures, subscribers that hang"
@@ -40,7 +40,7 @@ class Costs(msgspec.Struct, frozen=True):
     refused: int = 0
 
     def parameters(self) -> dict[str, Value]:
-        """What the study is told: microseconds an object and a delivery, at each percentile of SPREAD."""
+        """Parameters of the study: microseconds an object and a delivery, at each percentile of SPREAD."""
         objects = [judging / number for judging, _, number, _ in self.rounds if number]
         deliveries = [delivering / copies for _, delivering, _, copies in self.rounds if copies]
         if not objects or not deliveries:
@@ -56,7 +56,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Of a few values, with what lies between two taken as a line (R-7; Hyndman and Fan, 1996)."""
+    """Percentile of a few values, with what lies between two taken as a line (R-7; Hyndman and Fan, 1996)."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     low = int(at)
@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Of each object its deliveries, and their bytes."""
+    """Count each object's deliveries, and their bytes."""
     deliveries = judge.deliveries(seen)
     tally.add("deliveries", "", len(deliveries), sum(seen.size_with(each.payload) for each in deliveries))
 

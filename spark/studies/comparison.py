@@ -17,7 +17,7 @@ CHANGE_MOST: Final = 1e12
 
 
 def compare(before: Path, after: Path) -> Result:
-    """What changed between two finished results. Raises StudyError for what is none, or of different studies, and where
+    """Compare two finished results. Raises StudyError for what is none, or of different studies, and where
     PyArrow is missing."""
     report.parquet_present()
     (one, ran), (two, ran_then) = result.read(before), result.read(after)
@@ -77,6 +77,6 @@ def _change(name: str, was: float, now: float, change: float) -> str:  # noqa: A
 
 
 def _told(folder: Path, run: Run) -> str:
-    """What was asked of what."""
+    """Message on what was asked of what."""
     asked = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
     return f"{folder}" + (f", of {run.input}" if run.input else "") + (f", {asked}" if asked else "")

@@ -18,7 +18,7 @@ from jbi_pubsub.spark.result import Result, Table
 from jbi_pubsub.spark.studies.study import share
 
 ROWS_MOST: Final = 100_000
-"""Of a table; those with most matches."""
+"""Rows of a table; those with most matches."""
 HOT: Final = 0.5
 """A template that matches more than this share of the registrations is hot: it selects next to nothing."""
 

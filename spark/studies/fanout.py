@@ -1,4 +1,4 @@
-"""How many deliveries objects make, whom they go to, which delegates carry them, and how else they could share them."""
+"""Deliveries of objects: how many, whom they go to, which delegates carry them, and how else they could share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELEGATES: Final = 4
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Of each object the number of deliveries; of subscriptions, subscribers and registrations their deliveries."""
+    """Count deliveries of each object; of subscriptions, subscribers and registrations their deliveries."""
     publication, deliveries = seen.publication, judge.deliveries(seen)
     sizes = [seen.size_with(each.payload) for each in deliveries]
     tally.add("fanout", f"{len(deliveries):07d}")
@@ -88,7 +88,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 
 def _said(passed: Passed) -> list[tuple[str, str]]:
-    """What filters have kept back, and what they could not be asked."""
+    """Facts on what filters have kept back, and what they could not be asked."""
     suppressed, unknown = passed.total("suppressed")[0], passed.total("unknown")[0]
     facts = []
     if suppressed:
@@ -154,7 +154,7 @@ def _numbered(count: int) -> list[str]:
 def _balance(
     loads: Sequence[_Load], given: Mapping[str, str], delegates: Iterable[str]
 ) -> tuple[float, dict[str, int]]:
-    """How many times the mean the busiest has, and the work of each: of who has none, too."""
+    """Work of the busiest in times of the mean, and the work of each: of who has none, too."""
     work = dict.fromkeys(delegates, 0)
     for load in loads:
         work[given[load.registration]] += load.work

@@ -27,7 +27,7 @@ _JOINT: Final = "\x01"
 _EQUALS: Final = re.compile(r"""[^<>!='"]+=\s*('[^']*'|"[^"]*"|-?[\d.]+)\s*|('[^']*'|"[^"]*"|-?[\d.]+)\s*=[^<>!='"]+""")
 """A condition that a template can say: a path equals a literal."""
 _EQUALITY: Final = re.compile("(?<![<>!])=")
-"""What has none of these need not be looked at."""
+"""Sign without which a predicate need not be looked at."""
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the form of all studies
@@ -133,7 +133,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 
 Constants = dict[str, dict[str, str]]
-"""Of each registration, the paths with one value in every publication."""
+"""Paths with one value in every publication, by registration."""
 
 
 def _constants(passed: Passed, published: Mapping[str, int]) -> Constants:

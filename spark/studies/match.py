@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ENGINES: Final = ("auto", "spark", "local")
-"""What `engine` may be."""
+"""Values that `engine` may have."""
 LARGEST_LOCAL: Final = 500_000
 """Registrations plus templates up to which `auto` stays in this process (docs/spark.md: where the two cross)."""
 SAMPLE_SHARE: Final = 100
@@ -53,7 +53,7 @@ _REPORT_EVERY: Final = 10_000
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations; of a large study
+    """Outcome of an engine: sums, the two checksums, and (rid, gid) of the sampled registrations; of a large study
     also (gid, tid) of the sampled templates."""
 
     cells: list[Cell]

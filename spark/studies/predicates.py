@@ -25,7 +25,7 @@ EXAMINED: Final = 2_000
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the form of all studies
-    """Of each subscription how many, and which."""
+    """Count how many objects each subscription matches, and which."""
     publication = seen.publication
     which = hashed(publication.object_id.encode())
     mixed = hashed(publication.object_id.encode() + publication.metadata) >> 29 if seen.matched else 0
@@ -128,7 +128,7 @@ def _predicates(rows: Sequence[tuple[Value, ...]]) -> Table:
 
 
 def _reasons(judge: Judge, never: Sequence[Wanted], passed: Passed) -> dict[int, tuple[str, int, int]]:
-    """Of predicates that never match: the condition that fails most often, how often, and of how many samples."""
+    """Causes of never matching: the condition that fails most often, how often, and of how many samples."""
     samples = passed.kept("sample", SAMPLES)
     found: dict[int, tuple[str, int, int]] = {}
     left = EXAMINED
@@ -231,7 +231,7 @@ def _sames(judge: Judge, same: Sequence[Sequence[int]], matches: Mapping[int, Se
 
 
 def _plot(rows: Sequence[tuple[Value, ...]]) -> Plot:
-    """How many predicates let through how much."""
+    """Plot of how many predicates let through how much."""
     bounds = (0.0, 0.0001, 0.001, 0.01, 0.1, 0.5, 1.0)
     names = ("0", "0.01 %", "0.1 %", "1 %", "10 %", "50 %", "100 %")
     counts = [0] * len(bounds)

@@ -1,4 +1,4 @@
-"""What all studies of publications have in common: they read a data set, judge each publication once, and tell."""
+"""Base of all studies of publications: they read a data set, judge each publication once, and tell."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from jbi_pubsub.spark.result import Result, Run, Value
 from jbi_pubsub.spark.session import Progress
 
 ANY: Final = -1
-"""Of rejects: any number."""
+"""Bound of rejects: any number."""
 ENGINES: Final = ("auto", "spark", "local")
 LARGEST_LOCAL: Final = 2_000_000
 """Publications up to which `auto` stays in this process: under a minute of judging (docs/spark.md)."""
 
 
 class Data(msgspec.Struct, frozen=True):
-    """What a study reads: where the publications' Parquet lies, the contracts, and what of them made no sense."""
+    """Data that a study reads: where the publications' Parquet lies, the contracts, and what of them made no sense."""
 
     publications: str
     contracts: Contracts
@@ -42,7 +42,7 @@ class Study(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a study runs: `master` and `settings` are Spark's, without them a local one; more than `max_rejects`
+    """Options of a study: `master` and `settings` are Spark's, without them a local one; more than `max_rejects`
     rejects (ANY: any number) fail it; `resume` goes on from what an
     earlier run with the same input has finished; `parameters` are the study's own."""
 
