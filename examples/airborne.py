@@ -36,7 +36,7 @@ DAY: Final = datetime(2002, 4, 1, 6, tzinfo=UTC)
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """What one aircraft saw."""
+    """Flight of one aircraft, as it saw it."""
 
     rate: int
     joined: float
@@ -85,7 +85,7 @@ def fly(
 
 
 def outcome(order: bytes, flights: list[Flight]) -> Outcome:
-    """What came, and how long the whole order would have taken."""
+    """Outcome: what came, and how long the whole order would have taken."""
     rows = [
         (
             f"{f.rate:,}",

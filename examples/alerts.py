@@ -28,7 +28,7 @@ QUIET: Final = 0.7
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Who subscribes by mail, to what; `digest` is the seconds that objects are gathered for."""
+    """Subscriber by mail, and to what; `digest` is the seconds that objects are gathered for."""
 
     address: str
     predicate: str
@@ -124,7 +124,7 @@ def outcome(mails: list[Mail], expected: dict[str, list[bytes]]) -> Outcome:
 
 
 def event(alert: bytes) -> str:
-    """What an alert is about."""
+    """Event that an alert is about."""
     return etree.fromstring(alert).findtext("c:info/c:event", "?", namespaces=dict(CAP))
 
 

@@ -30,7 +30,7 @@ CALLSIGN: Final = "TRAINER"
 NEAR: Final = 2_000.0
 """Metres within which an observation is of a target."""
 DARK: Final = 60
-"""Of 255: pixels below count as burnt."""
+"""Brightness of 255: pixels below count as burnt."""
 PICTURE: Final = (64, 48)
 DAMAGE: Final = ((0.02, "none"), (0.15, "light"), (1.0, "severe"))
 """Up to which share of burnt pixels a target has which damage."""
@@ -46,7 +46,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Assessment(msgspec.Struct, frozen=True):
-    """What the panel publishes of an observation."""
+    """Assessment of an observation that the panel publishes."""
 
     target: Target
     damage: str
@@ -121,7 +121,7 @@ def burnt(picture: bytes) -> float:
 
 
 def assessment_metadata(found: Assessment, observation: InfoObject) -> bytes:
-    """Of the object that is published."""
+    """Metadata of the object that is published."""
     root = etree.fromstring(observation.metadata)
     return (
         _SOURCE
@@ -139,7 +139,7 @@ _SOURCE: Final = b"<metadata><mil.af.rl.jbi.Battle_Damage/><Source><assessor>MCP
 
 
 def outcome(told: list[str], came: list[InfoObject], more: bool) -> Outcome:
-    """What the panel has made of it, and whether it is what the ground station has flown over."""
+    """Assessments of the panel, and whether it is what the ground station has flown over."""
     roots = [etree.fromstring(obj.metadata) for obj in came]
     columns = ("target", "category", "priority", "damage", "burnt", "distance")
     rows = [tuple(root.findtext(f"Assessment/{column}", "") for column in columns) for root in roots]

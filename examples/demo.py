@@ -28,13 +28,13 @@ QUIET: Final = 0.7
 """Seconds without news after everything has arrived, in which a duplicate or a stray would show itself."""
 
 GROUP: Final = "demo"
-"""Of its lookup service, so that nobody on this host takes it for his own: a node at work asks at the same port."""
+"""Group of its lookup, so that nobody on this host takes it for his own: a node at work asks at the same port."""
 
 DELEGATES: Final = (("alpha", "rome"), ("bravo", "paris"))
 
 
 class Row(msgspec.Struct):
-    """What is shown of one subscriber."""
+    """Row that is shown of one subscriber."""
 
     subscriber: Subscriber
     servers: int = 0
@@ -70,7 +70,7 @@ class Demo:
 
     rows: dict[str, Row] = field(default_factory=lambda: {s.name: Row(s) for s in SUBSCRIBERS})
     without: str = ""
-    """What is left out, and why."""
+    """Parts that are left out, and why."""
     stage: str = "starting"
     published: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -78,7 +78,7 @@ class Demo:
 
     @property
     def locator(self) -> str:
-        """Of the lookup service."""
+        """Locator of the lookup service."""
         return self.federation.locator
 
     @property

@@ -1,4 +1,4 @@
-"""What an example is: a program that plays, shows tables of what happened, and says which of its promises came true."""
+"""Examples: each is a program that plays, shows tables of what happened, and says which of its promises came true."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cell = str | int | float
 
 
 class Table(msgspec.Struct, frozen=True):
-    """What happened, for people."""
+    """Table of what happened, for people."""
 
     title: str
     columns: tuple[str, ...]
@@ -39,14 +39,14 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Promise(NamedTuple):
-    """What an example says will come true, and whether it did."""
+    """Promise of an example, and whether it came true."""
 
     says: str
     kept: bool
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of one run. `plots` of what is measured."""
+    """Outcome of one run. `plots` of what is measured."""
 
     tables: tuple[Table, ...]
     promises: tuple[Promise, ...]
@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How to run an example. `quick`: the same with less of everything; `output`: for a file that it writes, None is
+    """Options of a run. `quick`: the same with less of everything; `output`: for a file that it writes, None is
     its own choice; `tell`: for a line about how far it is."""
 
     tell: Callable[[str], object]

@@ -52,7 +52,7 @@ class Federation:
         self.config = given
         self._found_at()
         self.ready: dict[str, dict[str, Any]] = {}
-        """What each process has said when it was ready, by its name."""
+        """Facts that each process has told when it was ready, by its name."""
         self._patience = patience
         self._servers: list[list[str]] = [[], []]
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -143,7 +143,7 @@ class Federation:
                 return
 
     def news(self, seconds: float) -> dict[str, Any] | None:
-        """What one of the processes has said, `process` is its name; None when none has for so long. Raises DemoError
+        """News of one of the processes, `process` is its name; None when none has for so long. Raises DemoError
         when one has failed."""
         try:
             facts = self._news.get(timeout=seconds)

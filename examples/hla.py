@@ -51,7 +51,7 @@ def run(options: Options) -> Outcome:
 
 
 def _played(here: Federation, roles: dict[str, str], steps: int, options: Options) -> dict[str, dict[str, Any]]:
-    """What each federate said in the end."""
+    """Facts that each federate told in the end."""
     for role, federation in roles.items():
         here.start(role, "simulation", role, federation, str(steps))
     here.until(lambda: all(role in here.ready for role in roles), "the federates")
@@ -74,13 +74,13 @@ def _played(here: Federation, roles: dict[str, str], steps: int, options: Option
 
 
 def rows_of(said: dict[str, Any]) -> tuple[list[Row], list[Row]]:
-    """What an observer saw, and what it saw again behind the restore."""
+    """Rows that an observer saw, and those it saw again behind the restore."""
     rows = [(time, name, tuple((key, value) for key, value in values)) for time, name, values in said["rows"]]
     return rows[: said["first"]], rows[said["first"] :]
 
 
 def seen_by(role: str, row: Row) -> Row:
-    """What it would be beyond the bridge: of other names and units, on the guard's grid."""
+    """Row as it would be beyond the bridge: of other names and units, on the guard's grid."""
     time, name, values = row
     known = dict(values)
     if role == "radar":

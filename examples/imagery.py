@@ -46,7 +46,7 @@ CITIES: Final = {
     "Peshawar": Point(34.01, 71.58),
 }
 SHOWN: Final = (31.0, 63.5, 36.5, 72.5)
-"""What the map shows."""
+"""Area that the map shows."""
 
 
 class Stream(msgspec.Struct):
@@ -58,13 +58,13 @@ class Stream(msgspec.Struct):
 
     @property
     def expected(self) -> list[Point]:
-        """What must come, worked out with nothing but comparisons."""
+        """Points that must come, worked out with nothing but comparisons."""
         south, west, north, east = BOX
         return [p for p in self.published if south < p.latitude < north and west < p.longitude < east]
 
     @property
     def elsewhere(self) -> list[Point]:
-        """What did not come."""
+        """Points that did not come."""
         came = set(self.came)
         return [p for p in self.published if p not in came]
 
@@ -124,7 +124,7 @@ def publish(
 
 
 def outcome(streams: tuple[Stream, ...], strays: int) -> Outcome:
-    """What came of what was published."""
+    """Outcome: what came of what was published."""
     south, west, north, east = BOX
     rows = [(s.name, len(s.published), len(s.expected), len(s.came)) for s in streams]
     title = f"From {south} to {north} degrees north, {west} to {east} degrees east"

@@ -39,7 +39,7 @@ PUBLISHERS: Final = 3
 WAITING: Final = 8
 """Objects of each publisher and type that have not been received."""
 WIRE_BYTES: Final = 3_000
-"""Of an object on the delivery connection, as in the paper."""
+"""Bytes of an object on the delivery connection, as in the paper."""
 FRAMING: Final = 26
 """Heads of a batch, its item's length, and the item (core/wire/stream.py, pad/egress/session.py)."""
 TYPES: Final = ("important", "normal")
@@ -79,7 +79,7 @@ PAPER: Final[dict[str, Sequence[float]]] = {"alike": (3.9, 3.8), "fair": (8.3, 4
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What came in `seconds`: (when, type, bytes of metadata and payload, latency), and what the delegate has sent over
+    """Arrivals in `seconds`: (when, type, bytes of metadata and payload, latency), and what the delegate has sent over
     the link."""
 
     mode: str
@@ -238,7 +238,7 @@ class Load:
             return time.monotonic(), len(self._came)
 
     def since(self, mark: tuple[float, int]) -> tuple[list[tuple[float, str, int, float]], float]:
-        """What has come since, and in how many seconds."""
+        """Objects that have come since, and in how many seconds."""
         with self._lock:
             return self._came[mark[1] :], time.monotonic() - mark[0]
 
@@ -302,7 +302,7 @@ def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
 
 
 def promises(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[int, Counted]]) -> Iterator[Promise]:
-    """What is to hold."""
+    """Promises that are to hold."""
 
     def median(of: Callable[[Counted], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))

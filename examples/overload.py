@@ -38,14 +38,14 @@ PLACE: Final = "<lat>33.34</lat>"
 
 SUBSCRIBERS: Final = 40
 PREDICATES: Final = 20
-"""Of each subscriber: with more of this kind all together would be charged more than a registration may cost."""
+"""Predicates a subscriber: with more of this kind all together would be charged more than a registration may cost."""
 PROCESSES: Final = 8
 """That the subscribers are in: an interpreter each would measure how 40 of them start."""
 PUBLISHERS: Final = 3
 WAITING: Final = 50
 """Objects of each publisher and type that are not done."""
 PASS_SECONDS: Final = 0.005
-"""What judging one object is to take at least. The paper's took some tens of ms; what all predicates of a registration
+"""Least time that judging one object takes. The paper's took some tens of ms; what all predicates of a registration
 may cost is bounded here, and that comes to about 6 ms."""
 WARM_SECONDS: Final = 5.0
 """For which all publishers have had WAITING objects of both types before anything is counted: the first normal objects
@@ -60,7 +60,7 @@ POLL_SECONDS: Final = 0.005
 LINK_SECONDS: Final = 0.3
 """For which it is measured what the link carries."""
 LINK_PERCENT: Final = 5.0
-"""Of the link that may be used: processors are short, not the link."""
+"""Part of the link that may be used: processors are short, not the link."""
 BLOCK_BYTES: Final = 256 << 10
 
 POLICIES: Final = """
@@ -88,7 +88,7 @@ PAPER: Final = {"off": [0.5, 0.5], "fair": [0.975, 0.0144], "strict": [1.01, 0.0
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What was delivered in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate; how many
+    """Deliveries in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate; how many
     bytes were `sent`, and how many a second the `link` carries."""
 
     mode: str
@@ -155,7 +155,7 @@ def document(number: int, points: int) -> bytes:
 
 
 def calibrated() -> tuple[int, float]:
-    """How many points make one judgement take as long as it is to, and how long that is. Raises DemoError."""
+    """Number of points that make one judgement take as long as it is to, and how long that is. Raises DemoError."""
     index: PredicateIndex[int] = PredicateIndex()
     for number in range(SUBSCRIBERS * PREDICATES):
         index.add(number, compile_predicate(predicate(number)))
@@ -226,7 +226,7 @@ def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> 
 
 
 def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float, link: float) -> Counted:
-    """What is delivered from now on, for so long."""
+    """Count deliveries from now on, for so long."""
     pid = here.pid("overload")
     said: list[dict[str, list[float]]] = []
     sent: list[int] = []
@@ -296,7 +296,7 @@ def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
 
 
 def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:
-    """What is to hold, by medians over rounds (ratios of what is rare: of all rounds together)."""
+    """Promises that are to hold, by medians over rounds (ratios of what is rare: of all rounds together)."""
 
     def median(of: Callable[[Counted], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))

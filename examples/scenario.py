@@ -1,4 +1,4 @@
-"""What the demo plays: objects, subscribers, and what each must get, worked out with lxml alone.
+"""Scenario of the demo: objects, subscribers, and what each must get, worked out with lxml alone.
 
 The expectation is an oracle: it evaluates first level, predicate and filter naively on each document and knows
 nothing of entries, indexes, queues or delegates. Two runs play exactly the same.
@@ -159,7 +159,7 @@ LATECOMER = Subscriber(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a subscriber must get: objects, selected parts, and from how many delegates and peer publishers."""
+    """Numbers due to a subscriber: objects, selected parts, and from how many delegates and peer publishers."""
 
     objects: int
     parts: int
@@ -180,7 +180,7 @@ def publications(publisher: Publisher) -> list[Publication]:
 
 @functools.cache
 def expected(subscriber: Subscriber) -> Expected:
-    """What must arrive at a subscriber when everything has been published once."""
+    """Deliveries to a subscriber when everything has been published once."""
     objects = parts = 0
     servers = set()
     for publisher in PUBLISHERS:

@@ -40,7 +40,7 @@ FINER: Final = 10.0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one sensor saw at one step, metres from the middle of its area."""
+    """Report of one sensor at one step, metres from the middle of its area."""
 
     sensor: str
     area: str
@@ -157,17 +157,17 @@ class Engine:
 
 
 def scatter(half: Half, area: str) -> float:
-    """Of the reports of an area, metres."""
+    """Scatter of the reports of an area, metres."""
     return statistics.fmean(track.scatter for track in half.tracks if track.area == area)
 
 
 def error(half: Half, area: str) -> float:
-    """Of the tracks of an area, metres."""
+    """Error of the tracks of an area, metres."""
     return math.sqrt(statistics.fmean(track.error**2 for track in half.tracks if track.area == area))
 
 
 def outcome(steps: int, engine: Engine, first: Half, second: Half, named: list[str], obeyed: int) -> Outcome:
-    """What the engine has made of the reports, before and after tasking."""
+    """Outcome: what the engine has made of the reports, before and after tasking."""
     worst = max(AREAS, key=lambda area: AREAS[area])
     halves = (first, second)
     return Outcome(
@@ -286,7 +286,7 @@ def sense(config: Config, area: str, steps: str) -> None:
 
 
 class Mode:
-    """How the sensors of a process look. Set by the tasking service's threads, read by that of the sensors."""
+    """Mode that the sensors of a process look in. Set by the tasking service's threads, read by that of the sensors."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

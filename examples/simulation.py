@@ -21,7 +21,7 @@ from jbi_pubsub.hla.execution import Values
 from jbi_pubsub.hla.federate import FederateAmbassador
 
 LEADER: Final = "flights"
-"""Who registers points, and asks for the save and the restore."""
+"""Federate that registers points, and asks for the save and the restore."""
 LOOKAHEAD: Final = 1.0
 SAVED: Final = "half"
 
@@ -57,7 +57,7 @@ def state(role: str, name: str, at: float) -> dict[str, float]:
 
 
 class Simulation(FederateAmbassador):
-    """What it was told."""
+    """Federate that keeps what it was told."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}

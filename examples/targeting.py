@@ -53,7 +53,7 @@ FREE, LIMITED, SUPPORT, PREFERENCES, IMPORTANCE = "free", "limited", "support", 
 STAGES: Final = ((FREE, 0.0), (LIMITED, 0.25), (SUPPORT, 0.3), (PREFERENCES, 0.5), (IMPORTANCE, 0.75))
 """When each begins, as a part of the whole."""
 WINDOW_SECONDS: Final = 1.8
-"""What goes over the link is counted over so long at least."""
+"""Time over which what goes over the link is counted, at least."""
 IMAGES: Final = ("cas.image", "uav.imagery")
 PROTECTED: Final = 4
 """Importance from which on nearly all is to come."""
@@ -72,7 +72,7 @@ class Came(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What came of a run."""
+    """Results of a run."""
 
     seconds: float
     came: dict[str, list[Came]]
@@ -82,7 +82,7 @@ class Played(msgspec.Struct, frozen=True):
     subscriptions: list[dict[str, Any]]
     """The delegate's account of each: `user`, `type`, `matched`, `delivered`, `suppressed`, `lost`, `importance`."""
     use: list[tuple[float, float]]
-    """Of the link: (seconds of the play, bytes a second since the one before)."""
+    """Use of the link: (seconds of the play, bytes a second since the one before)."""
     published: dict[str, list[tuple[float, int]]]
     """By type: when, and bytes of the payload."""
     effects: dict[str, float]
@@ -146,7 +146,7 @@ class Row(msgspec.Struct):
 
     @property
     def part(self) -> float:
-        """Of what was published."""
+        """Part of what was published that came."""
         return len(self.came) / self.published if self.published else 1.0
 
     @property
@@ -156,17 +156,17 @@ class Row(msgspec.Struct):
 
     @property
     def deviation(self) -> float:
-        """Of the same."""
+        """Deviation of the same."""
         return statistics.pstdev(each.late for each in self.came) if self.came else 0.0
 
     def quantile(self, part: float) -> float:
-        """Of the same."""
+        """Quantile of the same."""
         late = sorted(each.late for each in self.came)
         return late[min(len(late) - 1, int(len(late) * part))] if late else 0.0
 
 
 def simulated(played: Played) -> Simulated:
-    """What was published, under the same policies."""
+    """Simulation of what was published, under the same policies."""
     users = {flow.type: flow for flow in DEMO_FLOWS}
     publications = [
         Publication(
@@ -188,7 +188,7 @@ def simulated(played: Played) -> Simulated:
 
 
 def rows_of(played: Played, said: Simulated) -> list[Row]:
-    """Of each stage and subscription, the most important first."""
+    """Rows of each stage and subscription, the most important first."""
     begins = [part * played.seconds + played.effects.get(stage, 0.0) for stage, part in STAGES]
     found = []
     for (stage, _), begin, end, told in zip(STAGES, begins, [*begins[1:], math.inf], said.stages, strict=True):
@@ -201,7 +201,7 @@ def rows_of(played: Played, said: Simulated) -> list[Row]:
 
 
 def outcome(played: Played, said: Simulated) -> Outcome:
-    """Who got what, stage by stage, and what was to hold."""
+    """Outcome: who got what, stage by stage, and what was to hold."""
     rows = rows_of(played, said)
     columns = ("stage", "subscriber", "type", "importance", "published", "came", "simulated", "delay s", "deviation s",
                "p95 s", "simulated delay s")  # fmt: skip
@@ -245,7 +245,7 @@ def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plo
 
 
 def promises(played: Played, rows: Sequence[Row]) -> Iterator[Promise]:
-    """What is to hold."""
+    """Promises that are to hold."""
     narrow = dict(STAGES)[LIMITED] * played.seconds + EFFECT_SECONDS
     limited = [used for (begin, _), (_, used) in itertools.pairwise(played.use) if begin > narrow]
     mean, most = 8 * statistics.fmean(limited), 8 * max(limited)
@@ -293,7 +293,7 @@ def _accounts(played: Played) -> Iterator[Promise]:
 
 
 def _orders(rows: Sequence[Row]) -> Iterator[Promise]:
-    """Of one size, and while the link is too narrow: more important is sooner, and steadier."""
+    """Promises on one size, and while the link is too narrow: more important is sooner, and steadier."""
     for stage, kind, types in (
         (SUPPORT, "images", IMAGES),
         (IMPORTANCE, "images", IMAGES),
@@ -451,7 +451,7 @@ class _Watched:
             time.sleep(0.2)
 
     def accounts(self, uids: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-        """Of each subscription. `uids`: by user and type."""
+        """Accounts of each subscription. `uids`: by user and type."""
         known = {row["uid"]: row for row in self._look()["subscriptions"]}
         return [
             {

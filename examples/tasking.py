@@ -30,7 +30,7 @@ MODES: Final = ("coarse", "fine")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SensorTasking(Entry):
-    """What sensors that take tasks say of themselves; a field left out of a template means any."""
+    """Entry of sensors that take tasks; a field left out of a template means any."""
 
     entry_name: ClassVar[str] = "jbi.examples.SensorTasking"
     area: str | None = None
@@ -46,7 +46,7 @@ class Tasking:
 
     @exported
     def task(self, caller: Caller, mode: str) -> int:  # noqa: ARG002  # who calls: for an access rule
-        """How many sensors obey. Raises ConfigurationError for a mode that is none."""
+        """Task the sensors; how many obey. Raises ConfigurationError for a mode that is none."""
         if mode not in MODES:
             raise ConfigurationError(f"no mode {mode!r}", hint=f"There are {' and '.join(MODES)}")
         return self._obey(mode)
@@ -93,4 +93,4 @@ def task(config: Config, at: ServiceRef, mode: str) -> int:
 
 
 def _no_data(sock: socket.socket, caller: Caller) -> None:
-    """It has calls alone: whoever opens a data connection is left."""
+    """Refuse data, since it has calls alone: whoever opens a data connection is left."""

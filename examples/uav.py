@@ -28,7 +28,7 @@ class Point(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, metadata: bytes, path: str) -> Self:
-        """What metadata with unsigned degrees and hemisphere letters say at the path of their LocationCoord."""
+        """Point that metadata with unsigned degrees and hemisphere letters have at the path of their LocationCoord."""
         found = etree.fromstring(metadata).find("." + path.removeprefix("/metadata"))
         assert found is not None
         north, east = found.findtext("latord") == "N", found.findtext("longord") == "E"
@@ -51,7 +51,7 @@ class Point(msgspec.Struct, frozen=True, order=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Of a vehicle at one moment, `second` after BEGIN."""
+    """State of a vehicle at one moment, `second` after BEGIN."""
 
     at: Point
     second: float

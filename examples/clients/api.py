@@ -24,7 +24,7 @@ MULTIPART = "multipart/form-data"
 
 
 class ApiError(Exception):
-    """What the gateway says is wrong: `problem` has code, detail, hint, status and facts."""
+    """Error that the gateway tells: `problem` has code, detail, hint, status and facts."""
 
     def __init__(self, problem: dict[str, Any]) -> None:
         super().__init__(" ".join(filter(None, (problem["detail"] + ".", problem.get("hint", "")))))
