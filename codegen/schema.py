@@ -832,7 +832,7 @@ def _leaf_type(kind: Any) -> XsdSimpleType | None:
 
 
 class ValueTypes:
-    """Types for canonicalising values of XSD simple types, each worked out once, and how much there is of it."""
+    """Value types of XSD simple types, for canonicalising: each worked out once, and how large it is."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ValueType, int]] = {}

@@ -60,7 +60,7 @@ POLL_SECONDS: Final = 0.005
 LINK_SECONDS: Final = 0.3
 """For which it is measured what the link carries."""
 LINK_PERCENT: Final = 5.0
-"""Part of the link that may be used: processors are short, not the link."""
+"""Percent of the link that may be used: processors are short, not the link."""
 BLOCK_BYTES: Final = 256 << 10
 
 POLICIES: Final = """

@@ -271,7 +271,7 @@ class Tally:
 
 
 See = Callable[[Judge, Seen, Tally], None]
-"""Count by a study of one publication. A function of a module, for it goes to other processes by its name."""
+"""Function by which a study counts one publication: of a module, for it goes to other processes by its name."""
 
 
 NOBODY: Final = 0

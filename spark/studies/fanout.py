@@ -20,7 +20,7 @@ DELEGATES: Final = 4
 
 
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
-    """Count deliveries of each object; of subscriptions, subscribers and registrations their deliveries."""
+    """Count deliveries of each object, and those of subscriptions, subscribers and registrations."""
     publication, deliveries = seen.publication, judge.deliveries(seen)
     sizes = [seen.size_with(each.payload) for each in deliveries]
     tally.add("fanout", f"{len(deliveries):07d}")
