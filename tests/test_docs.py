@@ -262,3 +262,10 @@ def test_the_glossary_is_in_order() -> None:
 
 def test_the_page_of_states_is_as_the_tables_are() -> None:
     assert (TOP / "docs" / "states.md").read_text() == reference()["states_page"](), "make reference"
+
+
+def test_each_lock_of_the_page_is_where_the_page_says() -> None:
+    listed = re.findall(r"(?m)^\| \d+ \| `([^:]+):(?:\w+\.)?(\w+)` \|$", (TOP / "docs" / "locks.md").read_text())
+    assert len(listed) > 50
+    gone = [f"{file}:{name}" for file, name in listed if not re.search(rf"\b{name}\b", (TOP / file).read_text())]
+    assert gone == [], "docs/make_locks.py"
