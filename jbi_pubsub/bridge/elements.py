@@ -1,4 +1,4 @@
-"""What a bridge does to one element on its way: other units, another encoding, coarser, other names.
+"""Changes of a bridge to one element on its way: other units, another encoding, coarser, other names.
 
 Pure. A `Change` is what a rule of the file means, checked when it is made; `changed` gives the bytes for the other
 side, or None for a value that can't be decoded or does not fit there: whoever asks counts that.
@@ -88,7 +88,7 @@ ALSO: Final[Mapping[str, str]] = {
     "kelvin": "K", "celsius": "degC", "fahrenheit": "degF", "second": "s", "seconds": "s", "sec": "s", "%": "percent",
     "kilometer": "km", "kilometers": "km", "kilogram": "kg", "kilograms": "kg", "hertz": "Hz",
 }  # fmt: skip
-"""How else they are written, in object models above all; `nm` is two units, and none here."""
+"""Other spellings of units, in object models above all; `nm` is two units, and none here."""
 
 
 class Line(NamedTuple):
@@ -189,7 +189,7 @@ def _character(name: str, coding: str, size: int) -> Codec:
 
 
 def opaque(name: str, form: tuple[Any, ...] = ()) -> Codec:
-    """Of values that are not looked into. `form`: what makes it equal to another one; (): its name."""
+    """Codec of values that are not looked into. `form`: what makes it equal to another one; (): its name."""
     return Codec(name, "octets", form or (name,), bytes, _as_it_is)
 
 
@@ -200,7 +200,7 @@ def _as_it_is(value: Value) -> bytes:
 
 
 def enumeration(name: str, base: Codec, names: Mapping[str, int]) -> Codec:
-    """Of enumerators, whose values are their names. Raises ConfigurationError for a base that has no whole numbers."""
+    """Codec of enumerators, whose values are their names. Raises ConfigurationError for a base without whole numbers."""
     if not base.is_whole:
         raise ConfigurationError(f"enumeration {name}: {base.name} has no whole numbers")
     numbers: dict[Value, Value] = {number: each for each, number in names.items()}
@@ -255,7 +255,7 @@ class Grid(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is done to an element, in this order."""
+    """Steps of a change to an element, in this order."""
 
     source: Codec
     target: Codec
@@ -300,7 +300,7 @@ def _counted_up(change: Change, value: Value) -> Value:
 
 
 def _told(table: Mapping[str, str], value: Value, target: Codec) -> Value:
-    """What the table has for a value; numbers as their text. Raises KeyError, ValueError."""
+    """The table's entry for a value; numbers as their text. Raises KeyError, ValueError."""
     there = table[_called(value)]
     if target.kind == "number":
         return int(there) if target.is_whole else float(there)
@@ -312,7 +312,7 @@ def _called(value: Value) -> str:
 
 
 class ElementRule(NamedTuple):
-    """What the file says of an element; () and None: nothing."""
+    """The file's words on an element; () and None: nothing."""
 
     unit: tuple[str, ...] = ()
     """Units here and there."""
@@ -323,9 +323,9 @@ class ElementRule(NamedTuple):
 
 
 def change_of(rule: ElementRule, source: Codec | None, target: Codec | None) -> Change | None:
-    """What a rule means, with the encodings here and there, None for one that is not known. None: nothing is to be
-    done. Raises ConfigurationError for what can't be: two kinds of value without a table, text with a unit, a bad grid,
-    an encoding that is needed and not known."""
+    """The change that a rule means, with the encodings here and there, None for one that is not known. None: nothing is
+    to be done. Raises ConfigurationError for what can't be: two kinds of value without a table, text with a unit, a bad
+    grid, an encoding that is needed and not known."""
     line = conversion(*rule.unit) if len(rule.unit) == 2 else None
     grid = _grid(rule)
     acts = line is not None or grid is not None or rule.length is not None or rule.table is not None

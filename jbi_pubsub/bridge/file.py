@@ -97,7 +97,7 @@ class Told(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What a bridge does."""
+    """Explanation of what a bridge does."""
 
     plain: dict[str, Any]
     """Plain data."""
@@ -145,7 +145,7 @@ class Described(Protocol):
         ...
 
     def explained(self, type_name: str | None) -> Explained:
-        """What it does, with one type or with all. Raises ConfigurationError."""
+        """Explanation of what it does, with one type or with all. Raises ConfigurationError."""
         ...
 
     def opened(self, base: Config) -> Running:
@@ -154,7 +154,7 @@ class Described(Protocol):
 
 
 def described(path: Path) -> Described:
-    """What a file describes. Raises ConfigurationError, which names file and key."""
+    """The description in a file. Raises ConfigurationError, which names file and key."""
     document = parsed(path)
     sides = document.get("side")
     for side in sides.values() if isinstance(sides, dict) else ():
@@ -167,7 +167,7 @@ def described(path: Path) -> Described:
 
 
 def read(path: Path) -> BridgeFile:
-    """Of a bridge between platforms. Raises ConfigurationError, which names file and key."""
+    """The file of a bridge between platforms. Raises ConfigurationError, which names file and key."""
     try:
         file = toml.typed(parsed(path), BridgeFile)
     except TomlError as exc:
@@ -206,7 +206,7 @@ class Platforms(NamedTuple):
     path: Path
     file: BridgeFile
     kinds: Mapping[str, Kind] = NO_KINDS
-    """Of sides, beside those that are known here."""
+    """Kinds of sides, beside those that are known here."""
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ class Platforms(NamedTuple):
         check_sides(self.path, self.file, base, self.kinds)
 
     def explained(self, type_name: str | None) -> Explained:
-        """What becomes of types."""
+        """Explanation of what becomes of types."""
         rows = [row for way in self.file.ways for row in self._rows(way, type_name)]
         names = ("from", "to", "types", "where", "name")
         plain = {"name": self.file.name, "directions": [dict(zip(names, row, strict=True)) for row in rows]}
@@ -264,7 +264,7 @@ def check_frame(path: Path, names: tuple[str, ...], ways: Iterable[tuple[str, st
 
 
 def transformation_of(path: Path, way: Way) -> Transformation:
-    """What a direction does. Raises ConfigurationError, with the file and the direction."""
+    """Transformation of a direction. Raises ConfigurationError, with the file and the direction."""
     with told(path, f"from {way.source} to {way.target}"):
         return Transformation(way.types, way.without, way.rule)
 
@@ -367,7 +367,7 @@ def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
 
 @contextmanager
 def told(path: Path, key: str) -> Iterator[None]:
-    """What is wrong is told with the file and a key of it."""
+    """Raise a JbiError of the block as a ConfigurationError with the file and a key of it."""
     try:
         yield
     except JbiError as exc:

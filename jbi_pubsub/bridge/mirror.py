@@ -60,28 +60,28 @@ from .transformation import Transforming
 log = logging.getLogger("jbi_pubsub.bridge")
 
 PARKED_SECONDS: Final = 90.0
-"""How long an object waits for its registration: longer than a bridge that has died is believed to live, and who has
+"""Time that an object waits for its registration: longer than a bridge that has died is believed to live, and who has
 what follows is waited for then."""
 PARKED_OBJECTS: Final = 10_000
-"""Of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the one
-that has it when that side is back."""
+"""Limit of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the
+one that has it when that side is back."""
 OBJECT_BYTES: Final = 1_000
 """That an object takes beside its metadata and payload."""
 PARKED_BYTES: Final = 64 << 20
-"""Of all registrations of a direction."""
+"""Limit of all registrations of a direction."""
 REFUSED_MOST: Final = 30.0
 """Seconds until it is tried again to register what is in conflict or too much; the first time it is twice the poll."""
 SHARE: Final = 7
 """So many times what is free one of them may have of it: 7/8 of all when it is alone."""
 LINGER_SECONDS: Final = 10.0
-"""How long a registration that has left is kept on the other side: its last objects are on their way, and a delegate
+"""Time that a registration that has left is kept on the other side: its last objects are on their way, and a delegate
 that restarts has it again soon."""
 ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
 RELAYS_MOST: Final = 100_000
 """Registrations of one direction."""
 DENIED_SECONDS: Final = 15.0
-"""How long a registration may be denied until that counts as for good: longer than another bridge is waited for that
+"""Time that a registration may be denied until that counts as for good: longer than another bridge is waited for that
 has what follows."""
 LOST_PAUSE: Final = 1.0
 """Seconds between two lines in the log on losses of one cause; all are counted."""
@@ -90,7 +90,7 @@ _AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What holds for a direction beside its transformation."""
+    """Terms of a direction beside its transformation."""
 
     types: tuple[str, ...] = ()
     """Names of the types that are subscribed to; () for all."""
@@ -108,10 +108,10 @@ class Relayed:
     """None: its objects have come before it was seen."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     stands: bool = False
-    """It is registered on the other side."""
+    """Whether it is registered on the other side."""
     parked: deque[tuple[float, InfoObject]] = field(default_factory=deque)
     bytes: int = 0
-    """Of these."""
+    """Size of the parked objects."""
     seen: float = 0.0
     """When it was published last, or an object came (clock)."""
     last: int = 0
@@ -120,7 +120,7 @@ class Relayed:
     """Left out and not told yet; `filtered_to`: number of the last one."""
     filtered_to: int = 0
     is_stale: bool = False
-    """What is registered there is not any more what it was."""
+    """Whether what is registered there is not any more what it was."""
     why: str = ""
     """Why it is not registered there."""
     is_others: bool = False
@@ -128,7 +128,7 @@ class Relayed:
     is_former: bool = False
     """That one has our name: it may be a process before this one that was killed, until its lease ends."""
     is_refused: bool = False
-    """It can't be registered there, although the other side is not away."""
+    """Whether it can't be registered there, although the other side is not away."""
     backoff: Backoff | None = None
     """Pauses while it is refused so."""
     again: float = 0.0
@@ -166,7 +166,7 @@ class Direction:
         self._terms = terms
         self._clock = clock
         self._lock = threading.Lock()
-        """Of the table, and of what is counted."""
+        """Lock of the table, and of what is counted."""
         self._relays: dict[str, Relayed] = {}
         self._parked = 0
         """Bytes that are parked."""
@@ -174,7 +174,7 @@ class Direction:
         """Registrations of the source that are not for others."""
         self._is_subscribed = False
         self._told: Cache[str, str] = Cache(RELAYS_MOST)
-        """What was told last of each thing that can't be done now."""
+        """Last trouble told of each thing that can't be done now."""
         self._lost_told: dict[str, float] = {}
         """When losses of a cause were told last (clock)."""
         self._stopping = threading.Event()
@@ -246,7 +246,7 @@ class Direction:
                 self._wake.set()
 
     def waiting(self, uid: str) -> int:
-        """Of what came last of a registration, how many objects the target has not taken. What is lost, left out, or
+        """Number of a registration's last objects that the target has not taken. What is lost, left out, or
         another bridge's, does not wait."""
         relay = self._relays.get(uid)
         if relay is None:
@@ -466,7 +466,7 @@ class Direction:
         return True
 
     def _tend(self, uid: str, relay: Relayed, now: float, *, is_there: bool) -> None:
-        """What is left out is told, what waits too long or has left goes."""
+        """Tell of what is left out, let go what waits too long or has left."""
         with relay.lock:
             is_owed = is_there and relay.is_owed
             while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS and not is_owed:
@@ -482,7 +482,7 @@ class Direction:
             self._told.pop(uid, None)
 
     def _tell_rest(self, uid: str, relay: Relayed) -> None:
-        """What was left out, and nothing has followed yet."""
+        """Tell of what was left out, where nothing has followed yet."""
         with relay.lock:
             try:
                 if relay.stands:
@@ -502,7 +502,7 @@ class Direction:
     # -- the past -------------------------------------------------------------------------------------------------
 
     def answers(self, request: QueryRequest) -> RemoteAnswers:
-        """What the source has of that which the target asks, as it would have come (see protocol.remote). Nothing where
+        """The source's answers to a query of the target, as they would have come (see protocol.remote). Nothing where
         it was brought from the source before, by whatever bridge: all of the source is asked by whoever brought it, and
         what passes the source twice is an echo. So rings end. Raises ConfigurationError beyond HOPS_MOST platforms."""
         passed = (*request.passed, self.target.name)
@@ -556,16 +556,16 @@ class _Seen:
 
     @property
     def lacks(self) -> str:
-        """What is missing."""
+        """Note on what is missing."""
         return self._answers.lacks
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the query."""
         self._answers.cancel()
 
 
 class _Told:
-    """Who a subscription tells."""
+    """Receiver of a subscription."""
 
     def __init__(self, direction: Direction) -> None:
         self._direction = direction
@@ -579,7 +579,7 @@ class _Told:
         self._direction.lost_before(cause, count, uid, up_to)
 
     def waiting(self, uid: str) -> int:
-        """What the other side has not taken."""
+        """Number of objects that the other side has not taken."""
         return self._direction.waiting(uid)
 
 
@@ -612,7 +612,7 @@ class Mirror:
         }
 
     def told(self) -> dict[str, Any]:
-        """What those may know who look at one of the sides: what it does, of the other platform no more than whether
+        """Status for those who may look at one of the sides: what it does, of the other platform no more than whether
         it is there."""
         numbers = ("from", "to", "listening", "registrations", "relayed", "filtered", "lost")
         ways = [

@@ -89,9 +89,9 @@ TYPES_MOST: Final = 1_000
 WAITING_MOST: Final = 100
 """Messages that have come and wait for the other side; of QoS 1 the broker sends no more (Receive Maximum)."""
 WAITING_BYTES: Final = 256 << 20
-"""Of these: where messages may be large fewer of them wait."""
+"""Limit of their bytes: where messages may be large fewer of them wait."""
 HELD_MOST: Final = 1_000
-"""Of QoS 1, not acknowledged: brokers that have restored a session send more than Receive Maximum."""
+"""Limit of messages of QoS 1, not acknowledged: brokers that have restored a session send more than Receive Maximum."""
 SETTLE_SECONDS: Final = 0.002
 """Until it is looked again what the other side has taken: the broker sends no more meanwhile."""
 PROPERTIES_MOST: Final = 64 << 10
@@ -130,11 +130,11 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Information object type of what comes there; "": as each message says (`jbi-type`)."""
     version: str = DEFAULT_VERSION
     retained: Literal["change", "new", "never"] = "change"
-    """What the broker has retained there comes when it has changed; anew with each connection; or never."""
+    """When the broker's retained messages come: when they have changed; anew with each connection; or never."""
 
     @property
     def identifier(self) -> int:
-        """Of its subscription (section 3.8.2.1.2); the same in all files."""
+        """Identifier of its subscription (section 3.8.2.1.2); the same in all files."""
         return int.from_bytes(hashlib.sha256(self.filter.encode()).digest()[:4]) % ((1 << 28) - 1) + 1
 
 
@@ -145,7 +145,7 @@ class MqttSide(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HOST:PORT."""
     kind: str = "mqtt"
     prefix: str = "jbi"
-    """Of the topics that objects go to."""
+    """Prefix of the topics that objects go to."""
     topic: tuple[Topic, ...] = ()
     client_id: str = ""
     """"": made of the names of bridge and side."""
@@ -371,7 +371,7 @@ class MqttPlatform(PlainPlatform):
             self._arrived.lost(cause, 1, uid, self._next(uid) if uid else 0)
 
     def _object(self, message: MQTTMessage) -> InfoObject | None:
-        """What a message stands for; None for a copy of another one, one that nobody wants, or that is lost."""
+        """Object that a message stands for; None for a copy of another one, one that nobody wants, or a lost one."""
         topic, wanted = "", None
         try:
             topic = _topic(message)

@@ -20,7 +20,7 @@ class PlainPlatform:
 
     def __init__(self, kind: str, name: str, wall: Callable[[], float] = time.time) -> None:
         self.name = name
-        """What it is called in `via`."""
+        """Name in `via`."""
         self._kind = kind
         self._wall = wall
         self._changed: Callable[[], None] = lambda: None
@@ -56,7 +56,7 @@ class PlainPlatform:
         """There is nobody to be told."""
 
     def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
-        """It has no past that could be asked for."""
+        """No answers: there is no past that could be asked for."""
         return Answered(None)
 
     def provide(self, foreign: RemoteArchive) -> None:

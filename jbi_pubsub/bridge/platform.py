@@ -64,7 +64,7 @@ HANDED_SECONDS: Final = 5.0
 """For the other side to take what it was handed, when a bridge leaves."""
 
 LEFT_SECONDS: Final = 5.0
-"""How long a registration is told of that has left: a publisher may come, publish and leave within some ms."""
+"""Time that a registration is told of that has left: a publisher may come, publish and leave within some ms."""
 LEFT_MOST: Final = 10_000
 
 _MADE: Final = {
@@ -80,26 +80,26 @@ class Published:
     uid: str
     type: TypeName
     entries: tuple[EntryRep, ...] = ()
-    """Of its invariant metadata."""
+    """Entries of its invariant metadata."""
     signing: SigningKey | None = None
     via: tuple[str, ...] = ()
     """The platforms that its objects have passed before this one."""
     bridge: str = ""
-    """Who relays it to this platform; "": its publisher is here."""
+    """Bridge that relays it to this platform; "": its publisher is here."""
     is_local: bool = False
-    """It is for those alone who are where it is."""
+    """Whether it is for those alone who are where it is."""
     expiration: float = 0.0
     """Seconds for which its objects may wait; 0.0: for ever."""
     has_left: bool = field(default=False, compare=False)
-    """It was there moments ago, and its last objects may come yet."""
+    """Whether it was there moments ago, and its last objects may come yet."""
     at: ServiceRef | None = field(default=None, compare=False)
-    """Who knows its schema; None: there is none."""
+    """Service that knows its schema; None: there is none."""
     first: int | None = field(default=None, compare=False)
     """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
 
 
 class Arrived(Protocol):
-    """Who is told of a platform's objects. Calls are serial for each subscription, on a thread of the platform's."""
+    """Receiver of a platform's objects. Calls are serial for each subscription, on a thread of the platform's."""
 
     def arrived(self, obj: InfoObject) -> None:
         """An object. While this waits the platform keeps what comes behind it, as far as its bounds allow."""
@@ -111,8 +111,8 @@ class Arrived(Protocol):
         ...
 
     def waiting(self, uid: str) -> int:
-        """Of what has come last of a registration, how many objects the other side has not taken yet: what the source
-        has in safe keeping it keeps until then."""
+        """Number of a registration's last objects that the other side has not taken yet: what the source has in safe
+        keeping it keeps until then."""
         ...
 
 
@@ -120,7 +120,7 @@ What = TypeVar("What")
 
 
 class Handed(Generic[What]):
-    """What was handed to the other side and is kept until that has taken it, in order. For one thread."""
+    """Things handed to the other side and kept until that has taken it, in order. For one thread."""
 
     def __init__(self, done: Callable[[What], None]) -> None:
         """`done` is called for each when it is taken, and so are all before it."""
@@ -132,7 +132,7 @@ class Handed(Generic[What]):
         return len(self._all)
 
     def add(self, uid: str, what: What) -> None:
-        """It stands for an object of a registration that was handed over, or with "" for what needs no taking."""
+        """Add what stands for an object of a registration that was handed over, or with "" what needs no taking."""
         self._all.append((uid, what))
         self._counts[uid] += 1
 
@@ -158,11 +158,11 @@ class Platform(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in `via`, the same in all bridges that it has."""
+        """Name in `via`, the same in all bridges that it has."""
         ...
 
     def published(self) -> Sequence[Published]:
-        """What is published there now; () as well while it can't be asked."""
+        """Registrations that are there now; () as well while it can't be asked."""
         ...
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class Platform(Protocol):
         ...
 
     def schema(self, published: Published) -> SchemaBundle:
-        """Of its type. Raises JbiError while nobody can be asked."""
+        """Schema of its type. Raises JbiError while nobody can be asked."""
         ...
 
     def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
@@ -181,8 +181,8 @@ class Platform(Protocol):
     def register(
         self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
     ) -> None:
-        """What is published on the other side is so here from now on, under its id, and what is missing before its
-        `first` is told. Raises JbiError."""
+        """Have what is published on the other side published here from now on, under its id, and what is missing before
+        its `first` told. Raises JbiError."""
         ...
 
     def unregister(self, uid: str, *, waits: bool) -> bool:
@@ -204,7 +204,7 @@ class Platform(Protocol):
         ...
 
     def query(self, request: QueryRequest) -> RemoteAnswers:
-        """What archives there have. Raises JbiError."""
+        """Answers of the archives there. Raises JbiError."""
         ...
 
     def provide(self, foreign: RemoteArchive) -> None:
@@ -242,7 +242,7 @@ class SideSubscriber(SubscriberAdapter):
         return frozenset(each.registrar_id for each in self._community.sessions() if each.connected)
 
     def ask(self, request: QueryRequest, bridge: str) -> RemoteAnswers:
-        """What the archives of this platform have, its query providers, and other platforms behind other bridges than
+        """Answers of the archives of this platform, its query providers, and other platforms behind other bridges than
         the one that asks, whose server here has that id. Raises as `open_query`."""
         if not self.connected():
             raise LookupNotFoundError("no lookup service of the other platform answers its bridge")
@@ -268,11 +268,11 @@ class Answered:
 
     @property
     def lacks(self) -> str:
-        """What is missing."""
+        """Note on what is missing."""
         return "; ".join(self._query.partial) if self._query is not None else ""
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the query."""
         if self._query is not None:
             self._query.cancel()
 
@@ -310,7 +310,7 @@ class JbiPlatform:
 
     @property
     def name(self) -> str:
-        """What it is called in `via`."""
+        """Name in `via`."""
         return self._name
 
     def lookups(self) -> frozenset[str]:
@@ -320,7 +320,7 @@ class JbiPlatform:
     # -- what is there --------------------------------------------------------------------------------------------
 
     def published(self) -> Sequence[Published]:
-        """What is published there now. A registration that can't be read is none."""
+        """Registrations that are there now. One that can't be read is none."""
         found = []
         with self._lock:
             self._left = {uid: one for uid, one in self._left.items() if one[0] > time.monotonic() - LEFT_SECONDS}
@@ -342,18 +342,18 @@ class JbiPlatform:
         self._changed()
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # as above
-        """It is another one."""
+        """Tell that a registration is another one."""
         self._changed()
 
     def service_removed(self, item: ServiceItem) -> None:
-        """It has left: its objects may come yet."""
+        """Keep a registration that has left for a while: its objects may come yet."""
         with self._lock:
             if len(self._left) < LEFT_MOST:
                 self._left[item.service_id] = time.monotonic(), item
         self._changed()
 
     def schema(self, published: Published) -> SchemaBundle:
-        """Of its type. Raises JbiError while nobody can be asked."""
+        """Schema of its type. Raises JbiError while nobody can be asked."""
         if published.at is None:
             return bundle_without(published.type)
         type_, seconds = published.type, self._config.lookup.timeout
@@ -432,7 +432,7 @@ class JbiPlatform:
     # -- the past -------------------------------------------------------------------------------------------------
 
     def query(self, request: QueryRequest) -> RemoteAnswers:
-        """What archives there have."""
+        """Answers of the archives there."""
         return self._subscriber.ask(request, self._server.server_id if self._server is not None else "")
 
     def provide(self, foreign: RemoteArchive) -> None:

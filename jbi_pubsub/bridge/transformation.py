@@ -1,4 +1,4 @@
-"""What a bridge does to objects on their way, in one direction: which types go, what they are called, what is left out.
+"""Changes of a bridge to objects on their way, in one direction: types that go, their names, what is left out.
 
 Pure. Whoever has more to do to an object (units, types, what is hidden) is another Transforming.
 
@@ -32,18 +32,18 @@ TYPES_REMEMBERED: Final = 10_000
 
 
 class Transforming(Protocol):
-    """Of one direction. Safe from several threads."""
+    """Transformation of one direction. Safe from several threads."""
 
     def wants(self, type_: TypeName) -> bool:
         """Whether objects of a type of the one side are for the other."""
         ...
 
     def named(self, type_: TypeName) -> TypeName:
-        """What a type is called on the other side."""
+        """Name of a type on the other side."""
         ...
 
     def asked(self, name: str) -> str:
-        """What that is called here which the other side knows by a name, of which it may ask the past."""
+        """Name here of what the other side knows by a name, of which it may ask the past."""
         ...
 
     def apply(self, obj: InfoObject) -> InfoObject | None:
@@ -52,16 +52,16 @@ class Transforming(Protocol):
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done with some types of a direction. The first rule whose `types` match counts."""
+    """Rule for some types of a direction. The first rule whose `types` match counts."""
 
     types: tuple[str, ...]
     """Globs of type names."""
     where: str = ""
     """XPath on the metadata: objects for which it does not hold are left out."""
     namespaces: dict[str, str] = {}
-    """Of the prefixes in `where`."""
+    """Namespaces of the prefixes in `where`."""
     name: str = ""
-    """What the type is called on the other side; of a rule for one type alone."""
+    """Name of the type on the other side; of a rule for one type alone."""
 
 
 class Transformation:
@@ -90,12 +90,12 @@ class Transformation:
         return self._types(type_.name) and not self._without(type_.name) and type_.name not in self._kept
 
     def named(self, type_: TypeName) -> TypeName:
-        """What a type is called on the other side."""
+        """Name of a type on the other side."""
         name = self._names.get(type_.name)
         return type_ if name is None else TypeName(name, type_.version)
 
     def asked(self, name: str) -> str:
-        """What that is called here which the other side knows by a name."""
+        """Name here of what the other side knows by a name."""
         return next((own for own, other in self._names.items() if other == name), name)
 
     def apply(self, obj: InfoObject) -> InfoObject | None:
