@@ -63,7 +63,7 @@ ANSWER_SECONDS: Final = 30.0
 INBOX_MOST: Final = 200_000
 """Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
 BATCH_BYTES: Final = 256 << 10
-"""Of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
+"""Limit of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
 takes."""
 LEAST_BYTES: Final = 64
 CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
@@ -96,7 +96,7 @@ class RTIAmbassador(Services):
     # -- coming and going ---------------------------------------------------------------------------------------
 
     def connect(self, ambassador: FederateAmbassador) -> None:
-        """Who gets the callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError, and
+        """Set the receiver of callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError, and
         ArgumentError for a callback that is an `async def`."""
         callbacks = [name for name in dir(FederateAmbassador) if not name.startswith("_")]
         check_callbacks("RTIAmbassador.connect", "ambassador", ambassador, callbacks)
@@ -300,7 +300,7 @@ class RTIAmbassador(Services):
         return self.fom.object_class(name)
 
     def get_attribute_handle(self, cls: int, name: str) -> int:
-        """Of an attribute of a class (clause 10.10). Raises NameNotFound."""
+        """Handle of an attribute of a class (clause 10.10). Raises NameNotFound."""
         return self.fom.attribute(cls, name)
 
     def get_interaction_class_handle(self, name: str) -> int:
@@ -308,7 +308,7 @@ class RTIAmbassador(Services):
         return self.fom.interaction_class(name)
 
     def get_parameter_handle(self, cls: int, name: str) -> int:
-        """Of a parameter of a class (clause 10.16). Raises NameNotFound."""
+        """Handle of a parameter of a class (clause 10.16). Raises NameNotFound."""
         return self.fom.parameter(cls, name)
 
 
@@ -349,7 +349,7 @@ class FrameSocket:
         return 0
 
     def read(self, timeout: float) -> bytes | None:
-        """What has come; b"": it is closed; None: nothing within `timeout` seconds. Raises OSError."""
+        """Bytes that have come; b"": it is closed; None: nothing within `timeout` seconds. Raises OSError."""
         with self._use:
             ready = self._tls and self._sock.pending() > 0  # type: ignore[attr-defined]  # of TLS
         poller = select.poll()
@@ -428,7 +428,7 @@ class FederateLink:
         ]
 
     def send(self, service: str, arguments: Sequence[Any]) -> None:
-        """What the RTI refuses it with is told by the callback `call_refused`. Raises NotConnected."""
+        """Send a call; the callback `call_refused` tells what the RTI refuses it with. Raises NotConnected."""
         with self._changed:
             self._check()
         self._put(_entry(0, service, arguments))
@@ -558,7 +558,7 @@ class FederateLink:
 
 
 def _entry(ticket: int, service: str, arguments: Sequence[Any]) -> msgspec.Raw:
-    """Of a frame. Raises ProtocolError."""
+    """Call, packed as an entry of a frame. Raises ProtocolError."""
     data = msgspec.msgpack.encode((ticket, service, arguments))
     if len(data) > CALL_BYTES:
         raise ProtocolError(f"{service} has {len(data):,} bytes, {CALL_BYTES:,} at most", hint="Send less at once")

@@ -1,4 +1,4 @@
-"""What waits in the order of time stamps, as a value: a tuple of tuples, each of CHUNK items at most.
+"""Backlog in the order of time stamps, as a value: a tuple of tuples, each of CHUNK items at most.
 
 One tuple of all would be copied whole for each item that comes in. Up to CHUNK items that come in order make one tuple,
 so that short backlogs that hold the same are equal.
@@ -14,7 +14,7 @@ CHUNK: Final = 256
 
 
 class Stamped(Protocol):
-    """What has a time stamp, in seconds of logical time."""
+    """Anything with a time stamp, in seconds of logical time."""
 
     @property
     def time(self) -> float: ...

@@ -1,5 +1,5 @@
-"""How servers of federations are reached: what they have in common, and what an RTI, or a link that stands for one, can
-be asked before a federate joins."""
+"""Calls of servers of federations: what they have in common, and what an RTI, or a link that stands for one, can be
+asked before a federate joins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .exceptions import RtiInternalError
 from .proxy import Module
 
 MODULES_BYTES: Final = 24 << 20
-"""Of all modules of a federation."""
+"""Limit of all modules of a federation."""
 
 
 class Front:
@@ -104,7 +104,7 @@ class Door(Protocol):
         ...
 
     def destroy(self, name: str) -> None:
-        """It ends. Raises RtiError."""
+        """End a federation. Raises RtiError."""
         ...
 
     def open(self, name: str) -> str:
@@ -112,7 +112,7 @@ class Door(Protocol):
         ...
 
     def modules(self, name: str) -> tuple[Module, ...]:
-        """Of its object model. Raises FederationExecutionDoesNotExist."""
+        """Modules of its object model. Raises FederationExecutionDoesNotExist."""
         ...
 
 

@@ -231,7 +231,7 @@ def _grant_all(call: ServiceCall, bounds: list[tuple[Bound, int]]) -> bool:
 
 
 def _grantable(clock: Clock, federate: int, pace: Pace, galt: Bound) -> float | None:
-    """What a federate can be granted now; None: nothing."""
+    """Time that a federate can be granted now; None: nothing."""
     assert pace.asked is not None
     kind, wanted = pace.asked
     if not pace.is_constrained and kind != "constrained":

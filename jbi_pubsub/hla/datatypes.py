@@ -20,10 +20,10 @@ from .exceptions import ErrorReadingFom
 from .fom import children, local_name, root_of, text_of
 
 DEPTH_MOST: Final = 32
-"""Of types within types."""
+"""Limit of types within types."""
 TYPES_MOST: Final = 20_000
 ENUMERATORS_MOST: Final = 10_000
-"""Of one type: the RPR FOM's longest has some thousand."""
+"""Limit of one type: the RPR FOM's longest has some thousand."""
 
 _BASIC: Final = re.compile(r"(?:RPR|HLA)?(unsigned)?integer(8|16|32|64)(BE|LE)?", re.IGNORECASE)
 """As the RPR FOM calls what the standard of 2010 has no name for."""
@@ -44,7 +44,7 @@ class Types(NamedTuple):
     said: dict[str, Element]
     """As the modules have them, by name."""
     known: dict[str, DataType]
-    """What was looked up."""
+    """Types that were looked up."""
 
     def get(self, name: str) -> DataType | None:
         """None for one of which nothing is known. Raises ErrorReadingFom."""
@@ -101,7 +101,7 @@ class Types(NamedTuple):
         return opaque(name, ("array", encoding, cardinality, *self._made(of, depth + 1).codec.form))
 
     def _form(self, element: Element, depth: int) -> tuple[Any, ...]:
-        """Of a record: what its fields are called and are."""
+        """Form of a record: what its fields are called and are."""
         parts = []
         for each in element.iter():
             if each is not element and isinstance(each.tag, str) and children(each, "dataType"):
@@ -143,7 +143,7 @@ def _tables(root: Element) -> Iterator[Element]:
 
 
 def _standard(name: str) -> str:
-    """What the standard calls a representation that others call otherwise."""
+    """The standard's name of a representation that others call otherwise."""
     found = _BASIC.fullmatch(name)
     if found is None:
         return ""

@@ -1,5 +1,5 @@
-"""What a federation tells, as metadata of information objects: a document of a class's name, with an element for each
-value, in the words of the object model.
+"""Values that a federation tells, as metadata of information objects: a document of a class's name, with an element for
+each value, in the words of the object model.
 
     <Aircraft object="LH441" time="12.5"><altitude>32808.0</altitude><callsign>LUFTHANSA 441</callsign></Aircraft>
 
@@ -43,7 +43,7 @@ class FederationEvent(NamedTuple):
 
     values: Sequence[tuple[int, bytes]] = ()
     name: str = ""
-    """Of the object instance; "": it is an interaction."""
+    """Name of the object instance; "": it is an interaction."""
     time: float | None = None
     tag: bytes = b""
     is_removed: bool = False

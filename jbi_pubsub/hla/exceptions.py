@@ -1,4 +1,4 @@
-"""What an RTI refuses: the exceptions of the standard (IEEE 1516.1-2010), by their names.
+"""Refusals of an RTI: the exceptions of the standard (IEEE 1516.1-2010), by their names.
 
 Each is an `RtiError`, and so a JbiError: it says what is wrong, where, and how to mend it, and crosses the wire as the
 same class. A service that raises one has changed nothing.

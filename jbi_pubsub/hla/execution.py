@@ -24,7 +24,7 @@ from .fom import Class, Fom, Order
 
 Handles = tuple[int, ...]
 Attributes = Map[int, Handles]
-"""Of object classes: sorted handles of attributes."""
+"""By object class: sorted handles of attributes."""
 Values = tuple[tuple[int, bytes], ...]
 """Handles of attributes or parameters, and what they are encoded as."""
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
@@ -41,7 +41,7 @@ def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
 
 
 class Callback(NamedTuple):
-    """What an RTI tells a federate: the name of a callback of the standard, in Python style, and its arguments."""
+    """Callback to a federate: its name by the standard, in Python style, and its arguments."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -55,18 +55,18 @@ class Notice(NamedTuple):
 
 
 class RtiOptions(NamedTuple):
-    """What an RTI does that the standard leaves open."""
+    """Choices of an RTI that the standard leaves open."""
 
     one_at_a_time: bool = False
     """A synchronization point can't be registered beside a pending one (Bridging the HLA, section 5.1)."""
     adds: bool = False
     """The services of extensions.py exist."""
     discloses: bool = True
-    """Who is the last that has not reported is told so if it is a surrogate; else whoever it is."""
+    """Whether the last that has not reported is told so only if it is a surrogate; else whoever it is."""
 
 
 class FederationModel(NamedTuple):
-    """What stays for the life of a federation execution."""
+    """Constants for the life of a federation execution."""
 
     fom: Fom
     options: RtiOptions = RtiOptions()
@@ -80,13 +80,13 @@ class Member(NamedTuple):
 
     name: str
     action: str
-    """Of RESIGN_ACTIONS: what is done when it dies."""
+    """One of RESIGN_ACTIONS: what is done when it dies."""
     is_surrogate: bool = False
-    """It has disclosed that it is a bridge's."""
+    """Whether it has disclosed that it is a bridge's."""
 
 
 class Members(NamedTuple):
-    """Who is joined."""
+    """Federates that are joined."""
 
     joined: Map[int, Member] = Map()
     names: Map[str, int] = Map()
@@ -97,9 +97,9 @@ class Point(NamedTuple):
 
     tag: bytes
     for_all: bool
-    """Who joins meanwhile is a member too."""
+    """Whether those who join meanwhile are members too."""
     achieved: Map[int, bool]
-    """Of its members."""
+    """Outcomes of its members."""
     registrant: int = 0
 
 
@@ -115,7 +115,7 @@ class Saving(NamedTuple):
     """A save or a restore that is going on, and what was saved."""
 
     label: str = ""
-    """Of what is going on; "": nothing is."""
+    """Label of what is going on; "": nothing is."""
     is_restore: bool = False
     states: Map[int, str] = Map()
     """instructed, saving, waiting, failed; of those who are asked."""
@@ -133,7 +133,7 @@ class Saving(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """What federates have declared."""
+    """Declarations of federates."""
 
     published: Map[int, Attributes] = Map()
     subscribed: Map[int, Attributes] = Map()
@@ -175,9 +175,9 @@ class Instances(NamedTuple):
     by_handle: Map[int, Instance] = Map()
     by_name: Map[str, int] = Map()
     orders: Map[tuple[int, int], Order] = Map()
-    """Of an instance's attributes, where its owner has changed it."""
+    """Order of an instance's attributes, where its owner has changed it."""
     sent: Map[tuple[int, int], Order] = Map()
-    """Of a federate's interactions of a class, where it has changed it."""
+    """Order of a federate's interactions of a class, where it has changed it."""
 
     def forgotten_by(self, federate: int) -> Instances:
         """After it has left."""
@@ -196,7 +196,7 @@ class Instances(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Who waits for an attribute."""
+    """Claim of a federate that waits for an attribute."""
 
     federate: int
     tag: bytes
@@ -204,7 +204,7 @@ class Claim(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """Who owns what, by instance and attribute. An attribute of which nothing is said here is unowned."""
+    """Owners, by instance and attribute. An attribute of which nothing is said here is unowned."""
 
     owners: Map[int, Map[int, int]] = Map()
     divesting: Map[int, Map[int, bytes]] = Map()
@@ -212,7 +212,7 @@ class Owned(NamedTuple):
     claims: Map[int, Map[int, tuple[Claim, ...]]] = Map()
     """In the order in which they came."""
     declared: Map[int, Map[int, bool]] = Map()
-    """What a surrogate owns, and nobody on the other side."""
+    """Attributes that a surrogate owns, and nobody on the other side."""
 
     def owner(self, instance: int, attribute: int) -> int:
         """0: it is unowned."""
@@ -241,21 +241,21 @@ class Pace(NamedTuple):
 
     time: float = 0.0
     is_exclusive: bool = False
-    """It was granted its time by TAR or NMR."""
+    """Whether it was granted its time by TAR or NMR."""
     lookahead: float | None = None
     """None: it does not regulate."""
     floor: float = 0.0
-    """What it has promised with a larger lookahead that it had."""
+    """Time that it has promised with a larger lookahead that it had."""
     is_constrained: bool = False
     asked: tuple[Asked, float] | None = None
-    """It waits for this to be granted; "constrained": for its time to be safe, from when on it is constrained."""
+    """Time that it waits to be granted; "constrained": to be safe, from when on it is constrained."""
     is_asynchronous: bool = False
     watched: float | None = None
     """The GALT that it was told last, when it watches."""
 
 
 class Message(NamedTuple):
-    """What waits for a constrained federate."""
+    """Message that waits for a constrained federate."""
 
     time: float
     retraction: int
@@ -263,7 +263,7 @@ class Message(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What may still be retracted."""
+    """Message that may still be retracted."""
 
     time: float
     retraction: int
@@ -282,7 +282,7 @@ class Clock(NamedTuple):
     """By sender."""
 
     def pace(self, federate: int) -> Pace:
-        """Of a federate."""
+        """Pace of a federate."""
         return self.paces.get(federate, AT_ZERO)
 
     def least(self, federate: int) -> float:
@@ -320,7 +320,7 @@ KINDS: Final = (
 
 
 class ServiceStep(NamedTuple):
-    """What a service did: the execution after it, its answer, and what is told, in the order in which each federate
+    """Result of a service: the execution after it, its answer, and what is told, in the order in which each federate
     gets it."""
 
     execution: Execution

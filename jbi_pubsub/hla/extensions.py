@@ -85,7 +85,7 @@ def notices(options: RtiOptions, before: Execution, after: Execution) -> Iterato
 
 
 def _last(options: RtiOptions, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
-    """Who is to be told; 0: nobody."""
+    """The federate to be told; 0: nobody."""
     missing = [each for each, has in reported.items() if not has]
     if len(missing) != 1 or len(reported) < 2:
         return 0
@@ -120,7 +120,7 @@ def join_set(call: ServiceCall, name: str) -> None:
 
 
 def leave_set(call: ServiceCall, name: str) -> None:
-    """It is none any more. Raises ServiceNotEnabled."""
+    """Leave a set. Raises ServiceNotEnabled."""
     _check(call, "leave_set")
     sets = call.execution.points.sets
     members = sets.get(name, Map())

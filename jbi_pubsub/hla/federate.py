@@ -1,4 +1,4 @@
-"""What an RTI tells a federate: the callbacks, by the standard's names in Python style (IEEE 1516.1-2010)."""
+"""Callbacks of an RTI to a federate, by the standard's names in Python style (IEEE 1516.1-2010)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class FederateAmbassador:
         """The point that it registered is one."""
 
     def synchronization_point_registration_failed(self, label: str, reason: str) -> None:
-        """It is none: LABEL_NOT_UNIQUE, MEMBER_NOT_JOINED, BUSY."""
+        """No point was registered: LABEL_NOT_UNIQUE, MEMBER_NOT_JOINED, BUSY."""
 
     def announce_synchronization_point(self, label: str, tag: bytes) -> None:
-        """It is to get where the point asks it to be, and say so."""
+        """The federate is to get where the point asks it to be, and say so."""
 
     def announce_synchronization_point_to_set(self, label: str, tag: bytes, name: str) -> None:
         """A surrogate alone, of an RTI that has services for bridges: a point for a named set of federates."""
@@ -27,13 +27,13 @@ class FederateAmbassador:
         """The point is none any more: beyond a bridge it was refused."""
 
     def only_one_not_yet(self, kind: str, label: str, others_ok: bool) -> None:
-        """It is the only one that has not reported, of such an RTI; kind: sync, save or restore."""
+        """The federate is the only one that has not reported, of such an RTI; kind: sync, save or restore."""
 
     def federation_synchronized(self, label: str) -> None:
         """All have."""
 
     def initiate_federate_save(self, label: str, time: float | None) -> None:
-        """It is to save: federate_save_begun, then _complete."""
+        """The federate is to save: federate_save_begun, then _complete."""
 
     def federation_saved(self, label: str) -> None:
         """All have saved."""
@@ -48,13 +48,13 @@ class FederateAmbassador:
         """The restore that it asked for begins."""
 
     def request_federation_restore_failed(self, label: str, reason: str) -> None:
-        """It does not: UNKNOWN_LABEL, FEDERATES_DIFFER."""
+        """No restore begins: UNKNOWN_LABEL, FEDERATES_DIFFER."""
 
     def federation_restore_begun(self) -> None:
         """A restore has begun."""
 
     def initiate_federate_restore(self, label: str, name: str, handle: int) -> None:
-        """It is to be as it was, under the handle that it had, and say so."""
+        """The federate is to be as it was, under the handle that it had, and say so."""
 
     def federation_restored(self, label: str) -> None:
         """All are as they were."""
@@ -85,10 +85,10 @@ class FederateAmbassador:
         """Somebody wants values of what it owns."""
 
     def request_retraction(self, retraction: int) -> None:
-        """What it got with that handle is taken back."""
+        """The message that it got with that handle is taken back."""
 
     def request_attribute_ownership_assumption(self, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
-        """It may acquire these."""
+        """The federate may acquire these."""
 
     def request_divestiture_confirmation(self, instance: int, attributes: tuple[int, ...]) -> None:
         """Somebody takes what it divests: confirm_divestiture."""
@@ -96,7 +96,7 @@ class FederateAmbassador:
     def attribute_ownership_acquisition_notification(
         self, instance: int, attributes: tuple[int, ...], tag: bytes
     ) -> None:
-        """It owns these now."""
+        """The federate owns these now."""
 
     def attribute_ownership_unavailable(self, instance: int, attributes: tuple[int, ...]) -> None:
         """Somebody owns these."""
@@ -105,19 +105,19 @@ class FederateAmbassador:
         """Somebody wants these of it."""
 
     def confirm_attribute_ownership_acquisition_cancellation(self, instance: int, attributes: tuple[int, ...]) -> None:
-        """It waits for these no more."""
+        """The federate waits for these no more."""
 
     def inform_attribute_ownership(self, instance: int, attribute: int, is_owned: bool) -> None:
         """Whether somebody owns it."""
 
     def time_regulation_enabled(self, time: float) -> None:
-        """It regulates, and is at that time."""
+        """The federate regulates, and is at that time."""
 
     def time_constrained_enabled(self, time: float) -> None:
-        """It is constrained, and is at that time."""
+        """The federate is constrained, and is at that time."""
 
     def time_advance_grant(self, time: float) -> None:
-        """It is at that time."""
+        """The federate is at that time."""
 
     def lower_bound(self, galt: float) -> None:
         """Nothing below that time will come."""

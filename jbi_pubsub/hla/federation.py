@@ -45,7 +45,7 @@ RESIGN_ACTIONS: Final = (
     "cancel_then_delete_then_divest",
     "no_action",
 )
-"""What becomes of what a federate owns when it leaves (clause 4.10)."""
+"""Actions on what a federate owns when it leaves (clause 4.10)."""
 
 SAVES_MOST: Final = 100
 """Labels that a federation execution keeps; the oldest go."""
@@ -165,7 +165,7 @@ def synchronization_point_achieved(call: ServiceCall, label: str) -> None:
 
 
 def _set_point(call: ServiceCall, label: str, point: Point) -> None:
-    """It is pending, or is over where all have achieved it."""
+    """Have a point pending, or over where all have achieved it."""
     pending = call.execution.points.pending
     if not all(point.achieved.values()):
         call.change("points", pending=pending.set(label, point))

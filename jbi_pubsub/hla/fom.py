@@ -40,7 +40,7 @@ INTERACTION_ROOT: Final = "HLAinteractionRoot"
 PRIVILEGE: Final = "HLAprivilegeToDeleteObject"
 
 MODULE_BYTES: Final = 16 * 1024 * 1024
-"""Of one module."""
+"""Limit of one module."""
 CLASSES_MOST: Final = 20_000
 MEMBERS_MOST: Final = 200_000
 """Attributes and parameters of all classes."""
@@ -70,7 +70,7 @@ class Class(NamedTuple):
     members: tuple[int, ...]
     """Handles of its attributes or parameters, those of classes above it too; sorted."""
     order: Order = "receive"
-    """Of an interaction class."""
+    """Order of an interaction class."""
 
 
 class Fom(NamedTuple):
@@ -155,7 +155,7 @@ def _members(members: tuple[int, ...]) -> frozenset[int]:
 
 
 class _Said(NamedTuple):
-    """What a module says of a class."""
+    """A module's words on a class."""
 
     members: dict[str, ClassMember]
     order: Order | None
@@ -226,8 +226,8 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
 
 
 def _agreed(said: _Sayings) -> dict[str, _Said]:
-    """What modules say together of each class. The root has its privilege whoever leaves it out, and what the others of
-    its attributes are is a question apart: the standard's own module speaks of the privilege alone."""
+    """The modules' words on each class, together. The root has its privilege whoever leaves it out, and what the others
+    of its attributes are is a question apart: the standard's own module speaks of the privilege alone."""
     found = {}
     for name in sorted(said):
         privileges = [each._replace(members={PRIVILEGE: each.members.pop(PRIVILEGE)}) for each in said[name]

@@ -71,7 +71,7 @@ class GatewaySide(Place, frozen=True, kw_only=True):
     federation: str
     """Name of the federation execution."""
     prefix: str = ""
-    """Of the types that its classes are published as; "": the federation's name."""
+    """Prefix of the types that its classes are published as; "": the federation's name."""
     classes: tuple[str, ...] = ("*",)
     """Globs of the object classes that are published, without HLAobjectRoot."""
     interactions: tuple[str, ...] = ("*",)
@@ -106,7 +106,7 @@ def opened(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge
 
 
 class _Classes(NamedTuple):
-    """What is known of a federation while it is joined."""
+    """Classes of a federation while it is joined."""
 
     objects: Map[int, Shown]
     interactions: Map[int, Shown]
@@ -258,7 +258,7 @@ class FederationPlatform(PlainPlatform):
         self._changed()
 
     def _understood(self, fom: Fom, types: datatypes.Types) -> _Classes:
-        """What goes, by the file and the model. Raises ConfigurationError, ErrorReadingFom, NameNotFound."""
+        """Classes that go, by the file and the model. Raises ConfigurationError, ErrorReadingFom, NameNotFound."""
         side = self._side
         prefix = side.prefix or side.federation
         objects = {
@@ -293,7 +293,7 @@ class FederationPlatform(PlainPlatform):
             arrived.arrived(InfoObject(object_id_of(uid, number), type_, document, data, stamp))
 
     def _call(self, service: str, *arguments: Any) -> None:
-        """What is refused since it is too late is of no interest."""
+        """Call a service; a refusal since it is too late is of no interest."""
         with self._calling:
             [answer] = self._surrogate.do([Call(0, service, arguments)])
         if isinstance(answer, RtiError):
@@ -333,7 +333,7 @@ class FederationPlatform(PlainPlatform):
         return 0
 
     def _parameters(self, take: InteractionMaker, obj: InfoObject) -> Values:
-        """Of the interaction. Raises OversizeError, MetadataError for an object that does not fit."""
+        """Parameters of the interaction. Raises OversizeError, MetadataError for an object that does not fit."""
         try:
             if len(obj.metadata) + len(obj.payload) > self._side.payload_most:
                 raise OversizeError(f"an object of {obj.type.name} is larger than {self._side.payload_most:,} bytes")

@@ -101,7 +101,7 @@ def encoded(codec: Codec | None, text: str) -> bytes:
 
 
 def _text(path: PayloadFilter, root: Any) -> str | None:
-    """Of the first that it selects; None: it selects nothing."""
+    """Text of the first that it selects; None: it selects nothing."""
     selection = path.apply(root)
     if not selection.count:
         return None

@@ -102,7 +102,7 @@ class RtiLink:
     # -- the federation behind it, as a listener ------------------------------------------------------------------
 
     def service_added(self, item: ServiceItem) -> None:
-        """It is there, or there again."""
+        """Note that the federation is there, or there again."""
         if RTI_LINK_TYPE in item.types:  # links are not behind links: nothing goes in a circle
             if item.service_id == self._item:
                 self._tell("the federation is here already: link it from elsewhere, or give it another name here")
@@ -120,12 +120,12 @@ class RtiLink:
         log.info("%s is joined here as %s", self._federation, self._name)
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
-        """It is elsewhere."""
+        """Note that the federation is elsewhere."""
         self.service_removed(old)
         self.service_added(new)
 
     def service_removed(self, item: ServiceItem) -> None:
-        """It is no more, or its RTI is away."""
+        """Note that the federation is no more, or its RTI is away."""
         with self._lock:
             if self._behind is None or self._behind.service_id != item.service_id:
                 return
@@ -143,7 +143,7 @@ class RtiLink:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, result: type[T], *arguments: Any) -> T:
-        """What the RTI behind the link answers. Raises what it raises, FederationExecutionDoesNotExist."""
+        """Answer of the RTI behind the link. Raises what it raises, FederationExecutionDoesNotExist."""
         client = ControlClient(self._proxy(), self._far.security(), timeout=ANSWER_SECONDS)
         try:
             found: T = client.call(method, result, *arguments)
@@ -176,7 +176,7 @@ class RtiLink:
         return self._tokens.issue(self.ask("join", str, self._federation))
 
     def modules(self, name: str) -> tuple[Module, ...]:
-        """Of the object model. Raises FederationExecutionDoesNotExist."""
+        """Modules of the object model. Raises FederationExecutionDoesNotExist."""
         self._check(name)
         return self.ask("modules", tuple[Module, ...], self._federation)
 

@@ -214,7 +214,7 @@ def _reflections(
 def _reached(
     subscribed: Map[int, Attributes], known: Map[int, int], attributes: Handles
 ) -> tuple[tuple[int, Handles], ...]:
-    """Who gets values of some attributes, and of which."""
+    """Federates that get values of some attributes, and of which."""
     found = []
     for federate in sorted(known):
         wanted = subscribed.get(federate, Map()).get(known[federate], ())
@@ -304,7 +304,7 @@ def _published_class(call: ServiceCall, cls: int) -> Class:
 
 @lru_cache(maxsize=4096)
 def _hearing(hears: Map[int, Handles], above: Handles) -> tuple[tuple[int, int], ...]:
-    """Who gets interactions of a class, and as which: the lowest class that each subscribes to."""
+    """Federates that get interactions of a class, and as which: the lowest class that each subscribes to."""
     found = []
     for federate in sorted(hears):
         at = next((each for each in above if each in hears[federate]), None)

@@ -213,7 +213,7 @@ def offer_unowned(call: ServiceCall, cls: int) -> None:
 
 
 def offer_of(call: ServiceCall, instance: int, cls: int) -> None:
-    """What is unowned of an instance, to the federate, which knows it at a class and may own it."""
+    """Offer what is unowned of an instance to the federate, which knows it at a class and may own it."""
     owners = call.execution.owned.owners.get(instance, Map())
     free = tuple(each for each in sorted(may_own(call, call.federate, cls)) if each not in owners)
     if free:

@@ -1,4 +1,4 @@
-"""What an RTI is registered as, and what its calls take: for those who look for one."""
+"""Registration of an RTI, and what its calls take: for those who look for one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ TAG_MOST: Final = 64 * 1024
 VALUES_MOST: Final = 16 * 1024 * 1024
 """Bytes of all values of a message."""
 PLAIN_BYTES: Final = 4 * 1024
-"""Of arguments that may be anything before they are checked."""
+"""Limit of arguments that may be anything before they are checked."""
 HANDLES_MOST: Final = 100_000
 """Handles in one argument."""
 FEDERATES_MOST: Final = 1_000
@@ -58,11 +58,11 @@ class Service(NamedTuple):
 
     act: Callable[..., Any]
     checks: tuple[Callable[[str, Any], Any], ...]
-    """Of its arguments."""
+    """Checks of its arguments."""
     required: int
-    """How many of them have to be given."""
+    """Number of arguments that have to be given."""
     is_for: str = ""
-    """It may be called while the federation is saved ("save"), restored ("restore"), or both ("both")."""
+    """When else it may be called: while the federation is saved ("save"), restored ("restore"), or both ("both")."""
 
 
 def _text(name: str, value: Any) -> str:
@@ -274,7 +274,7 @@ def arguments(service: str, data: msgspec.Raw) -> list[Any]:
 
 
 def call(model: FederationModel, execution: Execution, federate: int, service: str, *arguments: Any) -> ServiceStep:
-    """What a service does when a federate calls it; who joins is federate 0. Raises an RtiError: nothing has changed
+    """Result of a service that a federate calls; who joins is federate 0. Raises an RtiError: nothing has changed
     then."""
     found = SERVICES.get(service)
     if found is None:
@@ -318,7 +318,7 @@ def _admit(execution: Execution, federate: int, service: str, is_for: str) -> No
 
 Decoder = msgspec.msgpack.Decoder
 _BINARY: Final = b"\xc4\xc5\xc6"
-"""How values of bytes begin."""
+"""Beginnings of values of bytes."""
 _ANYTHING: Final[Decoder[list[Any]]] = Decoder(list[Any])
 _PARTS: Final[Decoder[list[msgspec.Raw]]] = Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=10)])
 _BYTES: Final[Decoder[Any]] = Decoder(bytes)

@@ -1,4 +1,4 @@
-"""What RTIs and bridges between federations show at their metrics port."""
+"""Samples of RTIs and bridges between federations for their metrics port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_WAYS: Final = (
 
 
 def of_rti(status: Facts) -> Iterator[Sample]:
-    """Of its federation executions."""
+    """Samples of its federation executions."""
     for each in status["federations"]:
         name = (("federation", each["name"]),)
         yield Sample("hla_federates", "gauge", "Joined federates", len(each["federates"]), name)
@@ -39,7 +39,7 @@ def of_rti(status: Facts) -> Iterator[Sample]:
 
 
 def of_bridge(name: str, status: Facts) -> Iterator[Sample]:
-    """Of its directions, and of all that it counts."""
+    """Samples of its directions, and of all that it counts."""
     own = (("bridge", name),)
     yield Sample("hla_bridge_up", "gauge", "1: joined to both federations", float(status["state"] == "up"), own)
     stuck = sum(each["deadlocked"] for each in status["pending"])

@@ -1,4 +1,4 @@
-"""What federations have saved, on disk: a file a label, written whole or not at all.
+"""Saves of federations, on disk: a file a label, written whole or not at all.
 
 A file is a digest and behind it, in msgpack, what it is a save of and the value (an execution, or a bridge between two)
 as plain ones. Names of files are digests: what somebody calls a federation or a label never is a path. A file that is
@@ -29,7 +29,7 @@ SUFFIX: Final = ".save"
 
 
 class SaveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds."""
+    """Content of a file."""
 
     version: int
     federation: str
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def built(value: Any, kinds: Mapping[str, type]) -> Any:
-    """What `plain` was given. Raises KeyError, TypeError, ValueError for what it has not made."""
+    """The value that `plain` was given. Raises KeyError, TypeError, ValueError for what it has not made."""
     if isinstance(value, list):
         return tuple(built(each, kinds) for each in value)
     if isinstance(value, dict):
@@ -64,7 +64,7 @@ class Saves(Generic[T]):
     """The saves of a folder. Without one nothing is kept. For one thread."""
 
     def __init__(self, folder: Path | None, kind: type[T], *parts: type) -> None:
-        """What is saved is of a kind, and made of values of other ones. Makes the folder. Raises StorageError."""
+        """Saves of values of a kind, made of values of other ones. Makes the folder. Raises StorageError."""
         self._folder = folder
         self._kind = kind
         self._kinds = {each.__name__: each for each in (kind, *parts)}

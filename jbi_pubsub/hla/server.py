@@ -196,7 +196,7 @@ class RtiServer:
         return self._done(self._status)
 
     def samples(self) -> Iterator[Sample]:
-        """What the metrics port shows."""
+        """Samples for the metrics port."""
         status = self.status()
         yield from of_rti(status)
         yield from expiries(status["tls"])
@@ -253,7 +253,7 @@ class RtiServer:
         self._sessions.order(add)
 
     def called(self, session: FederateSession, call: Call) -> None:
-        """What a federate called."""
+        """Do what a federate called."""
         federation = self._of[session]
         federation.calls += 1
         ticket, service, given = call
@@ -298,7 +298,7 @@ class RtiServer:
         return handle, name, self._lease
 
     def _kept(self, federation: ServedFederation, before: Execution, step: ServiceStep) -> ServiceStep:
-        """What a save has kept goes to disk, or it has failed; what a restore has brought back has sessions."""
+        """Write what a save has kept to disk, or let it fail; give sessions to what a restore has brought back."""
         saving = step.execution.saving
         if any(each.callback.name == "federation_restored" for each in step.told):
             names = step.execution.members.names

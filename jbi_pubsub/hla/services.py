@@ -124,61 +124,60 @@ class FederationServices(ServiceCaller):
         self._ask("publish_object_class_attributes", cls, tuple(attributes))
 
     def unpublish_object_class(self, cls: int) -> None:
-        """It publishes nothing of the class any more (clause 5.3)."""
+        """Publish nothing of the class any more (clause 5.3)."""
         self._ask("unpublish_object_class", cls)
 
     def unpublish_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """It publishes these no more (clause 5.3)."""
+        """Publish these no more (clause 5.3)."""
         self._ask("unpublish_object_class_attributes", cls, tuple(attributes))
 
     def subscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """It hears of instances of the class and those below it, and of these attributes (clause 5.6). Raises
+        """Hear of instances of the class and those below it, and of these attributes (clause 5.6). Raises
         InvalidObjectClassHandle, AttributeNotDefined."""
         self._ask("subscribe_object_class_attributes", cls, tuple(attributes))
 
     def unsubscribe_object_class(self, cls: int) -> None:
-        """It hears nothing of the class any more (clause 5.7)."""
+        """Hear nothing of the class any more (clause 5.7)."""
         self._ask("unsubscribe_object_class", cls)
 
     def unsubscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """It hears nothing of these any more (clause 5.7)."""
+        """Hear nothing of these any more (clause 5.7)."""
         self._ask("unsubscribe_object_class_attributes", cls, tuple(attributes))
 
     def publish_interaction_class(self, cls: int) -> None:
-        """It may send interactions of the class (clause 5.4). Raises InvalidInteractionClassHandle."""
+        """Declare that it may send interactions of the class (clause 5.4). Raises InvalidInteractionClassHandle."""
         self._ask("publish_interaction_class", cls)
 
     def unpublish_interaction_class(self, cls: int) -> None:
-        """It sends none any more (clause 5.5)."""
+        """Send none any more (clause 5.5)."""
         self._ask("unpublish_interaction_class", cls)
 
     def subscribe_interaction_class(self, cls: int) -> None:
-        """It gets interactions of the class and those below it (clause 5.8). Raises
-        InvalidInteractionClassHandle."""
+        """Get interactions of the class and those below it (clause 5.8). Raises InvalidInteractionClassHandle."""
         self._ask("subscribe_interaction_class", cls)
 
     def unsubscribe_interaction_class(self, cls: int) -> None:
-        """It gets none any more (clause 5.9)."""
+        """Get none any more (clause 5.9)."""
         self._ask("unsubscribe_interaction_class", cls)
 
     # -- time management --------------------------------------------------------------------------------------------
 
     def enable_time_regulation(self, lookahead: float) -> None:
-        """It sends in time-stamp order from time_regulation_enabled on (clause 8.2). Raises
-        TimeRegulationAlreadyEnabled, InvalidLookahead."""
+        """Send in time-stamp order from time_regulation_enabled on (clause 8.2). Raises TimeRegulationAlreadyEnabled,
+        InvalidLookahead."""
         self._ask("enable_time_regulation", lookahead)
 
     def disable_time_regulation(self) -> None:
-        """It does not any more (clause 8.4)."""
+        """Regulate no more (clause 8.4)."""
         self._ask("disable_time_regulation")
 
     def enable_time_constrained(self) -> None:
-        """It gets messages in time-stamp order from time_constrained_enabled on (clause 8.5). Raises
+        """Get messages in time-stamp order from time_constrained_enabled on (clause 8.5). Raises
         TimeConstrainedAlreadyEnabled."""
         self._ask("enable_time_constrained")
 
     def disable_time_constrained(self) -> None:
-        """It does not any more (clause 8.7)."""
+        """Be constrained no more (clause 8.7)."""
         self._ask("disable_time_constrained")
 
     def enable_asynchronous_delivery(self) -> None:
@@ -190,8 +189,8 @@ class FederationServices(ServiceCaller):
         self._ask("disable_asynchronous_delivery")
 
     def time_advance_request(self, time: float) -> None:
-        """It would be at that time; time_advance_grant tells when it is (clause 8.8). Raises
-        LogicalTimeAlreadyPassed, InTimeAdvancingState, InvalidLogicalTime."""
+        """Ask to be at that time; time_advance_grant tells when it is (clause 8.8). Raises LogicalTimeAlreadyPassed,
+        InTimeAdvancingState, InvalidLogicalTime."""
         self._ask("time_advance_request", time)
 
     def time_advance_request_available(self, time: float) -> None:
@@ -199,7 +198,7 @@ class FederationServices(ServiceCaller):
         self._ask("time_advance_request_available", time)
 
     def next_message_request(self, time: float) -> None:
-        """It would be at its next message, or at that time (clause 8.10)."""
+        """Ask to be at its next message, or at that time (clause 8.10)."""
         self._ask("next_message_request", time)
 
     def next_message_request_available(self, time: float) -> None:
@@ -207,7 +206,7 @@ class FederationServices(ServiceCaller):
         self._ask("next_message_request_available", time)
 
     def flush_queue_request(self, time: float) -> None:
-        """It gets all that waits for it (clause 8.12)."""
+        """Get all that waits for it (clause 8.12)."""
         self._ask("flush_queue_request", time)
 
     def modify_lookahead(self, lookahead: float) -> None:
@@ -227,7 +226,7 @@ class FederationServices(ServiceCaller):
         return float(self._ask("query_lookahead"))
 
     def query_galt(self) -> float:
-        """How far it can be sure to advance; infinity when nobody else regulates (clause 8.16)."""
+        """The time to which it can be sure to advance; infinity when nobody else regulates (clause 8.16)."""
         return float(self._ask("query_galt"))
 
     def query_lits(self) -> float:
@@ -316,38 +315,37 @@ class ObjectServices(ServiceCaller):
     def negotiated_attribute_ownership_divestiture(
         self, instance: int, attributes: Iterable[int], tag: bytes = b""
     ) -> None:
-        """It would give these to somebody (clause 7.3). Raises AttributeNotOwned,
-        AttributeAlreadyBeingDivested."""
+        """Offer these to somebody (clause 7.3). Raises AttributeNotOwned, AttributeAlreadyBeingDivested."""
         self._ask("negotiated_attribute_ownership_divestiture", instance, tuple(attributes), tag)
 
     def confirm_divestiture(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
-        """It gives these to the first who claims them (clause 7.6). Raises AttributeDivestitureWasNotRequested,
+        """Give these to the first who claims them (clause 7.6). Raises AttributeDivestitureWasNotRequested,
         NoAcquisitionPending."""
         self._ask("confirm_divestiture", instance, tuple(attributes), tag)
 
     def attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
-        """It wants to own these (clause 7.8). Raises AttributeNotPublished, AttributeAlreadyOwned."""
+        """Ask to own these (clause 7.8). Raises AttributeNotPublished, AttributeAlreadyOwned."""
         self._ask("attribute_ownership_acquisition", instance, tuple(attributes), tag)
 
     def attribute_ownership_acquisition_if_available(self, instance: int, attributes: Iterable[int]) -> None:
-        """It wants those that nobody owns (clause 7.9). Raises AttributeNotPublished, AttributeAlreadyOwned,
+        """Ask for those that nobody owns (clause 7.9). Raises AttributeNotPublished, AttributeAlreadyOwned,
         AttributeAlreadyBeingAcquired."""
         self._ask("attribute_ownership_acquisition_if_available", instance, tuple(attributes))
 
     def attribute_ownership_release_denied(self, instance: int, attributes: Iterable[int]) -> None:
-        """It keeps what it was asked to release (clause 7.12). Raises AttributeNotOwned."""
+        """Keep what it was asked to release (clause 7.12). Raises AttributeNotOwned."""
         self._ask("attribute_ownership_release_denied", instance, tuple(attributes))
 
     def attribute_ownership_divestiture_if_wanted(self, instance: int, attributes: Iterable[int]) -> tuple[int, ...]:
-        """It gives up those that somebody waits for; which (clause 7.13). Raises AttributeNotOwned."""
+        """Give up those that somebody waits for; which (clause 7.13). Raises AttributeNotOwned."""
         return tuple(self._ask("attribute_ownership_divestiture_if_wanted", instance, tuple(attributes)))
 
     def cancel_negotiated_attribute_ownership_divestiture(self, instance: int, attributes: Iterable[int]) -> None:
-        """It keeps these (clause 7.14). Raises AttributeDivestitureWasNotRequested."""
+        """Keep these (clause 7.14). Raises AttributeDivestitureWasNotRequested."""
         self._ask("cancel_negotiated_attribute_ownership_divestiture", instance, tuple(attributes))
 
     def cancel_attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int]) -> None:
-        """It does not want these any more (clause 7.15). Raises AttributeAcquisitionWasNotRequested."""
+        """Want these no more (clause 7.15). Raises AttributeAcquisitionWasNotRequested."""
         self._ask("cancel_attribute_ownership_acquisition", instance, tuple(attributes))
 
     def query_attribute_ownership(self, instance: int, attribute: int) -> None:

@@ -43,7 +43,7 @@ LENGTH: Final = struct.Struct("!I")
 FRAME_MOST: Final = 32 << 20
 """Bytes of a frame: a call with the most values, and more."""
 CALLS_MOST: Final = 10_000
-"""Of a frame from a federate."""
+"""Limit of calls in a frame from a federate."""
 LIGHT_BYTES: Final = 64 << 10
 """Calls of at most so many bytes do not wait in the line."""
 TURN_CALLS: Final = 1_000
@@ -56,7 +56,7 @@ LOW_BYTES: Final = 1 << 20
 STALL_SECONDS: Final = 30.0
 TICK_SECONDS: Final = 1.0
 ENTRIES_MOST: Final = 5_000
-"""Of a frame to a federate."""
+"""Limit of entries in a frame to a federate."""
 
 Call = tuple[int, str, msgspec.Raw]
 """Its arguments are not decoded."""
@@ -82,7 +82,7 @@ def whole_frames(got: bytearray, most: int) -> list[bytes]:
 
 
 def received(sock: socket.socket) -> bytes | None:
-    """What has come; b"": the other end has closed; None: nothing now. Raises OSError."""
+    """Bytes that have come; b"": the other end has closed; None: nothing now. Raises OSError."""
     try:
         return sock.recv(READ_BYTES)
     except NOT_NOW:
@@ -90,7 +90,7 @@ def received(sock: socket.socket) -> bytes | None:
 
 
 def sent(sock: socket.socket, data: memoryview) -> int:
-    """How much of it has gone. Raises OSError."""
+    """Number of its bytes that have gone. Raises OSError."""
     try:
         return sock.send(data[:READ_BYTES])
     except NOT_NOW:
@@ -103,7 +103,7 @@ class SessionGroup:
     def __init__(self) -> None:
         self.sessions: set[FederateSession] = set()
         self.crowded: set[FederateSession] = set()
-        """Who does not read."""
+        """Sessions whose federate does not read."""
 
 
 class FederateSession:
@@ -118,15 +118,15 @@ class FederateSession:
         self.federate = 0
         """Its handle; 0: it has not joined, or has resigned."""
         self.said: list[Said] = []
-        """What it is told at the end of this round."""
+        """Notices that it gets at the end of this round."""
         self.leaving = False
-        """It ends when all is written."""
+        """Whether it ends when all is written."""
         self.reason = ""
         """Why it has ended."""
         self.heard = 0.0
         self.got = bytearray()
         self.calls: deque[msgspec.Raw] = deque()
-        """What is to be done."""
+        """Calls that are to be done."""
         self.out: deque[memoryview] = deque()
         self.unsent = 0
         self.crowded_since = 0.0
@@ -134,14 +134,14 @@ class FederateSession:
 
 
 class Serving(Protocol):
-    """Who has the federations. All is called on the thread of the sessions."""
+    """Holder of the federations. All is called on the thread of the sessions."""
 
     def called(self, session: FederateSession, call: Call) -> None:
-        """What a federate called. Raises nothing that is the federate's fault."""
+        """Do what a federate called. Raises nothing that is the federate's fault."""
         ...
 
     def ended(self, session: FederateSession) -> None:
-        """It is over, for `session.reason`."""
+        """Note that a session is over, for `session.reason`."""
         ...
 
 
@@ -159,7 +159,7 @@ class Sessions:
         self._all: set[FederateSession] = set()
         self._dirty: dict[FederateSession, None] = {}
         self._line: dict[FederateSession, None] = {}
-        """Who has calls that may be done."""
+        """Sessions with calls that may be done."""
         self._clock = 0.0
         """Seconds in which this thread has listened: a round adds TICK_SECONDS at most, however long it took."""
         self._stopping = threading.Event()

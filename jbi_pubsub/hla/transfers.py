@@ -1,4 +1,5 @@
-"""How attributes of an instance pass from one federate to another: what all services of ownership.py do in their turn.
+"""Passage of attributes of an instance from one federate to another: what all services of ownership.py do in their
+turn.
 
 A `Transfer` is opened on one instance, changed in place, and closed: 65,000 attributes pass in one go. It is
 the only one who gives an attribute to a federate, so it has one owner at most.
@@ -76,7 +77,7 @@ class Transfer:
         self.set_claims(attribute, tuple(each for each in claims if not each.if_available))
 
     def set_claims(self, attribute: int, claims: tuple[Claim, ...]) -> None:
-        """Who waits for an attribute, the first first."""
+        """Set who waits for an attribute, the first first."""
         if claims:
             self.claims[attribute] = claims
         else:
@@ -104,7 +105,7 @@ class Transfer:
                 self.set_claims(each, tuple(claim for claim in self.claims[each] if claim.federate != federate))
 
     def offer(self, attributes: Iterable[int], tag: bytes) -> None:
-        """Who may own an attribute, and does not, may assume it."""
+        """Offer an attribute to those who may own it, and do not."""
         attributes = tuple(attributes)
         known = self._call.execution.instances.by_handle[self._instance].known
         for federate in sorted(known) if attributes else ():
@@ -114,7 +115,7 @@ class Transfer:
                     self.say(federate, "request_attribute_ownership_assumption", each, tag)
 
     def close(self) -> None:
-        """What has become of it. It can't be changed any more."""
+        """Put what has become of it into the execution. It can't be changed any more."""
         owned, at = self._call.execution.owned, self._instance
         self._call.change(
             "owned",
