@@ -200,7 +200,7 @@ def _as_it_is(value: Value) -> bytes:
 
 
 def enumeration(name: str, base: Codec, names: Mapping[str, int]) -> Codec:
-    """Codec of enumerators, whose values are their names. Raises ConfigurationError for a base without whole numbers."""
+    """Codec of enumerators: values are their names. Raises ConfigurationError for a base without whole numbers."""
     if not base.is_whole:
         raise ConfigurationError(f"enumeration {name}: {base.name} has no whole numbers")
     numbers: dict[Value, Value] = {number: each for each, number in names.items()}
