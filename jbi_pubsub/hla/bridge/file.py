@@ -40,7 +40,7 @@ class Time(TomlTable, frozen=True):
     couple: bool = False
     """Whether time advances on both sides together."""
     lookahead: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 1e-3
-    """Of the surrogates, in seconds of logical time."""
+    """Lookahead of the surrogates, in seconds of logical time."""
 
 
 class FlowSection(TomlTable, frozen=True):
@@ -73,7 +73,7 @@ class HlaFile(TomlTable, frozen=True):
 
 
 def federations(path: Path, document: Mapping[str, Any]) -> Federations:
-    """Of a bridge between federations. Raises ConfigurationError, which names file and key."""
+    """The file of a bridge between federations. Raises ConfigurationError, which names file and key."""
     try:
         file = toml.typed(document, HlaFile)
     except TomlError as exc:
@@ -122,7 +122,7 @@ class Federations(NamedTuple):
     # -- models --------------------------------------------------------------------------------------------------
 
     def model(self, name: str) -> SideModel | None:
-        """Of a side, from the modules that the file names; None: it names none. Raises ConfigurationError."""
+        """Model of a side, from the modules that the file names; None: it names none. Raises ConfigurationError."""
         modules = [self.path.parent / module for module in self.file.side[name].fom]
         if not modules:
             return None
@@ -130,12 +130,12 @@ class Federations(NamedTuple):
             return SideModel(name, parsed(*modules_of(modules)), datatypes.read(*modules))
 
     def translation(self) -> Translation | None:
-        """What goes, with the models of the file; None: it does not name them. Raises ConfigurationError."""
+        """Translation with the models of the file; None: it does not name them. Raises ConfigurationError."""
         models = {name: model for name in self.file.side if (model := self.model(name)) is not None}
         return self.translated(models) if len(models) == 2 else None
 
     def translated(self, models: Mapping[str, SideModel]) -> Translation:
-        """What goes, with the models that RTIs have. Raises ConfigurationError."""
+        """Translation with the models that RTIs have. Raises ConfigurationError."""
         (one, other), (first, second) = models.values(), models
         with told(self.path, "direction"):
             return translation(one, other, self.file.way(first, second), self.file.way(second, first))
@@ -163,7 +163,7 @@ class Federations(NamedTuple):
         return Explained(plain, tuple(tables))
 
     def _rows(self, translated: Translation | None, side: int, name: str | None) -> Iterator[tuple[str, ...]]:
-        """What goes in the direction from a side."""
+        """Rows of what goes in the direction from a side."""
         way = self.file.way(*(self.sides if side == 0 else self.sides[::-1]))
         if way is None:
             yield "*", "", "nothing goes"
@@ -188,7 +188,7 @@ class _Shown(NamedTuple):
     members_there: tuple[ClassMember, ...]
 
     def rows(self, courses: Courses, only: str | None) -> Iterator[tuple[str, ...]]:
-        """Of each class, and of all that it has."""
+        """Rows of each class, and of all that it has."""
         for cls in self.classes[1:]:
             short = cls.name.partition(".")[2]
             if only in (None, short, cls.name):

@@ -1,4 +1,4 @@
-"""How many updates and interactions of a class go over a bridge in a second: the guard's rates."""
+"""Rates of the guard: updates and interactions of a class that go over a bridge in a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bridge between federations is seen on its two sides: a service in the lookup services of each, which says
+"""Presence of a bridge between federations on its two sides: a service in the lookup services of each, which says
 between which federation executions it stands (rings.py), and what it does (`jbi status`)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Facts = Callable[[], dict[str, Any]]
 
 
 class Presence:
-    """Of a bridge on both its sides. For one thread; `changed` is called on others."""
+    """Presence of a bridge on both its sides. For one thread; `changed` is called on others."""
 
     def __init__(
         self, name: str, configs: Sequence[Config], communities: Sequence[JoinManager], facts: Facts,
@@ -138,7 +138,7 @@ class Presence:
 
 
 def _served_as(config: Config) -> tuple[Any, ...]:
-    """What a server of ours depends on: where both sides agree in that, it is one."""
+    """Settings that a server of ours depends on: where both sides agree in that, it is one."""
     return config.pad.host, config.pad.advertise, config.tls, config.policy
 
 
@@ -166,7 +166,7 @@ class _Side:
         self._cache = community.watch(ServiceTemplate(types=(HLA_BRIDGE_TYPE,)), self)
 
     def heard(self, own: frozenset[str]) -> list[Span]:
-        """Of all bridges but ours."""
+        """Spans of all bridges but ours."""
         return [span for item in self._others(own) for span in rings.spans_of(item.entries)]
 
     def dead(self, own: frozenset[str]) -> list[str]:
@@ -178,7 +178,7 @@ class _Side:
         return [item for item in self._cache.items() if item.service_id not in own]
 
     def tell(self, spans: list[Span]) -> None:
-        """What stands in the lookup services from now on; a bridge that waits tells of nothing, and is there."""
+        """Set what stands in the lookup services from now on; a bridge that waits tells of nothing, and is there."""
         if spans == self._told:
             return
         self._told = spans

@@ -51,7 +51,7 @@ class FederationBridge:
         self._trouble = ""
         self._saves = Saves(described.path.parent / file.saves if file.saves else None, *KEPT)
         self._kept: list[tuple[str, Bridge]] = []
-        """What was under way at saves, while the bridge is away."""
+        """States under way at saves, while the bridge is away."""
         self._told: set[tuple[str, str]] = set()
         self._something, self._stopping = threading.Event(), threading.Event()
         with ExitStack() as undo:
@@ -111,7 +111,7 @@ class FederationBridge:
         }  # fmt: skip
 
     def samples(self) -> Iterator[Sample]:
-        """What the metrics port shows."""
+        """Samples for the metrics port."""
         return of_bridge(self._described.file.name, self.status())
 
     def _facts(self) -> dict[str, Any]:

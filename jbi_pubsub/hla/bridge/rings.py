@@ -60,7 +60,7 @@ def entry_of(span: Span) -> EntryRep:
 
 
 def spans_of(entries: Iterable[EntryRep]) -> list[Span]:
-    """What a registered bridge tells of; what can't be read is left out, since anybody may register anything."""
+    """Spans that a registered bridge tells of; what can't be read is left out, since anybody may register anything."""
     found: list[Span] = []
     for rep in entries:
         if rep.cls.name == SpanEntry.entry_name and len(found) < TOLD_MOST:
@@ -81,7 +81,7 @@ def _read(entry: SpanEntry) -> Span:
 
 
 def told(own: Span, heard: Iterable[Span]) -> list[Span]:
-    """What a bridge says on one side: of itself, and of those that it has heard of on the other one, the nearest
+    """Spans that a bridge tells on one side: its own, and those that it has heard of on the other one, the nearest
     first."""
     nearest: dict[str, Span] = {}
     for span in heard:

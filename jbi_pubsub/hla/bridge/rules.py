@@ -1,4 +1,4 @@
-"""What the file of a bridge between federations says of classes and what they have, one direction at a time."""
+"""Rules in the file of a bridge between federations, for classes and what they have, one direction at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from jbi_pubsub.core.toml import TomlTable
 
 Rest = Literal["same", "hide"]
-"""What becomes of what no rule names: it goes as what is called the same on the other side, or it does not."""
+"""Fate of what no rule names: it goes as what is called the same on the other side, or it does not."""
 
 
 class MemberRule(TomlTable, frozen=True):
     """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
 
     name: str = ""
-    """What it is called there; "": the same."""
+    """Name there; "": the same."""
     hide: bool = False
-    """It does not go."""
+    """Whether it stays here."""
     type: str | tuple[str, str] = ""
     """Data types here and there, or one for both; "": what the object models say."""
     unit: tuple[str, str] | None = None
@@ -26,11 +26,11 @@ class MemberRule(TomlTable, frozen=True):
     step: float | None = None
     """The grid that is left of a number, in the unit there."""
     origin: float = 0.0
-    """Of that grid."""
+    """Origin of that grid."""
     length: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Characters of a text that are left."""
     table: dict[str, str | int | float] | None = None
-    """What each value is there; others are left out."""
+    """Values there, by value here; others are left out."""
 
 
 class NamedRule(TomlTable, frozen=True, rename={"target": "to"}):
@@ -40,11 +40,11 @@ class NamedRule(TomlTable, frozen=True, rename={"target": "to"}):
     name: str
     """Here."""
     target: str = ""
-    """What it is called there; "": the same."""
+    """Name there; "": the same."""
     hide: bool = False
     """Neither it nor its objects are known there."""
     rest: Rest | None = None
-    """Of attributes or parameters that no rule names; None: as the direction says."""
+    """Fate of attributes or parameters that no rule names; None: as the direction says."""
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     """Updates a second that go; more are left out."""
     burst: Annotated[float, msgspec.Meta(ge=1, le=1e9)] | None = None
@@ -58,7 +58,7 @@ class ClassRule(NamedRule, frozen=True):
 
     @property
     def elements(self) -> dict[str, MemberRule]:
-        """What the class has."""
+        """Rules of what the class has."""
         return self.attribute
 
 
@@ -69,7 +69,7 @@ class InteractionRule(NamedRule, frozen=True):
 
     @property
     def elements(self) -> dict[str, MemberRule]:
-        """What the class has."""
+        """Rules of what the class has."""
         return self.parameter
 
 
@@ -81,6 +81,6 @@ class Way(
     source: str
     target: str
     rest: Rest = "same"
-    """Of classes that no rule names, and of their attributes and parameters."""
+    """Fate of classes that no rule names, and of their attributes and parameters."""
     classes: tuple[ClassRule, ...] = ()
     interactions: tuple[InteractionRule, ...] = ()

@@ -19,8 +19,8 @@ from .policy import Solutions
 from .translation import Translation
 
 Key = tuple[str, int, str, int]
-"""Of what is agreed on: "sync", "save" or "restore", the side where it began (0 for saves and restores, which are the
-same on both), its label there, and a number: a label is free again on one side while it is not yet on the other."""
+"""Key of what is agreed on: "sync", "save" or "restore", the side where it began (0 for saves and restores, which are
+the same on both), its label there, and a number: a label is free again on one side while it is not yet on the other."""
 
 T = TypeVar("T")
 
@@ -28,16 +28,16 @@ NOTHING: Final[Map[Any, Any]] = Map()
 
 
 class Plan(NamedTuple):
-    """What stays for a bridge's life."""
+    """Constants of a bridge's life."""
 
     names: tuple[str, str]
-    """Of the federations, by side."""
+    """Names of the federations, by side."""
     policy: Solutions
     translation: Translation
     couples: bool = False
     """Time advances on both sides together."""
     lookahead: float = 1e-3
-    """Of the surrogates, in seconds of logical time."""
+    """Lookahead of the surrogates, in seconds of logical time."""
     reordered: bool = False
     """Links do not keep the order of control entries. (For those who explore what comes of it.)"""
     forwards: bool = True
@@ -50,18 +50,18 @@ class Plan(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What goes over a link."""
+    """Entry that goes over a link."""
 
     kind: str
     """request, completed, failed; discover, update, interaction, remove, provide; acquire, granted, denied, offer;
     call: one that could not be made while its federation was saved or restored."""
     arguments: tuple[Any, ...]
     key: Key | None = None
-    """Of what is agreed on."""
+    """Key of what is agreed on."""
     stream: tuple[Any, ...] = ()
     """Data entries of one stream keep their order; () for control."""
     after: tuple[Key, ...] = ()
-    """It goes once these are over on the far side."""
+    """Rounds that have to be over on the far side first."""
     time: float | None = None
     """Its time stamp."""
 
@@ -77,16 +77,16 @@ class Part(NamedTuple):
     """One federation's part in an agreement."""
 
     label: str = ""
-    """What it is called there."""
+    """Label there."""
     state: str = ""
     """"": not asked; asked; accepted; blocked: something else goes on there; announced; consented: by its surrogate;
     over."""
     sent: bool = False
     """That all others there have consented was sent to the other side."""
     far: str = ""
-    """What the other side has said: "", done, or failed."""
+    """The other side's word: "", done, or failed."""
     ok: bool = True
-    """How it has ended there."""
+    """Whether it has ended well there."""
 
 
 class Round(NamedTuple):
@@ -95,7 +95,7 @@ class Round(NamedTuple):
     parts: tuple[Part, Part]
     tag: bytes = b""
     name: str = ""
-    """Of the set of federates for whom a point is."""
+    """Name of the set of federates for whom a point is."""
 
 
 class Twin(NamedTuple):
@@ -117,7 +117,7 @@ class Pace(NamedTuple):
     state: str = "off"
     """off, enabling, granted, advancing."""
     stale: bool = False
-    """What it asked for was refused, since its federation is saved or restored."""
+    """Whether its request was refused, since its federation is saved or restored."""
 
 
 class Bridge(NamedTuple):
@@ -128,7 +128,7 @@ class Bridge(NamedTuple):
     busy: tuple[str, str] = ("", "")
     """Labels of a save or restore that goes on; "?": one of which nothing was heard yet."""
     settled: tuple[bool, bool] = (False, False)
-    """What there was when the surrogate came is known."""
+    """Whether what there was when the surrogate came is known."""
     objects: Map[tuple[int, int], Twin] = Map()
     """By side and handle."""
     values: Map[tuple[int, int], Map[int, bytes]] = Map()
@@ -141,10 +141,10 @@ class Bridge(NamedTuple):
     """Attributes that a federate of a side wants and the surrogate there owns: why the surrogate asks for them on the
     other side: release, or confirm."""
     retractions: Map[tuple[int, int], int] = Map()
-    """Of messages that came with a time stamp from a side, and what they are on the other."""
+    """Handles of messages that came with a time stamp from a side, and what they are on the other."""
     paces: tuple[Pace, Pace] = (Pace(), Pace())
     kept: Map[str, Bridge] = Map()
-    """What was under way when both sides saved, by label."""
+    """States under way when both sides saved, by label."""
     order: tuple[str, ...] = ()
     """These labels, the oldest first."""
     counters: Map[str, int] = Map()
@@ -162,13 +162,13 @@ class Call(NamedTuple):
     service: str
     arguments: tuple[Any, ...] = ()
     entry: Entry | None = None
-    """What it comes from."""
+    """Entry that it comes from."""
     about: tuple[Any, ...] = ()
     """For whoever gets its answer."""
 
 
 def changed(pair: tuple[T, T], side: int, value: T) -> tuple[T, T]:
-    """What is had of both sides, with another value of one."""
+    """Pair of both sides' values, with another value of one."""
     return (value, pair[1]) if side == 0 else (pair[0], value)
 
 
@@ -213,11 +213,11 @@ class Turn:
         self.set_link(side, link._replace(**{queue: (entry, *getattr(link, queue))}))
 
     def set_link(self, side: int, link: Link) -> None:
-        """Of the link from a side."""
+        """Set the link from a side."""
         self.set(links=changed(self.bridge.links, side, link))
 
     def over_here_alone(self, side: int) -> tuple[Key, ...]:
-        """What is over on a side, and not on the other one."""
+        """Rounds that are over on a side, and not on the other one."""
         rounds = self.bridge.rounds
         return tuple(
             key for key in sorted(rounds) if rounds[key].parts[side].state == "over" and rounds[key].parts[side].ok
@@ -226,7 +226,7 @@ class Turn:
     # -- agreements ----------------------------------------------------------------------------------------------
 
     def part(self, key: Key, side: int) -> Part:
-        """Of a round."""
+        """Part of a round on a side."""
         return self.bridge.rounds[key].parts[side]
 
     def set_part(self, key: Key, side: int, **fields: Any) -> Part:
@@ -244,7 +244,7 @@ class Turn:
     # -- objects -------------------------------------------------------------------------------------------------
 
     def twin(self, side: int, instance: int) -> Twin:
-        """Of an instance; an empty one if the bridge does not know it."""
+        """Twin of an instance; an empty one if the bridge does not know it."""
         return self.bridge.objects.get((side, instance), _NO_TWIN)
 
     def set_twin(self, side: int, instance: int, **fields: Any) -> None:

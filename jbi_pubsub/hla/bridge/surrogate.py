@@ -51,7 +51,7 @@ class Surrogate(RTIAmbassador):
         return SideModel(side, self.fom, datatypes.parsed(*self._modules))
 
     def take(self, most: int) -> list[Callback]:
-        """What it was told, at most so many. Raises NotConnected when it is joined no more, and all has been taken."""
+        """Callbacks that came, so many at most. Raises NotConnected once it is not joined and all has been taken."""
         link = self._joined()
         found = link.taken(most)
         callbacks = [Callback(name, arguments) for name, arguments in found if name != "connection_lost"]

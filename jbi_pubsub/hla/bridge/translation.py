@@ -1,5 +1,5 @@
-"""What federations know by other names, in other units and encodings, or not at all: the bridge's view of two object
-models, compiled from the rules of its file.
+"""Things that federations know by other names, in other units and encodings, or not at all: the bridge's view of two
+object models, compiled from the rules of its file.
 
 Pure; made once, and constant. `side` is always the one where something comes from, 0 or 1.
 
@@ -37,16 +37,16 @@ MANAGER: Final = ("HLAobjectRoot.HLAmanager", "HLAinteractionRoot.HLAmanager")
 
 
 class SideModel(NamedTuple):
-    """What is known of a federation."""
+    """Model of a federation."""
 
     name: str
-    """Of the side, for messages."""
+    """Name of the side, for messages."""
     fom: Fom
     types: Types = Types({}, {})
 
 
 class Limit(NamedTuple):
-    """Of a rate: as many a second, and as many at once. `key`: the class whose rule says so, for all below it."""
+    """Limit of a rate: as many a second, and as many at once. `key`: the class whose rule says so, for all below it."""
 
     key: int
     rate: float
@@ -59,7 +59,7 @@ class Mapped(NamedTuple):
     target: int
     change: Change | None = None
     says: str = ""
-    """What the change is, for people."""
+    """Description of the change, for people."""
 
 
 class Course(NamedTuple):
@@ -81,7 +81,7 @@ class Translation(NamedTuple):
 
     foms: tuple[Fom, Fom]
     objects: tuple[Courses, Courses]
-    """Of each side, by the handle of a class there."""
+    """Courses of each side, by the handle of a class there."""
     interactions: tuple[Courses, Courses]
 
     # -- what surrogates declare ---------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Translation(NamedTuple):
         return (one.target if one is not None else 0, *_values(one, parameters))
 
     def limit(self, side: int, cls: int, *, of_interaction: bool = False) -> Limit | None:
-        """How many updates of a class go."""
+        """Limit of updates of a class."""
         one = (self.interactions if of_interaction else self.objects)[side].get(cls)
         return one.limit if one is not None else None
 
@@ -155,7 +155,7 @@ def _values(one: Course | None, values: Values) -> tuple[Values, int]:
 
 
 def identity(fom: Fom) -> Translation:
-    """Of two federations of one model, where all goes as it is."""
+    """Translation of two federations of one model, where all goes as it is."""
     one, other = SideModel("0", fom), SideModel("1", fom)
     return translation(one, other, Way("0", "1"), Way("1", "0"))
 
@@ -170,7 +170,7 @@ def translation(one: SideModel, other: SideModel, forth: Way | None, back: Way |
 
 
 class _Compiling:
-    """Of the object classes, or the interaction classes, of one direction."""
+    """Compiler of the object classes, or the interaction classes, of one direction."""
 
     def __init__(self, here: SideModel, there: SideModel, way: Way | None, of_interactions: bool) -> None:
         self._here, self._there, self._way = here, there, way
@@ -349,7 +349,7 @@ def _type_of(name: str, types: Types, member: ClassMember) -> DataType | None:
 
 
 def _says(rule: elements.ElementRule, change: Change) -> str:
-    """What a change is: units, encodings, what is left."""
+    """Description of a change: units, encodings, what is left."""
     parts = [" to ".join(rule.unit)] if change.line is not None else []
     if change.source.form != change.target.form:
         parts.append(f"{change.source.name} to {change.target.name}")

@@ -17,8 +17,8 @@ _ROW: Final = 30
 
 
 def parties(events: Sequence[ChartEvent]) -> list[str]:
-    """Who takes part: each federation's federates, its RTI, its surrogates; surrogates of a bridge side by side where
-    that can be."""
+    """Parties: each federation's federates, its RTI, its surrogates; surrogates of a bridge side by side where that can
+    be."""
     found = list(dict.fromkeys(name for each in events for name in (each.source, each.target)))
     return sorted(found, key=_place)
 

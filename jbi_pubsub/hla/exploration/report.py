@@ -1,4 +1,4 @@
-"""What was explored, as one page of HTML: a table of all cells, and a chart for what is wrong, or else for an end."""
+"""Report of an exploration, a page of HTML: a table of all cells, and a chart for what is wrong, or else for an end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .search import events
 from .system import ChartEvent
 
 EVENTS_MOST: Final = 200
-"""Of a chart."""
+"""Limit of a chart."""
 
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }

@@ -26,7 +26,7 @@ class Scenario(NamedTuple):
     couples: bool = False
     """Time advances on both sides together."""
     late: bool = False
-    """What comes before `---` happens before the bridges join."""
+    """Whether what comes before `---` happens before the bridges join."""
     one_at_a_time: bool = False
 
     @property

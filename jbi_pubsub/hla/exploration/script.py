@@ -56,7 +56,7 @@ Group = tuple[Act, ...]
 
 
 class Reaction(NamedTuple):
-    """Of a federate, "*" for all, to what it is told."""
+    """Reaction of a federate, "*" for all, to what it is told."""
 
     who: str
     told: Act
@@ -67,7 +67,7 @@ class FederateScript(NamedTuple):
     """See the module."""
 
     first: tuple[tuple[str, Group], ...] = ()
-    """What happens before anything is explored."""
+    """Groups of acts before anything is explored."""
     programs: tuple[tuple[str, Group], ...] = ()
     reactions: tuple[Reaction, ...] = ()
 

@@ -37,7 +37,7 @@ class Violation(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """Of an exploration."""
+    """Result of an exploration."""
 
     states: int
     moves: int
@@ -104,7 +104,7 @@ def explore(setup: Scene, system: System, *, most: int = STATES_MOST) -> Explora
 
 
 def events(setup: Scene, system: System, way: list[Move]) -> list[ChartEvent]:
-    """What happens on a way."""
+    """Events on a way."""
     told: list[ChartEvent] = []
     for move in way:
         step = after(setup, system, move, told)
@@ -131,7 +131,7 @@ def ended(setup: Scene, system: System) -> str:
 
 
 def deadlocks(setup: Scene, system: System) -> list[str]:
-    """What every ordinary federate of a federation has consented to, and is pending all the same."""
+    """Rounds that every ordinary federate of a federation has consented to, and that are pending all the same."""
     found = []
     for federation, execution in enumerate(system.executions):
         routes = setup.routes[federation]

@@ -63,7 +63,7 @@ class ExploredBridge(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """What stays."""
+    """Constants of a system."""
 
     models: tuple[FederationModel, ...]
     """By federation."""
@@ -78,21 +78,21 @@ class Scene(NamedTuple):
 
 
 class System(NamedTuple):
-    """What changes."""
+    """State of a system, which changes."""
 
     executions: tuple[Execution, ...]
     inboxes: tuple[tuple[Callback, ...], ...]
-    """Of federates."""
+    """Inboxes of federates."""
     programs: tuple[tuple[Group, ...], ...]
     todos: tuple[tuple[Group, ...], ...]
-    """What federates do since they were told something."""
+    """Acts of federates since they were told something."""
     heard: tuple[Map[Act, bool], ...]
-    """Of what they wait for."""
+    """Acts that they wait for."""
     bridges: tuple[Bridge, ...]
     told: tuple[tuple[tuple[Callback, ...], tuple[Callback, ...]], ...]
     """Inboxes of surrogates, by bridge and side."""
     outcomes: Map[tuple[int, str, str], str] = Map()
-    """How saves, restores and points have ended, by federation, kind and label."""
+    """Outcomes of saves, restores and points, by federation, kind and label."""
 
 
 class Anomaly(NamedTuple):
@@ -156,7 +156,7 @@ class SceneMove:
             self.told[bridge][place] = (*self.told[bridge][place], told.callback)
 
     def act(self, place: int, group: Group) -> None:
-        """What a federate does in one go. Raises SaveInProgress, RestoreInProgress; other refusals are its own."""
+        """Do what a federate does in one go. Raises SaveInProgress, RestoreInProgress; other refusals are its own."""
         federation, name, handle = self.setup.federates[place]
         for act in group:
             arguments = tuple(self._known(federation, each) for each in act.arguments)
@@ -202,7 +202,7 @@ class SceneMove:
         self.skip_told(place)
 
     def skip_told(self, place: int) -> None:
-        """What it waited for and has been told."""
+        """Skip what it waited for and has been told."""
         program = self.programs[place]
         while program and program[0][0].is_told and program[0][0] in self.heard[place]:
             self.heard[place] = self.heard[place].delete(program[0][0])
@@ -232,7 +232,7 @@ class SceneMove:
         self.run(number, *spans.forwarded(plan, bridge, due))
 
     def _name(self, number: int, side: int) -> str:
-        """Of a surrogate: s_G is joined to F, and stands for all beyond."""
+        """Name of a surrogate: s_G is joined to F, and stands for all beyond."""
         there = FEDERATIONS[self.setup.spans[number].sides[1 - side]]
         return f"s_{there} in {FEDERATIONS[self.setup.spans[number].sides[side]]}"
 
@@ -285,7 +285,7 @@ def _shown(name: str, arguments: tuple[Any, ...]) -> str:
 
 
 def moves(setup: Scene, system: System) -> list[Move]:
-    """What can happen; of what matters to nobody else one."""
+    """Moves that can happen; of those that matter to nobody else one."""
     found: list[Move] = []
     for place, inbox in enumerate(system.inboxes):
         program, todo = system.programs[place], system.todos[place]
@@ -324,7 +324,7 @@ def _says_something(setup: Scene, system: System, number: int, due: spans.Due) -
 def after(
     setup: Scene, system: System, move: Move, events: list[ChartEvent] | None = None
 ) -> tuple[System, list[Anomaly]] | None:
-    """What comes of a move; None: it can't be made now."""
+    """Result of a move; None: it can't be made now."""
     doing = SceneMove(setup, system, events)
     kind, place = move[0], move[1]
     if kind == "hear":
