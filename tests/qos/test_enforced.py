@@ -223,7 +223,7 @@ def test_no_policy_is_looked_up_while_objects_go_by(
         does = getattr(where, name)
 
         def asks(*arguments: Any, **named: Any) -> Any:
-            if not threading.current_thread().name.startswith("quality-"):  # which looks at mail's link each second
+            if not threading.current_thread().name.startswith("ticker"):  # which looks at mail's link each second
                 asked.append(name)
             return does(*arguments, **named)
 
