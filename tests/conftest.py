@@ -31,7 +31,7 @@ from keeping import MemoryKeeping
 
 import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid
-from jbi_pubsub.core import guard
+from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
@@ -256,16 +256,33 @@ def fixtures(pytestconfig: pytest.Config) -> Any:
     return pytestconfig.pluginmanager.get_plugin(__file__)
 
 
+class LeftOver:
+    """Threads and jobs that were not there when this was made. The ticker's threads are those of all jobs, and asyncio
+    keeps its own."""
+
+    def __init__(self) -> None:
+        self._threads, self._jobs = set(threading.enumerate()), ticker.jobs()
+
+    def names(self) -> list[str]:
+        """Of those that are there now."""
+        threads = (each.name for each in threading.enumerate() if each not in self._threads and each.is_alive())
+        kept = [name for name in threads if not name.startswith(("asyncio", "ticker"))]
+        return kept + [job.name for job in ticker.jobs() - self._jobs]
+
+
+@pytest.fixture
+def left_over() -> LeftOver:
+    """Threads and jobs that come from now on, and stay."""
+    return LeftOver()
+
+
 @pytest.fixture
 def federation() -> Iterator[Federation]:
     """An empty federation with one lookup service."""
-    before = set(threading.enumerate())
+    left = LeftOver()
     with ExitStack() as stack:
         yield Federation(test_config(), stack)
-    eventually(
-        lambda: {t.name for t in threading.enumerate() if t not in before and t.name[:7] != "asyncio"} == set(),
-        what=lambda: f"threads that did not end: {[t.name for t in threading.enumerate() if t not in before]}",
-    )
+    eventually(lambda: not left.names(), what=lambda: f"threads and jobs that did not end: {left.names()}")
 
 
 @pytest.fixture

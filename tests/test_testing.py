@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from jbi_pubsub.core.config import LookupSection, PadSection
 from jbi_pubsub.testing import LocalFederation
 
 
-def test_two_federations_do_not_see_each_other(figures: Any) -> None:
+def test_two_federations_do_not_see_each_other(figures: Any, left_over: Any) -> None:
     # Given two in one process, with settings that would have them meet
-    before = set(threading.enumerate())
     config = Config(lookup=LookupSection(port=4160, locators=("127.0.0.1:4160",)), pad=PadSection(port=4161))
     with LocalFederation(config) as one, LocalFederation(config) as other:
         for federation in (one, other):
@@ -34,7 +32,7 @@ def test_two_federations_do_not_see_each_other(figures: Any) -> None:
         assert {subscriber.receive(wanted).payload for _ in range(2)} == {b"1", b"2"}
         assert stranger.matching(not_there).registrations == 0
     # Expect nothing left of either
-    assert {each for each in threading.enumerate() if each not in before and each.is_alive()} == set()
+    assert left_over.names() == []
 
 
 def test_a_second_lookup_service_is_known_to_those_that_come_later() -> None:

@@ -212,4 +212,12 @@ class Ticker:
 
 
 _OF_PROCESS: Final = Ticker()
+
+
+def jobs() -> frozenset[Job]:
+    """Jobs of this process that were started and not stopped."""
+    with _OF_PROCESS._lock:
+        return frozenset(_OF_PROCESS._jobs)
+
+
 os.register_at_fork(after_in_child=_OF_PROCESS.forget)

@@ -240,7 +240,7 @@ class TestRefusal:
             under_way[peer] += 1
             most[peer] = max(most.get(peer, 0), under_way[peer])
             with suppress(threading.BrokenBarrierError):
-                both.wait(5.0)  # one of each peer is here, or the other peer has no more
+                both.wait(30.0)  # one of each peer is here, or the other peer has no more
             under_way[peer] -= 1
             return parse(expression, *given)
 

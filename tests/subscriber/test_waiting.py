@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.core import guard
+from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.subscriber import waiting
 from jbi_pubsub.subscriber.waiting import Waiting
 
@@ -19,7 +19,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "AGAIN_MOST", 0.01)
 
 
-def test_who_waits_is_looked_at_until_it_need_not_be(eventually: Callable[..., Any]) -> None:
+def test_who_waits_is_looked_at_until_it_need_not_be(eventually: Callable[..., Any], left_over: Any) -> None:
     # Given two that wait; When one has what it waits for at the third look
     looks: list[str] = []
 
@@ -34,7 +34,7 @@ def test_who_waits_is_looked_at_until_it_need_not_be(eventually: Callable[..., A
     eventually(lambda: looks.count("b") > 5)
     assert looks.count("a") == 3
     made.stop()
-    assert "ticker" not in [thread.name for thread in threading.enumerate()]
+    assert left_over.names() == []
     made.add("c")
     assert "c" not in looks
 
@@ -60,6 +60,7 @@ def test_a_thread_that_a_signal_has_kept_from_starting_is_not_waited_for(monkeyp
     def interrupted(_thread: threading.Thread) -> None:
         raise SystemExit(143)
 
+    monkeypatch.setattr(ticker, "_OF_PROCESS", ticker.Ticker())  # that of the process may have its thread
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     made = Waiting(lambda _: True)
     with pytest.raises(SystemExit):

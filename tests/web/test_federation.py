@@ -187,7 +187,7 @@ def test_a_server_whose_subscriptions_make_no_sense_hides_no_others(
     pads = [federation.pad(name) for name in ("alpha", "bravo")]
     pages = [{"total": 1, "rows": [row]}, {"total": 1, "rows": [{"uid": "good", "lost": {"late": 1}}]}]
     for pad, page in zip(pads, pages, strict=True):
-        monkeypatch.setattr(pad.delegate, "page", lambda *_, page=page: page)
+        monkeypatch.setattr(pad.delegate.reports, "page", lambda *_, page=page: page)
     observer = observing(federation.config)
     shot = seen(observer, lambda s: len(s.servers) == 3 and all(x.facts for x in s.servers))
     bad, good = (next(s.id for s in shot.servers if s.title == f"{name}, rome") for name in ("alpha", "bravo"))
