@@ -296,21 +296,23 @@ def test_wishes_of_the_command_line(
 
 
 @pytest.mark.processes
-def test_what_is_off_is_not_imported_and_has_no_thread() -> None:
+def test_what_is_off_is_not_imported_and_has_no_thread_nor_job() -> None:
     code = """
 import sys, threading
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, LookupSection
+from jbi_pubsub.core.ticker import jobs
 from jbi_pubsub.pad.server.server import DisseminationServer
 config = Config(lookup=LookupSection(multicast=False, locators=()))
 server = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
 server.start()
 print([name for name in sys.modules if name.startswith(("jbi_pubsub.qos", "jbi_pubsub.policy"))])
-print([thread.name for thread in threading.enumerate() if "qos" in thread.name or "quality" in thread.name])
+names = [each.name for each in (*threading.enumerate(), *jobs())]
+print([name for name in names if any(word in name for word in ("qos", "quality", "contracts", "policy"))])
 server.stop(0.1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    # Expect of the policy room only what reads the settings, and no thread
+    # Expect of the policy room only what reads the settings, and neither thread nor job
     assert done.stdout.splitlines() == ["['jbi_pubsub.policy', 'jbi_pubsub.policy.settings']", "[]"]
 
 
