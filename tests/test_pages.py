@@ -31,6 +31,7 @@ import configparser
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -293,11 +294,19 @@ def parse(block: Block, folder: Path) -> None:
             assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"
 
 
+def _outside() -> socket.socket:
+    """A listener at a port that the system gives nobody who asks for any: what takes it later finds it free."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    pytest.fail("100 ports are taken")
+
+
 @pytest.fixture
 def reader(tmp_path: Path, world: str, eventually: Callable[..., Any]) -> Iterator[Reader]:
     """Somebody with an empty folder, this environment's commands, and a port for a lookup service of their own."""
     with contextlib.ExitStack() as held:
-        free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        free = [held.enter_context(_outside()) for _ in PORTS]
         ports = {port: str(each.getsockname()[1]) for port, each in zip(PORTS, free, strict=True)}
     (tmp_path / "examples").symlink_to(TOP / "examples")
     environment = {
