@@ -42,6 +42,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.sqlite import transaction
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.events import NUMBER_JUMP, Interest
 from jbi_pubsub.lookup.item import ServiceItem
@@ -199,7 +200,7 @@ class Store:
                 admin = None
             items, interests = self._read(now)
         try:
-            with self._disk(), self._transaction() as base:
+            with self._disk(), transaction(self._base) as base:
                 base.execute("DELETE FROM kept WHERE ends <= ?", (now + self._clock.offset,))
                 self._put_meta("clock", self._clock)
                 self._put_meta("epoch", _Epoch(self._epoch))
@@ -455,7 +456,7 @@ class Store:
             self._waiting[key] = record
 
     def _commit(self, batch: dict[_Key, LogRecord | _Clock | _Epoch]) -> None:
-        with self._transaction() as base:
+        with transaction(self._base) as base:
             for (kind, kept), record in batch.items():
                 match record:
                     case ItemKept():
@@ -505,16 +506,6 @@ class Store:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._base.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._base
-            self._base.execute("COMMIT")
-        finally:
-            if self._base.in_transaction:  # SQLite has rolled back by itself after some errors
-                self._base.execute("ROLLBACK")
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ from jbi_pubsub.core.descriptors import MAX_HISTORY, Change, Descriptor, Key, Ki
 from jbi_pubsub.core.errors import OversizeError, StorageError
 from jbi_pubsub.core.files import TEMPORARY, locked, locker, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.sqlite import transaction
 
 APPLICATION_ID: Final = 0x4A425459
 """Marks the file as ours (SQLite header, offset 68): "JBTY"."""
@@ -281,7 +282,7 @@ class FolderTypes:
                 documents = tuple((name, self._store(data)) for name, data in bundle.documents)
                 rest = (bundle.main, bundle.type.name, bundle.type.version, bundle.marks)
             old = self._documents(key)
-            with self._transaction():
+            with transaction(self._base):
                 self._write(descriptor, rest, documents)
                 self._note(key, change)
             self._tidy(sha for _, sha in old)
@@ -290,7 +291,7 @@ class FolderTypes:
         """See TypeCatalogue."""
         with self._lock, self._disk():
             old = self._documents(key)
-            with self._transaction():
+            with transaction(self._base):
                 for table in ("types", "documents", "properties"):
                     self._base.execute(f"DELETE FROM {table} WHERE {_OF}", _of(key))
                 self._note(key, change)
@@ -320,7 +321,7 @@ class FolderTypes:
 
     def put_property(self, key: Key, name: str, data: bytes | None, change: Change) -> None:
         """See TypeCatalogue."""
-        with self._lock, self._disk(), self._transaction():
+        with self._lock, self._disk(), transaction(self._base):
             if data is None:
                 self._base.execute(f"DELETE FROM properties WHERE {_OF} AND property = ?", (*_of(key), name))
             else:
@@ -495,16 +496,6 @@ class FolderTypes:
                 (self.folder / f"{sha}.xsd").unlink(missing_ok=True)
 
     # -- errors -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._base.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._base.execute("COMMIT")
-        finally:
-            if self._base.in_transaction:  # something failed, or the commit itself
-                self._base.execute("ROLLBACK")
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.history import MAX_POSITION, Consumer
+from jbi_pubsub.core.sqlite import transaction
 from jbi_pubsub.core.values import decoder_of
 
 log = logging.getLogger("jbi_pubsub.archive")
@@ -132,7 +133,7 @@ class Catalogue:
     def begin(self, incarnation: str, above: int) -> dict[str, int]:
         """The archive is open from now on, as that incarnation, which gives positions above one. The latest
         incarnations, that first, each with the last position of its own. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.execute(_INCARNATIONS)
             base.execute("INSERT INTO incarnations VALUES (?, ?)", (incarnation, above))
             most = MAX_INCARNATIONS
@@ -150,7 +151,7 @@ class Catalogue:
 
     def keep(self, changed: Iterable[Kept], checkpoint: int, counters: Mapping[str, int]) -> None:
         """Registrations as they are at that position, and what was counted. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany(
                 f"INSERT OR REPLACE INTO registrations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
                 (msgspec.structs.astuple(kept) for kept in changed),
@@ -160,7 +161,7 @@ class Catalogue:
 
     def register(self, registrations: Iterable[Kept]) -> None:
         """Note registrations: their publishers, and the types and entries of their objects. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany(
                 f"INSERT INTO registrations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, 0, 0, 0, 0, 0)"  # noqa: S608
                 " ON CONFLICT (uid) DO UPDATE SET publisher = excluded.publisher, entries = excluded.entries",
@@ -169,7 +170,7 @@ class Catalogue:
 
     def forget(self, uids: Iterable[str]) -> None:
         """Registrations of which nothing is kept any more. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany("DELETE FROM registrations WHERE uid = ?", ((uid,) for uid in uids))
 
     # -- durable subscriptions ----------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Catalogue:
         consumers = list(consumers)
         for each in consumers:
             _check(each)
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany(
                 "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(_row, consumers),
@@ -200,14 +201,14 @@ class Catalogue:
 
     def cancel(self, name: str, owner: str) -> bool:
         """A durable subscription is over; whether there was one. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             return base.execute("DELETE FROM consumers WHERE name = ? AND owner = ?", (name, owner)).rowcount > 0
 
     # -- deleted objects ----------------------------------------------------------------------------------------
 
     def delete(self, object_ids: Iterable[str]) -> None:
         """Remember that these never come back. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((each,) for each in object_ids))
 
     def are_deleted(self, object_ids: Iterable[str]) -> set[str]:
@@ -226,7 +227,7 @@ class Catalogue:
 
     def expire(self, lost: Iterable[Lost]) -> None:
         """Remember what was given up; of very much the older part by registration alone. Raises StorageError."""
-        with self._transaction() as base:
+        with self._translated(), transaction(self._base) as base:
             base.executemany(
                 "INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", (msgspec.structs.astuple(each) for each in lost)
             )
@@ -286,18 +287,6 @@ class Catalogue:
         self._base = _opened(self.path, self._archive, rows)
         self.troubles.append(f"{told}; it is kept as {beside.name}, and was made anew")
         log.error("%s", self.troubles[-1])
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._translated():
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-                self._base.execute("COMMIT")
-            except BaseException:
-                if self._base.in_transaction:
-                    self._base.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

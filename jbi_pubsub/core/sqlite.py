@@ -25,14 +25,14 @@ def opened(path: Path, set_up: Callable[[sqlite3.Connection], None], *, timeout:
 
 
 @contextmanager
-def transaction(base: sqlite3.Connection) -> Iterator[None]:
+def transaction(base: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """All or nothing."""
     base.execute("BEGIN IMMEDIATE")
     try:
-        yield
+        yield base
         base.execute("COMMIT")
     finally:
-        if base.in_transaction:  # something failed, or the commit itself
+        if base.in_transaction:  # something failed, or the commit itself; SQLite has rolled back after some errors
             base.execute("ROLLBACK")
 
 

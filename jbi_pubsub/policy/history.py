@@ -6,7 +6,6 @@ or written is a StorageError, never a silent loss.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.sqlite import opened, transaction
 from jbi_pubsub.core.values import decoder_of
 
 from .space import HISTORY_MOST, Version
@@ -34,16 +34,9 @@ class History:
         self.path = path
         self._lock = threading.Lock()
         with self._translated():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
-            try:
-                self._set_up()
-            except (sqlite3.Error, StorageError):
-                self._base.close()
-                raise
+            self._base = opened(path, self._set_up, timeout=1.0)
 
-    def _set_up(self) -> None:
-        base = self._base
+    def _set_up(self, base: sqlite3.Connection) -> None:
         base.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second manager on it would mix up two histories
         base.execute("PRAGMA synchronous = FULL")
         base.execute("BEGIN IMMEDIATE")
@@ -80,19 +73,19 @@ class History:
     def keep(self, version: Version) -> None:
         """One more version; of too many the oldest is forgotten. Raises StorageError."""
         row = (version.version, version.at, version.who, version.why, version.toml)
-        with self._transaction() as base:
+        with self._lock, self._translated(), transaction(self._base) as base:
             base.execute("INSERT INTO version (version, at, who, why, toml) VALUES (?, ?, ?, ?, ?)", row)
             base.execute("DELETE FROM version WHERE version <= ?", (version.version - HISTORY_MOST,))
 
     def put(self, facts: Mapping[str, str]) -> None:
         """Facts by name. Raises StorageError."""
-        with self._transaction() as base:
+        with self._lock, self._translated(), transaction(self._base) as base:
             base.executemany("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", facts.items())
 
     def keep_shares(self, shares: Shares) -> None:
         """Keep who has what from now on. Raises StorageError."""
         rows = [(lqm, component, msgspec.msgpack.encode(rates)) for lqm, (component, rates) in shares.items()]
-        with self._transaction() as base:
+        with self._lock, self._translated(), transaction(self._base) as base:
             base.execute("DELETE FROM share")
             base.executemany("INSERT INTO share (lqm, component, rates) VALUES (?, ?, ?)", rows)
 
@@ -100,17 +93,6 @@ class History:
         """Close the file."""
         with self._lock, self._translated():
             self._base.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translated():
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-                self._base.execute("COMMIT")
-            finally:
-                if self._base.in_transaction:  # something failed, or the commit itself
-                    self._base.execute("ROLLBACK")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
