@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # twice as many processes as there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
-PYTEST := $(BIN)/python -m pytest -n $(shell expr 2 \* $(shell nproc)) --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(2 * (os.cpu_count() or 1))") --maxprocesses 4 --dist worksteal
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -53,9 +53,11 @@ $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/demo.stamp
 
 # a release in dist/: built, and the wheel installed and tried in an empty environment
-dist: $(VENV)/test.stamp
-	rm -rf dist build/tried
-	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))" | tail -1
+dist:
+	rm -rf dist build/made build/tried
+	$(PYTHON) -m venv build/made
+	build/made/bin/pip install --quiet --disable-pip-version-check build
+	build/made/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv build/tried
 	build/tried/bin/pip install --quiet --disable-pip-version-check dist/*.whl
 	cd build && tried/bin/jbi --version && tried/bin/jbi demo
