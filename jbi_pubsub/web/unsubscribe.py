@@ -1,4 +1,4 @@
-"""Where the links in mails lead (see pad/mail/links.py): a page with one button for people, one click for their mail
+"""Where the links in mails lead (see protocol/mail_links.py): a page with one button for people, one click for mail
 programs (RFC 8058). No session, no cookie, no script: the link itself is the right.
 
 Rules:
