@@ -404,6 +404,7 @@ class DisseminationServer:
         self.delegate.publishers.wait_for_late_joiners()
         self.community.close()
         self._stopping.set()
+        self._reaper.stop()  # no lease ends any more, so that subscribers have until the end of the drain
         if self._tasks is not None and self._reports is not None:
             self._tasks.drain(drain)  # what is admitted is done, and told; what is not, publishers send to another one
             self._reports.flush(PART_SECONDS)
@@ -419,7 +420,6 @@ class DisseminationServer:
             endpoint.stop()
         if self._stages.quality is not None:
             self._stages.quality.close()
-        self._reaper.stop()
         if self._namesakes.is_alive():
             self._namesakes.join(1.0)
         return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.store import DelegateOptions, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.pad.server.server import REAP_SECONDS
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 
@@ -325,6 +327,30 @@ def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
     # Expect a lease that ends later to be seen
     pad.delegate.sessions.open("subscriber", 0.1)
     eventually(lambda: pad.status()["sessions"] == [] and pad.status()["leases"] == 0)
+
+
+def test_a_delegate_that_stops_ends_no_lease_any_more(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate that has time to deliver when it stops
+    pad = federation.pad()
+    looks: list[bool] = []
+    expire, drain = pad.delegate.expire, pad.delegate.drain
+
+    def looked() -> int:
+        looks.append(pad._stopping.is_set())
+        return int(expire())
+
+    def slowly(timeout: float, *, closing: bool = False) -> int:
+        time.sleep(5 * REAP_SECONDS)
+        return int(drain(timeout, closing=closing))
+
+    monkeypatch.setattr(pad.delegate, "expire", looked)
+    monkeypatch.setattr(pad.delegate, "drain", slowly)
+    eventually(lambda: looks)
+    # When it stops; Expect nobody to be ended for a lease that he could not renew
+    pad.stop(1.0)
+    assert not any(looks)
 
 
 UNIT = define("test.Unit", {"name": str})
