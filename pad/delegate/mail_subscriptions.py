@@ -135,6 +135,8 @@ class MailSubscriptions:
         except StorageError:
             self._forget(("mail", subscription.uid))  # what is not on disk is not promised
             raise
+        if ("mail", subscription.uid) not in self._tables.subscriptions:  # it has ended meanwhile
+            self.store.forget(subscription.uid)
 
     def keep_terms(self, known: Subscription) -> None:
         """Its new terms are on disk, too. Raises StorageError."""
@@ -143,17 +145,19 @@ class MailSubscriptions:
 
     def hand_over(self, known: Subscription, caller: Caller | None, rights: Rights | None) -> None:
         """An e-mail subscription was asked for again: with another certificate it hangs on that one. Raises
-        StorageError."""
+        StorageError; it hangs on the old one then."""
+        if not known.lease_id or caller is None or holder_of(known.caller) == caller.holder:
+            return
+        if self.store is not None:
+            self.store.hand_over(known.uid, whose_of(caller))
         with self._tables.lock:
-            if not known.lease_id or caller is None or holder_of(known.caller) == caller.holder:
-                return
+            if self._tables.subscriptions.get(("mail", known.uid)) is not known:
+                return  # it has ended meanwhile
             known.caller, known.rights = caller, rights
             self._events.tell_subscription("updated", known)
             self._contracts.permissions.ask_all()  # other rules may hold for it
             before, (known.contract, _) = known.contract, self._contracts.open_for(known, _modest(known.request.qos))
             self._contracts.end(before)
-        if self.store is not None:
-            self.store.hand_over(known.uid, whose_of(caller))
 
     def lease_of(self, subscription: Subscription) -> Lease | None:
         """Of one by e-mail alone what is left of its lease; None for others."""

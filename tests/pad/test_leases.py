@@ -158,6 +158,49 @@ def test_an_email_subscription_sent_again_hangs_on_the_certificate_it_was_sent_w
     assert world.held() == {}
 
 
+def test_what_could_not_be_handed_over_on_the_disk_hangs_on_the_old_certificate_until_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an e-mail subscription, and another certificate of its owner
+    old, new = (Caller("192.0.2.1:7", place=Place(holder=holder), user="anna") for holder in ("1:old", "2:new"))
+    world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=old)
+
+    def full(_uid: str, _whose: Whose | None) -> None:
+        raise StorageError("no room")
+
+    # When it is sent again with that, while the disk takes nothing
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "hand_over", full)
+        with pytest.raises(StorageError, match="no room"):
+            world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=new)
+    # Expect it to be handed over, on the disk as well, when it is sent once more
+    world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=new)
+    assert world.kept is not None
+    assert world.kept.holder == "2:new"
+    assert world.delegate.review.end_held("1:old".__eq__) == 0
+
+
+def test_an_email_subscription_that_ends_while_it_is_handed_over_stays_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an e-mail subscription, and who is told what happens to it
+    old, new = (Caller("192.0.2.1:7", place=Place(holder=holder), user="anna") for holder in ("1:old", "2:new"))
+    world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=old)
+    told: list[str] = []
+    world.delegate.events.witness = lambda happening: told.append(happening.what)
+
+    # When it is cancelled before it hangs on another certificate, with which it was sent again with other terms
+    def cancels(_request: SubscriptionRequest) -> None:
+        world.delegate.subscribers.unsubscribe("", MAIL.uid, administer=True)
+
+    monkeypatch.setattr(world, "amend", cancels, raising=False)
+    amended = msgspec.structs.replace(MAIL, predicate="/m/@n = 2")
+    world.delegate.subscribers.subscribe("", amended, 10.0, caller=new)
+    # Expect nothing to be done with it afterwards
+    assert told == ["updated", "removed"]
+    assert world.held() == {}
+
+
 def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(world: World) -> None:
     # Given an e-mail subscription that was sent twice
     world.delegate.subscribers.subscribe("", MAIL, 10.0)
@@ -192,6 +235,27 @@ def test_an_amended_email_subscription_is_kept_as_it_is_by_then(world: World, tm
     assert kept.lease_id == granted.lease.lease_id
     store.close()
     world.delegate.mail.store = None
+
+
+def test_an_email_subscription_that_ends_before_it_is_on_the_disk_does_not_come_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that keeps its e-mail subscriptions
+    store = SubscriptionStore(tmp_path / "subscriptions")
+    keep = store.keep
+    monkeypatch.setattr(world.delegate.mail, "store", store)
+
+    # When one is cancelled before its subscriber has the answer
+    def cancelled_before(kept: Kept) -> None:
+        world.delegate.subscribers.cancel(MAIL.uid)
+        keep(kept)
+
+    monkeypatch.setattr(store, "keep", cancelled_before)
+    world.delegate.subscribers.subscribe("", MAIL, 10.0)
+    # Expect nothing of it for the next start
+    assert store.load(0.0) == []
+    store.close()
+    monkeypatch.undo()
 
 
 def test_new_terms_that_cant_be_kept_leave_the_old_ones_in_force(
