@@ -40,6 +40,7 @@ class MailSubscriptions:
     ) -> None:
         """`forget` ends a subscription. Raises StorageError."""
         config, self._tables, self._contracts, self._events = core
+        self._landlord = self._tables.leases.landlord
         self._forget = forget
         self._term = config.lease.mail
         self._wall = options.wall
@@ -86,7 +87,7 @@ class MailSubscriptions:
         subscription.rights = self._contracts.permissions.rights_of(subscription.caller)
         self._contracts.permissions.ask_all()  # the rules may be others than they were
         now, wall = self._tables.clock(), self._wall()
-        self._tables.leases.landlord.restore(kept.lease_id, lambda: self._forget(key), now + kept.ends - wall)
+        self._landlord.restore(kept.lease_id, lambda: self._forget(key), now + kept.ends - wall)
         self._uids[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
         self._schedule.set(subscription, now + kept.remind - wall if kept.remind is not None else math.inf)
@@ -99,7 +100,7 @@ class MailSubscriptions:
     def grant(self, subscription: Subscription, key: Key, duration: float) -> Lease:
         """Under the lock: a lease for one by e-mail alone. Raises LeaseDeniedError."""
         now = self._tables.clock()
-        lease = self._tables.leases.landlord.grant(lambda: self._forget(key), duration, now)
+        lease = self._landlord.grant(lambda: self._forget(key), duration, now)
         subscription.lease_id = lease.lease_id
         self._uids[lease.lease_id] = subscription.uid
         self._schedule.set(subscription, self._schedule.moment(now, lease.duration))
@@ -117,7 +118,7 @@ class MailSubscriptions:
         """Under the lock: it ends, and its lease."""
         if subscription.lease_id:
             self._uids.pop(subscription.lease_id, None)
-            self._tables.leases.landlord.drop(subscription.lease_id)
+            self._landlord.drop(subscription.lease_id)
         self._schedule.set(subscription, math.inf)
         others = [s for s in self._by_uid.pop(subscription.uid, ()) if s is not subscription]
         if others:
@@ -163,9 +164,7 @@ class MailSubscriptions:
         """Of one by e-mail alone what is left of its lease; None for others."""
         if not subscription.lease_id:
             return None
-        return Lease(
-            subscription.lease_id, self._tables.leases.landlord.left(subscription.lease_id, self._tables.clock())
-        )
+        return Lease(subscription.lease_id, self._landlord.left(subscription.lease_id, self._tables.clock()))
 
     def check_wanted(self, request: SubscriptionRequest) -> None:
         """Raises ConfigurationError for one that nobody wants any more."""
@@ -251,7 +250,7 @@ class MailSubscriptions:
         with self._tables.lock:
             now = self._tables.clock()
             return [
-                {**s.status(), "lease": round(self._tables.leases.landlord.left(s.lease_id, now), 1)}
+                {**s.status(), "lease": round(self._landlord.left(s.lease_id, now), 1)}
                 for (owner, _), s in self._tables.subscriptions.items()
                 if owner == "mail"
             ]
@@ -267,9 +266,7 @@ class MailSubscriptions:
         with self._tables.lock:
             now, wall = self._tables.clock(), self._wall()
             for subscription in self._schedule.take(now):
-                self.dispatcher.remind(
-                    subscription, wall + self._tables.leases.landlord.left(subscription.lease_id, now)
-                )
+                self.dispatcher.remind(subscription, wall + self._landlord.left(subscription.lease_id, now))
             told = [uid for uid in self.dispatcher.reminded() if self._is_told(uid)]
         for uid in told:
             self._keep_told(uid)

@@ -106,11 +106,8 @@ class PublisherConnections:
         ids are ignored."""
         with self._tables.lock:
             registration = self._tables.registrations.get(uid)
-            if (
-                registration is not None
-                and why.is_final
-                and (of := self._tables.connections.get(registration.connection))
-            ):
+            of = self._tables.connections.get(registration.connection) if registration is not None else None
+            if of is not None and why.is_final:
                 of.untold[uid] = why
 
     def refusals(self, connection: PublisherConnection) -> list[tuple[str, ErrorReport]]:

@@ -30,7 +30,7 @@ FAR: Final = sys.maxsize
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
+    """A subscription at a delegate, compiled. `owner` is the id of the subscriber session, or "mail" of e-mail alone.
 
     `number` names it on the data plane of its session. Counters of objects are changed under the lock of
     who holds them, the session or the mail queue.
