@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.progress import Progress
@@ -26,7 +26,7 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.requests import DIGEST_ATTRIBUTE, View
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
-from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
+from jbi_pubsub.publisher import PublisherAdapterLight
 from jbi_pubsub.publisher.publication import RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
@@ -51,6 +51,9 @@ from .settings import looking, try_folder
 from .show import as_json as json_text
 from .show import console, counted, printable, show_losses
 from .wishes import WISH, granted_shown, wish_of
+
+if TYPE_CHECKING:
+    from jbi_pubsub.publisher import PublisherAdapter
 
 FLUSH_SECONDS: Final = 10.0
 FLUSH_RATE: Final = 1e6
@@ -174,7 +177,7 @@ def publish(given: _Publish) -> int:
     def refused(_object_id: str, why: JbiError) -> None:
         refusals.append(why)
 
-    with PublisherAdapter(config) if given.peer else PublisherAdapterLight(config, refused=refused) as adapter:
+    with _peer(config) if given.peer else PublisherAdapterLight(config, refused=refused) as adapter:
         registration = _registered(adapter, given, wish, config)
         wanted = given.subscribers
         matched = adapter.wait_for_subscribers(registration, wanted, SUBSCRIBERS_SECONDS) if wanted else 0
@@ -200,6 +203,12 @@ def publish(given: _Publish) -> int:
     return 0
 
 
+def _peer(config: Config) -> PublisherAdapter:
+    from jbi_pubsub.publisher import PublisherAdapter  # here: it has a delegate inside, which the others do without
+
+    return PublisherAdapter(config)
+
+
 def _registered(
     adapter: PublisherAdapter | PublisherAdapterLight, given: _Publish, wish: Wish | None, config: Config
 ) -> RegistrationUid:
@@ -210,7 +219,7 @@ def _registered(
         "validate": False if given.untyped else None, "qos": wish, "persist": given.persist,
         "expiration": given.expiration,
     }  # fmt: skip
-    if isinstance(adapter, PublisherAdapter):
+    if not isinstance(adapter, PublisherAdapterLight):
         with looking(config):
             return adapter.register_publisher(given.schema, first, **terms)
     name, location = given.delegate or ("", "")
