@@ -192,7 +192,7 @@ def send_in_order(call: ServiceCall, time: float, retraction: int, receivers: Re
         made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
         mine = backlog.put(sent.get(call.federate, ()), made)
         sent = sent.set(call.federate, mine[len(mine) > SENT_MOST // backlog.CHUNK :])
-    call.change("clock", waiting=waiting, sent=sent)
+    call.set_clock(clock._replace(waiting=waiting, sent=sent))
     if moves:  # else nobody's bound depends on what waits for others
         settle(call)
 
@@ -251,7 +251,7 @@ def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
     clock = call.execution.clock
     if kind == "constrained":
         made = pace._replace(asked=None, is_constrained=True)
-        call.change("clock", paces=clock.paces.set(federate, made))
+        call.set_clock(clock._replace(paces=clock.paces.set(federate, made)))
         call.tell(federate, "time_constrained_enabled", pace.time)
         return
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
@@ -266,7 +266,7 @@ def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
         clock = clock._replace(sent=put_entry(clock.sent, federate, mine))
     if arrived:
         clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue))
-    call.change("clock", paces=clock.paces.set(federate, made), sent=clock.sent, waiting=clock.waiting)
+    call.set_clock(clock._replace(paces=clock.paces.set(federate, made)))
 
 
 def _is_due(clock: Clock, time: float, bounds: list[tuple[Bound, int]]) -> bool:
