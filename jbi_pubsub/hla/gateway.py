@@ -44,7 +44,7 @@ from .bridge.state import Call
 from .bridge.surrogate import Surrogate
 from .documents import FederationEvent, Shown, metadata, payload, shown
 from .exceptions import RestoreInProgress, RtiError, SaveInProgress
-from .execution import Values
+from .execution import Callback, Values
 from .federate import FederateAmbassador
 from .fom import Class, Fom
 from .interactions import InteractionMaker, Take, maker_of
@@ -127,6 +127,11 @@ class GatewayAmbassador(FederateAmbassador):
         self._saved: dict[str, dict[int, tuple[int, str]]] = {}
         self._is_settled = False
 
+    def hear(self, callback: Callback) -> None:
+        """Act on a callback of the RTI; whatever else it names is none of ours."""
+        if callback.name in _HEARD:
+            getattr(self, callback.name)(*callback.arguments)
+
     def begin(self, known: _Classes) -> None:
         """The surrogate has joined."""
         self.known, self._instances, self._is_settled = known, {}, False
@@ -179,6 +184,11 @@ class GatewayAmbassador(FederateAmbassador):
         self._call("synchronization_point_achieved", label)
 
 
+_HEARD: Final = frozenset(
+    name for name in vars(GatewayAmbassador) if name in vars(FederateAmbassador) and not name.startswith("_")
+)
+
+
 class FederationPlatform(PlainPlatform):
     """See the module."""
 
@@ -217,8 +227,7 @@ class FederationPlatform(PlainPlatform):
                     self._something.clear()
                     callbacks = self._surrogate.take(TAKEN_MOST)
                     for callback in callbacks:
-                        if (act := getattr(self._ambassador, callback.name, None)) is not None:
-                            act(*callback.arguments)
+                        self._ambassador.hear(callback)
                     if not callbacks:
                         self._something.wait(AGAIN_SECONDS)
                 except JbiError as exc:

@@ -12,14 +12,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from immutables import Map
 from lxml import etree
 
 from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.config import Config, PadSection
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.documents import TEXT_MOST, FederationEvent, metadata, payload, shown
+from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.fom import parsed
+from jbi_pubsub.hla.gateway import GatewayAmbassador, _Classes
 from jbi_pubsub.hla.interactions import encoded
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
@@ -128,6 +131,30 @@ def test_long_values_are_cut_and_say_so() -> None:
     callsign, image = etree.fromstring(metadata(AIRCRAFT, event))
     assert (len(callsign.text or ""), callsign.get("cut")) == (TEXT_MOST, "true")
     assert (len(image.text or ""), image.get("cut")) == (TEXT_MOST, "true")
+
+
+# -- what an RTI tells ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("begin", (None,)), ("known", ()), ("_call", ("resign_federation_execution", "no_action")),
+        ("_tell_of", (1, FederationEvent())), ("__init__", (None, None)), ("__class__", (1, 2)), ("unheard_of", (1,)),
+        ("call_refused", (JbiError("no"),)),
+    ],
+)  # fmt: skip
+def test_an_rti_calls_callbacks_and_nothing_else(name: str, arguments: tuple[Any, ...]) -> None:
+    # Given the ambassador of a gateway that is joined
+    told: list[Any] = []
+    called: list[Any] = []
+    ambassador = GatewayAmbassador(lambda *each: told.append(each), lambda *each: called.append(each))
+    ambassador.begin(known := _Classes(Map(), Map(), ()))
+    # When its RTI names something that is no callback; Expect nothing
+    ambassador.hear(Callback(name, arguments))
+    assert (told, called, ambassador.known) == ([], [], known)
+    ambassador.hear(Callback("announce_synchronization_point", ("A", b"")))
+    assert called == [("synchronization_point_achieved", "A")]
 
 
 # -- over sockets -----------------------------------------------------------------------------------------------------
@@ -327,6 +354,7 @@ def test_an_rti_that_comes_again_is_joined_again(gate: Gate, eventually: Callabl
         (('"/Note/level"', '"/Note["'), "take.parameter.level"),
         (('federation = "Air"', 'federation = "Air"\nprefix = "a b"'), "can't begin with"),
         (('types = ["*.Note"]', "types = 3"), "types"),
+        (("parameter.text", "attribute.text"), "attribute"),
     ],
 )
 def test_a_side_that_can_not_work_is_told_before_anything_is_opened(
@@ -340,6 +368,7 @@ def test_a_side_that_can_not_work_is_told_before_anything_is_opened(
         described(path).check(Config())
     assert "side.sim" in refused.value.message
     assert str(path) in refused.value.message
+    assert "Metadata are never modified" not in (refused.value.hint or ""), "which is said of rules"
 
 
 def test_what_the_model_does_not_have_is_told_when_it_is_known(gate: Gate, eventually: Callable[..., Any]) -> None:
