@@ -116,11 +116,11 @@ class RtiServer:
 
     def stop(self) -> None:
         """Leave, and end all threads. Federates are told by the end of their connections."""
+        if self.metrics is not None:  # first: it asks the rules of access, and the thread of the sessions
+            self.metrics.stop()
         self._community.close()
         self.front.stop()
         self._sessions.stop()
-        if self.metrics is not None:
-            self.metrics.stop()
 
     # -- federations, from any thread ---------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.core.config import PadSection
+from jbi_pubsub.core.access import AllowAll
+from jbi_pubsub.core.config import MetricsSection, PadSection
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
@@ -535,6 +536,26 @@ def test_policies_say_who_may_join(federation: Any, air: bytes, tmp_path: Path) 
         rti.connect(FederateAmbassador())
         with pytest.raises(AccessDeniedError):
             rti.join_federation_execution("Air", timeout=20.0)
+
+
+def test_metrics_end_before_the_rules_that_they_ask(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an RTI with a metrics port
+    order: list[str] = []
+    config = msgspec.structs.replace(federation.config, pad=PadSection(port=0), metrics=MetricsSection(port=0))
+
+    class Rules(AllowAll):
+        def close(self) -> None:
+            order.append("rules")
+
+    server = RtiServer(config, access=Rules())
+    assert server.metrics is not None
+    stop = server.metrics.stop
+    monkeypatch.setattr(server.metrics, "stop", lambda: (stop(), order.append("metrics")))
+    monkeypatch.setattr(server._sessions, "stop", lambda stop=server._sessions.stop: (stop(), order.append("sessions")))
+    server.start()
+    # When it stops; Expect nobody to be asked who has ended
+    server.stop()
+    assert order == ["metrics", "rules", "sessions"]
 
 
 def test_an_rti_without_a_federation_is_found_and_shown(
