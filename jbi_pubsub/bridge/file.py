@@ -192,7 +192,7 @@ def _unfit(path: Path, exc: TomlError, kind: type[msgspec.Struct] = Rule, of: st
     """The error about a file, or about a table `of` it that is to be one of that kind."""
     known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
     hint = exc.hint or (f"It has {known}" if of else "See docs/bridge.md for one")
-    if exc.key in _OF_ELEMENTS:
+    if exc.key in _OF_ELEMENTS and not of:
         hint = f"Metadata are never modified: {exc.key} is for sides of kind hla alone. A rule has {known}"
     return ConfigurationError(f"bridge file {f'{path}: {of}: {exc}' if of else exc.told(path)}", hint=hint)
 
