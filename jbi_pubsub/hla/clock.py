@@ -302,13 +302,5 @@ def _tell_watchers(call: ServiceCall) -> None:
 
 def resign(call: ServiceCall) -> None:
     """Nobody waits for the time of who has left."""
-    clock, federate = call.execution.clock, call.federate
-    paces = clock.paces.delete(federate) if federate in clock.paces else clock.paces
-    call.change(
-        "clock",
-        paces=paces,
-        waiting=put_entry(clock.waiting, federate, ()),
-        held=put_entry(clock.held, federate, ()),
-        sent=put_entry(clock.sent, federate, ()),
-    )
+    call.set_clock(call.execution.clock.without(call.federate))
     settle(call)

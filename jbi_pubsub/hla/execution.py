@@ -144,13 +144,7 @@ class Declared(NamedTuple):
 
     def without(self, federate: int) -> Declared:
         """After it has left."""
-        published, subscribed, sends, hears = self
-        return Declared(
-            put_entry(published, federate, Map()),
-            put_entry(subscribed, federate, Map()),
-            put_entry(sends, federate, ()),
-            put_entry(hears, federate, ()),
-        )
+        return Declared._make(table.delete(federate) if federate in table else table for table in self)
 
     def publishes(self, federate: int, cls: int) -> Handles:
         """Attributes of a class that a federate publishes."""
@@ -224,13 +218,7 @@ class Owned(NamedTuple):
 
     def without(self, instance: int) -> Owned:
         """After an instance has been deleted."""
-        nothing: Map[int, Any] = Map()
-        return Owned(
-            put_entry(self.owners, instance, nothing),
-            put_entry(self.divesting, instance, nothing),
-            put_entry(self.claims, instance, nothing),
-            put_entry(self.declared, instance, nothing),
-        )
+        return Owned._make(table.delete(instance) if instance in table else table for table in self)
 
 
 # -- time management --------------------------------------------------------------------------------------------------
@@ -280,6 +268,10 @@ class Clock(NamedTuple):
     """In receive order, for constrained federates that ask for no time."""
     sent: Map[int, Backlog[Sent]] = Map()
     """By sender."""
+
+    def without(self, federate: int) -> Clock:
+        """After it has left."""
+        return Clock._make(table.delete(federate) if federate in table else table for table in self)
 
     def pace(self, federate: int) -> Pace:
         """Pace of a federate."""
