@@ -46,13 +46,13 @@ RACES: Final = (
     AttributeNotOwned, FederateHasNotBegunSave, ObjectInstanceNotKnown, RestoreNotInProgress, RestoreNotRequested,
     SaveNotInitiated, SaveNotInProgress,
 )  # fmt: skip
-"""What any federate is told that calls before it has heard that it is too late: of an instance, an attribute, a save
-or a restore that is no more."""
+"""Refusals of any federate that calls before it has heard that it is too late: of an instance, an attribute, a save or
+a restore that is no more."""
 _OWNERSHIP: Final = frozenset(("acquire", "granted", "denied", "offer"))
 
 
 class Due(NamedTuple):
-    """What may go, or be asked, now."""
+    """Something that may go, or be asked, now."""
 
     what: str
     """control, data: of the link from `side`; poll: of the RTI on `side`."""
@@ -163,8 +163,8 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
 
 
 def due(plan: Plan, bridge: Bridge) -> tuple[Due, ...]:
-    """Of each link the control entries that may go now, in their order, one of each stream of its data, and what an
-    RTI can be asked about."""
+    """Everything that may go now: of each link its control entries, in their order (the first alone, unless links do
+    not keep it), and one of each stream of its data; and what RTIs can be asked about."""
     found: list[Due] = []
     for side in (0, 1):
         found.extend(_due_control(plan, bridge, side))
@@ -225,12 +225,12 @@ def _waits(plan: Plan, bridge: Bridge, side: int, entry: Entry) -> bool:
 
 
 def _is_early(bridge: Bridge, side: int, entry: Entry) -> bool:
-    """What has to be over first on the far side is not."""
+    """Whether something that has to be over first on the far side is not."""
     return any(key in bridge.rounds and bridge.rounds[key].parts[1 - side].state != "over" for key in entry.after)
 
 
 def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
-    """It goes, or is asked."""
+    """Let something that is due go, or be asked."""
     turn = Turn(plan, bridge)
     if item.what == "poll":
         if item.key is not None:
@@ -259,7 +259,7 @@ def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
 
 
 def not_kept(plan: Plan, bridge: Bridge, label: str, calls: tuple[Call, ...]) -> Done:
-    """What was under way at a save can't be kept, which is found out before these calls are made: it has failed."""
+    """Let a save fail whose state under way can't be kept, which is found out before these calls are made."""
     turn = Turn(plan, bridge)
     turn.calls = [
         call._replace(service="federate_save_not_complete") if call.service == "federate_save_complete" else call
@@ -273,7 +273,7 @@ def not_kept(plan: Plan, bridge: Bridge, label: str, calls: tuple[Call, ...]) ->
 
 
 def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
-    """It was done."""
+    """Go on after a call that was done."""
     turn = Turn(plan, bridge)
     kind = call.about[0] if call.about else call.entry.kind if call.entry is not None else ""
     near = 1 - call.side
@@ -291,7 +291,7 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
 
 
 def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
-    """It was not: for something that passes, or for good."""
+    """Go on after a call that was refused: for something that passes, or for good."""
     turn = Turn(plan, bridge)
     entry, near = call.entry, 1 - call.side
     if isinstance(error, SaveInProgress | RestoreInProgress):
@@ -341,7 +341,7 @@ def _later(turn: Turn, call: Call) -> None:
 
 
 class Pending(NamedTuple):
-    """What is not over yet."""
+    """A round that is not over yet on a side."""
 
     kind: str
     label: str

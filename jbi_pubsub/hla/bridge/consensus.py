@@ -1,6 +1,6 @@
-"""What federations have to agree on: synchronization points, saves and restores, over a bridge.
+"""Agreements of federations over a bridge: synchronization points, saves and restores.
 
-Of one of them, on each side:
+States of one of them, on each side:
 
     "" -> asked (by the surrogate) -> announced -> consented (by the surrogate) -> over
                  blocked: something else goes on there, and it is asked again
@@ -33,8 +33,8 @@ _FAILED: Final = {"save": "federate_save_not_complete", "restore": "federate_res
 
 
 def key_of(turn: Turn, side: int, kind: str, label: str, states: tuple[str, ...] = _STANDING) -> Key | None:
-    """Of what a side calls by a label, and is in one of these states there; None: there is none. Of several the one
-    that began first, as those of a side are over one after the other."""
+    """Key of the round that a side calls by a label, and that is in one of these states there; None: there is none. Of
+    several the one that began first, as those of a side are over one after the other."""
     found = [
         key for key, one in turn.bridge.rounds.items()
         if key[0] == kind and one.parts[side].label == label and one.parts[side].state in states
@@ -46,7 +46,7 @@ def key_of(turn: Turn, side: int, kind: str, label: str, states: tuple[str, ...]
 
 
 def announced(turn: Turn, side: int, label: str, tag: bytes = b"", name: str = "", *, kind: str = "sync") -> None:
-    """It has begun on a side."""
+    """Note that a point, save or restore has begun on a side."""
     policy = turn.plan.policy
     ours = ("accepted",) if kind == "sync" else ("", "asked", "blocked")
     key = key_of(turn, side, kind, label, ours)
@@ -91,7 +91,8 @@ def _begun(turn: Turn, side: int, kind: str, label: str, tag: bytes, name: str) 
 
 
 def _refuse(turn: Turn, key: Key, side: int, reason: str) -> None:
-    """It can't be on the other side: whoever asked is told, where the RTI can tell him; else it stays here alone."""
+    """Give up the other side, where it can't be: whoever asked is told, where the RTI can tell him; else it stays here
+    alone."""
     turn.set_part(key, 1 - side, state="over", ok=False)
     if turn.plan.policy.failure == "add" or (reason == "POLICY" and turn.plan.policy.consensus == "add"):
         turn.call(side, "report_registration_failure", turn.part(key, side).label, reason, about=("reported", key))
@@ -116,7 +117,7 @@ def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
 
 
 def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
-    """It is over on a side."""
+    """Note that a point, save or restore is over on a side."""
     if kind != "sync":
         turn.set_busy(side, "")
     key = key_of(turn, side, kind, label)
@@ -170,7 +171,7 @@ def _forget(turn: Turn, key: Key) -> None:
 
 
 def requested(turn: Turn, side: int, entry: Entry) -> None:
-    """It came over the link from a side: the surrogate on the other one asks for it."""
+    """Have the surrogate on the other side ask for what came over the link from a side."""
     key, far = entry.key, 1 - side
     if key is None or key not in turn.bridge.rounds:
         return
@@ -242,7 +243,7 @@ def registration_succeeded(turn: Turn, side: int, label: str) -> None:
 
 
 def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
-    """It is none there."""
+    """The point that the surrogate wanted on a side is none there."""
     key = key_of(turn, side, "sync", label, ("asked",))
     if key is None:
         return
@@ -294,7 +295,7 @@ def restore_refused(turn: Turn, side: int, label: str) -> None:
 
 
 def refused(turn: Turn, key: Key, side: int) -> None:
-    """What the surrogate on a side asked for was refused: by something that goes on there."""
+    """Note that what goes on on a side has refused the request of the surrogate there, which is made again."""
     turn.count("buffered")
     turn.set_part(key, side, state="blocked")
     if not turn.bridge.busy[side]:
@@ -327,7 +328,7 @@ def _ask_again(turn: Turn, side: int) -> None:
 
 
 def polls(turn_bridge: Bridge) -> list[tuple[int, Key]]:
-    """What an RTI can be asked about: whether all others of a side have consented."""
+    """Sides and rounds about which an RTI can be asked: whether all others of the side have consented."""
     return [
         (side, key)
         for key in sorted(turn_bridge.rounds)
@@ -413,13 +414,13 @@ def _under_way(bridge: Bridge) -> Bridge:
 
 
 def _drop(turn: Turn, label: str) -> None:
-    """What was under way at a save that is none."""
+    """Forget what was under way at a save that is none."""
     bridge = turn.bridge
     if label in bridge.kept:
         turn.set(kept=bridge.kept.delete(label), order=tuple(each for each in bridge.order if each != label))
 
 
 def _mixed(kept: Link, now: Link) -> Link:
-    """What was kept of a link, and what belongs to the restore itself."""
+    """Link as it was kept, behind what belongs to the restore itself."""
     own = tuple(each for each in now.control if each.key is not None and each.key[0] != "sync")
     return Link((*own, *kept.control), kept.data)

@@ -50,7 +50,7 @@ class Crossing:
         self._do(self.bridge, calls)
 
     def round(self) -> bool:
-        """What the surrogates were told, and what may go for it; whether there was something. Raises JbiError."""
+        """Take what the surrogates were told, let go what may go; whether there was something. Raises JbiError."""
         taken = 0
         for side, surrogate in enumerate(self._surrogates):
             if self._may_take(side):

@@ -30,18 +30,18 @@ def enabled(turn: Turn, side: int, time: float) -> None:
 
 
 def granted(turn: Turn, side: int, time: float) -> None:
-    """It has advanced."""
+    """The surrogate on a side has advanced."""
     turn.set_pace(side, state="granted", time=time)
     promise(turn, side)
 
 
 def refused(turn: Turn, side: int) -> None:
-    """What it asked for can't be done now: it is asked for again when it can."""
+    """Note that a surrogate's request of time can't be met now: it is made again when it can (`again`)."""
     turn.set_pace(side, stale=True)
 
 
 def again(turn: Turn, side: int) -> None:
-    """What was going on there is over."""
+    """Ask once more for what was refused: the save or restore on that side is over."""
     if turn.bridge.paces[side].stale:
         pace = turn.set_pace(side, stale=False)
         if pace.state == "enabling":
@@ -52,7 +52,7 @@ def again(turn: Turn, side: int) -> None:
 
 
 def least(bridge: Bridge, side: int) -> float:
-    """What the surrogate on a side can promise."""
+    """The least time stamp that can still come from the other side: the surrogate on this one can promise it."""
     waiting = (each.time for each in bridge.links[1 - side].data if each.time is not None)
     return min(bridge.paces[1 - side].galt, min(waiting, default=math.inf))
 

@@ -136,7 +136,7 @@ def ask_owned(turn: Turn, side: int, instance: int, attributes: tuple[int, ...],
 
 
 def forwarded(turn: Turn, side: int, entry: Entry) -> None:
-    """It came over the link from a side."""
+    """Do on the other side what came over the link from a side."""
     _ACTS[entry.kind](turn, side, entry)
 
 
@@ -214,7 +214,7 @@ def _time(turn: Turn, side: int, time: float | None) -> float | None:
 
 
 def sent(turn: Turn, side: int, entry: Entry, retraction: int) -> None:
-    """It has gone; `retraction` is its handle there."""
+    """Note that a message has gone; `retraction` is its handle on the far side, 0: it has none."""
     mine = entry.arguments[-1]
     if not mine or not retraction:
         return

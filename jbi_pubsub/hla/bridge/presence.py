@@ -210,11 +210,11 @@ class _Side:
             self._changed()
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
-        """It tells of others."""
+        """Another bridge tells of other spans."""
         self.service_added(new)
 
     def service_removed(self, item: ServiceItem) -> None:
-        """It has left."""
+        """Another bridge has left."""
         self.service_added(item)
 
 

@@ -55,7 +55,7 @@ def acquired(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], 
 
 
 def unavailable(turn: Turn, side: int, instance: int, attributes: tuple[int, ...]) -> None:
-    """It can't have them."""
+    """The surrogate on a side can't have these attributes."""
     turn.put(side, Entry("denied", (instance, attributes), stream=(side, instance)))
 
 
@@ -72,7 +72,7 @@ def offered(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], t
 
 
 def forwarded(turn: Turn, side: int, entry: Entry) -> None:
-    """It came over the link from a side."""
+    """Do on the other side what came over the link from a side, where the instance has a twin."""
     instance, attributes = entry.arguments[:2]
     twin = turn.twin(side, instance)
     there = turn.plan.translation.attributes(side, twin.cls, attributes)
@@ -90,7 +90,7 @@ def _acquire(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, .
 
 
 def _granted(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, ...]) -> None:
-    """What the surrogate on `side` has acquired, `there` on the other side."""
+    """Let go of attributes on the other side, `there`, that the surrogate on `side` has acquired."""
     far = 1 - side
     claims = turn.bridge.claims.get((far, twin), Map())
     by_why: dict[str, list[int]] = {}

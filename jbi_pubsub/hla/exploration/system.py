@@ -38,7 +38,7 @@ FOM: Final = b"""<?xml version="1.0"?>
  </interactionClass></interactionClass></interactions>
 </objectModel>
 """
-"""What is simulated while nothing but protocols is looked at."""
+"""Object model of simulations in which nothing but protocols is looked at."""
 
 Move = tuple[Any, ...]
 """("step", federate), ("hear", federate), ("tell", bridge, side), ("go", bridge, due)."""
