@@ -53,13 +53,13 @@ class Presence:
         """Bridges that are dead, but for their leases."""
         with ExitStack() as undo:
             self._sides: list[_Side] = []
-            servers = [_front(configs[0], facts)]
-            undo.callback(servers[0].stop)
+            servers: list[Front] = []
+            for config in configs if _served_as(configs[0]) != _served_as(configs[1]) else configs[:1]:
+                servers.append(_front(config, facts))
+                undo.callback(servers[-1].stop)
+                servers[-1].endpoint.start()
             self.access = servers[0].access
             """Rules of the first side, for what is no side's own."""
-            if _served_as(configs[0]) != _served_as(configs[1]):
-                servers.append(_front(configs[1], facts))
-                undo.callback(servers[1].stop)
             for at, community in enumerate(communities):
                 side = _Side(servers[min(at, len(servers) - 1)], configs[at], community, self._others_changed)
                 undo.callback(side.stop)
@@ -143,13 +143,12 @@ def _served_as(config: Config) -> tuple[Any, ...]:
 
 
 def _front(config: Config, facts: Facts) -> Front:
-    """An address where the bridge can be asked how it is."""
+    """An address where the bridge can be asked how it is, once its endpoint is started."""
 
     def status() -> dict[str, Any]:
         return {"kind": "federation bridge", **front.facts(), **facts()}
 
     front = Front(config, "hla-bridge", access_of(config, "bridge") or AllowAll(), {}, status, port=0, data=_no_data)
-    front.endpoint.start()
     return front
 
 

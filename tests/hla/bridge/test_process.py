@@ -14,6 +14,7 @@ import pytest
 from jbi_pubsub.bridge.file import Running, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.wire.endpoint import Endpoint
 from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.proxy import Module
@@ -111,6 +112,22 @@ def test_who_may_not_see_a_status_gets_no_metrics_of_a_bridge(joint: Joint, acti
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", bridge.metrics.port, timeout=20)) as connection:
         connection.request("GET", "/metrics")
         assert connection.getresponse().status == wanted
+
+
+def test_a_bridge_that_can_not_serve_closes_what_it_has_opened(joint: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a host that has no thread left; When a bridge is opened; Expect its port to be closed
+    def start(_: Endpoint) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stopped: list[str] = []
+    stop = Endpoint.stop
+    monkeypatch.setattr(Endpoint, "start", start)
+    monkeypatch.setattr(Endpoint, "stop", lambda endpoint: (stop(endpoint), stopped.append(endpoint.address)))
+    path = joint.folder / "bridge.toml"
+    path.write_text(FILE)
+    with pytest.raises(RuntimeError):
+        described(path).opened(joint.federation.config)
+    assert len(stopped) == 1
 
 
 def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Callable[..., Any]) -> None:
