@@ -11,7 +11,7 @@ from jbi_pubsub.core.errors import ErrorReport, Fact, JbiError, rebuild
 
 PROBLEM: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
-"""Time to wait for a client that was told 429 or 503."""
+"""Seconds that a client is to wait that was told 429 or 503."""
 
 _STATUS: Final = {
     "error": 500, "configuration": 400, "argument": 400, "policy": 500, "adapter_state": 409, "access_denied": 403,
