@@ -807,7 +807,7 @@ class SubscriberAdapter:
     def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
         """Have the subscription registered with the delegate or peer publisher of a matching item."""
         with self._lock:
-            if subscription.uid in self._subscriptions:
+            if self._subscriptions.get(subscription.uid) is subscription:  # a durable one that begins anew has its id
                 self._at_session(item.proxy, lambda session: session.want(subscription))
 
     def _at_session(self, ref: ServiceRef, do: Callable[[DelegateSession], bool]) -> None:

@@ -33,7 +33,7 @@ from .flows import DeliveryFlow, FlowTable, PlacedFlow, TimedFlow
 from .link import SessionLink
 from .placed import PlacedSubscription
 from .query import QueryPart
-from .remote import RemoteEvent, RemoteState, RemoteSubscription, RemoteSubscriptions
+from .remote import WITHDRAWN, RemoteEvent, RemoteState, RemoteSubscription, RemoteSubscriptions
 from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -100,9 +100,9 @@ class RemoteRegistry:
                     each.was_refused = each.state is RemoteState.REFUSED
                 self.ask_at = math.inf
                 self.remotes.retry()
-            to_cancel = [(each.subscription.uid, each.right) for each in self.remotes if each.right]
+            to_cancel = dict(self.remotes.to_cancel)
             to_ask = [each for each in self.remotes if each.is_to_ask]
-        for uid, right in to_cancel:
+        for uid, right in to_cancel.items():
             if not self._is_cancelled(right, uid):
                 raise WireError(f"no answer to the cancellation of subscription {uid}")
             with self._link.changed:
@@ -114,15 +114,14 @@ class RemoteRegistry:
         with self._link.changed:
             records = [each for each in records if each.is_to_ask]
             for each in records:
-                each.happen(RemoteEvent.ASK)
+                each.ask()
         if not records:
             return
         try:
             self._ask_for(session_id, records)
-        except JbiError:
+        finally:
             with self._link.changed:
                 self.remotes.miss(records)
-            raise
 
     def _ask_for(self, session_id: str, records: list[RemoteSubscription]) -> None:
         link = self._link
@@ -145,6 +144,8 @@ class RemoteRegistry:
             if answer.granted is None:
                 why = rebuild(answer.error) if answer.error else ProtocolError("no answer")
                 self._take_refusal(record, revision, why)
+            elif answer.granted.number == record.expelled:
+                self._take_refusal(record, revision, AccessDeniedError(WITHDRAWN))
             elif not self._has_kept(record, answer.granted, revision):
                 self._stand(session_id, record, answer.granted, revision)
 
@@ -197,8 +198,7 @@ class RemoteRegistry:
                 self.remotes.lose_granted(record, flow)  # the next session has it again
                 return
             self._flows.highest = max(self._flows.highest, granted.number)
-            if record.allows(RemoteEvent.GRANT):  # else it has ended, and nobody wants it any more
-                self.remotes.grant(record, flow)
+            self.remotes.grant(record, flow)
             is_to_cancel = not record.stands
             right = self._mark_to_cancel(flow) if is_to_cancel else ""
             link.changed.notify_all()
@@ -261,19 +261,19 @@ class RemoteRegistry:
 
     def refuse_all(self, why: AccessDeniedError) -> float:
         """We may not be there: what is wanted is told so, once; when it is asked for again (monotonic seconds). Mail
-        that stands goes on."""
+        that stands, or may stand, goes on."""
         with self._link.changed:
-            records = [each for each in self.remotes if each.is_wanted and each.state is not RemoteState.REFUSED]
-            standing = [each for each in records if each.stands]
-            to_tell = [each for each in standing if not each.was_refused]
-            for each in standing:
+            records = [each for each in self.remotes if each.is_wanted]
+            kept = [each for each in records if each.may_stand]
+            refused = [each for each in records if not each.may_stand and each.state is not RemoteState.REFUSED]
+            to_tell = [each for each in kept if not each.was_refused]
+            for each in kept:
                 each.why, each.was_refused = why, True
             self.ask_at = math.inf
         for record in to_tell:
             self._tell_refusal(record, why)
-        for record in records:
-            if record not in standing:
-                self._refuse(record, why)
+        for record in refused:
+            self._refuse(record, why)
         return time.monotonic() + REFUSED_AGAIN * jitter()
 
     def retry_all(self) -> None:
@@ -306,8 +306,7 @@ class RemoteRegistry:
         if flow is None:
             return ""
         right = flow.lease.lease_id if flow.lease is not None else self._link.session_id
-        if (record := self.remotes.get(flow.subscription.uid)) is not None:
-            record.right = right
+        self.remotes.to_cancel[flow.subscription.uid] = right
         return right
 
     def _cancel_flow(self, flow: DeliveryFlow, right: str) -> None:

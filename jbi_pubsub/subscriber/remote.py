@@ -32,16 +32,13 @@ class RemoteState(Enum):
     LOST = auto()
     """It stood in a session that is lost, and has not been told so yet."""
     DROPPED = auto()
-    """It is not wanted any more, and the delegate has not answered yet."""
-    CANCELLING = auto()
-    """It is not wanted any more, and the delegate has not confirmed the end."""
+    """It is not wanted any more, and the delegate, which was asked for it, has not answered yet."""
     ENDED = auto()
 
 
 class RemoteEvent(Enum):
     """Events in the life of a subscription at a delegate."""
 
-    WANT = auto()
     UNWANT = auto()
     ASK = auto()
     GRANT = auto()
@@ -58,11 +55,12 @@ class RemoteEvent(Enum):
     LAPSE = auto()
     """The lease of mail has ended."""
     RETRY = auto()
-    CONFIRM = auto()
-    """The delegate confirms the end."""
 
 
 _S, _E = RemoteState, RemoteEvent
+
+WITHDRAWN: Final = "access was withdrawn"
+"""Said of a subscription or query that the delegate has ended."""
 
 REMOTE_SUBSCRIPTION: Final = StateTable(
     "subscription at a delegate",
@@ -70,21 +68,17 @@ REMOTE_SUBSCRIPTION: Final = StateTable(
     {
         (_S.WANTED, _E.ASK): _S.ASKED,
         (_S.WANTED, _E.UNWANT): _S.ENDED,
-        (_S.WANTED, _E.GRANT): _S.STANDING,  # an answer that comes after an end, and another wish, that overtook it
         (_S.WANTED, _E.REFUSE): _S.REFUSED,
-        (_S.WANTED, _E.MISS): _S.UNSURE,
-        (_S.ASKED, _E.ASK): _S.ASKED,
         (_S.ASKED, _E.GRANT): _S.STANDING,
         (_S.ASKED, _E.REFUSE): _S.REFUSED,
         (_S.ASKED, _E.MISS): _S.UNSURE,
         (_S.ASKED, _E.UNWANT): _S.DROPPED,
         (_S.ASKED, _E.LOSE): _S.LOST,
         (_S.UNSURE, _E.ASK): _S.ASKED,
-        (_S.UNSURE, _E.REFUSE): _S.REFUSED,
         (_S.UNSURE, _E.UNWANT): _S.DROPPED,
         (_S.UNSURE, _E.LOSE): _S.WANTED,
         (_S.STANDING, _E.ASK): _S.AMENDING,
-        (_S.STANDING, _E.UNWANT): _S.CANCELLING,
+        (_S.STANDING, _E.UNWANT): _S.ENDED,
         (_S.STANDING, _E.LOSE): _S.LOST,
         (_S.STANDING, _E.EXPEL): _S.REFUSED,
         (_S.STANDING, _E.LAPSE): _S.WANTED,
@@ -95,29 +89,22 @@ REMOTE_SUBSCRIPTION: Final = StateTable(
         (_S.AMENDING, _E.MISS): _S.AMENDING,
         (_S.AMENDING, _E.UNWANT): _S.DROPPED,
         (_S.AMENDING, _E.LOSE): _S.LOST,
-        (_S.AMENDING, _E.EXPEL): _S.REFUSED,
+        (_S.AMENDING, _E.EXPEL): _S.ASKED,  # the answer is still to come
         (_S.AMENDING, _E.LAPSE): _S.ASKED,
         (_S.REFUSED, _E.RETRY): _S.WANTED,
-        (_S.REFUSED, _E.GRANT): _S.STANDING,  # as for what is wanted
-        (_S.REFUSED, _E.REFUSE): _S.REFUSED,
         (_S.REFUSED, _E.UNWANT): _S.ENDED,
         (_S.LOST, _E.TELL): _S.WANTED,
         (_S.LOST, _E.REFUSE): _S.REFUSED,
         (_S.LOST, _E.UNWANT): _S.ENDED,
         (_S.DROPPED, _E.ASK): _S.DROPPED,  # so that it can be cancelled
-        (_S.DROPPED, _E.WANT): _S.ASKED,
-        (_S.DROPPED, _E.GRANT): _S.CANCELLING,
-        (_S.DROPPED, _E.KEEP): _S.CANCELLING,
+        (_S.DROPPED, _E.GRANT): _S.ENDED,
         (_S.DROPPED, _E.REFUSE): _S.ENDED,
         (_S.DROPPED, _E.MISS): _S.DROPPED,
         (_S.DROPPED, _E.LOSE): _S.ENDED,
-        (_S.CANCELLING, _E.WANT): _S.WANTED,
-        (_S.CANCELLING, _E.CONFIRM): _S.ENDED,
-        (_S.CANCELLING, _E.LOSE): _S.ENDED,
     },
 )
 
-_UNWANTED: Final = frozenset({_S.DROPPED, _S.CANCELLING, _S.ENDED})
+_UNWANTED: Final = frozenset({_S.DROPPED, _S.ENDED})
 _STANDS: Final = frozenset({_S.STANDING, _S.AMENDING})
 _OUTSTANDING: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.LOST})
 _TO_ASK: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.AMENDING, _S.DROPPED})
@@ -126,17 +113,17 @@ _TO_ASK: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.AMENDING, _S.DROP
 class RemoteSubscription:
     """A subscription at the delegate."""
 
-    __slots__ = ("flow", "is_expected", "right", "state", "subscription", "was_refused", "why")
+    __slots__ = ("expelled", "flow", "is_expected", "state", "subscription", "was_refused", "why")
 
     def __init__(self, subscription: LocalSubscription) -> None:
         self.subscription = subscription
         self.state = REMOTE_SUBSCRIPTION.initial
         self.flow: DeliveryFlow | None = None
         """Its objects, while it stands; and when it is lost, until that is told."""
+        self.expelled = 0
+        """The number under which the delegate has ended it since it was asked: an older answer says that it stands."""
         self.why: JbiError | None = None
         """The reason of its refusal; or, while it stands, why it is not evaluated for some registration."""
-        self.right = ""
-        """The right to cancel what the delegate has, and is to end: that was not answered yet."""
         self.is_expected = False
         """Whether it is older than what it is to stand for there: that may have had objects for it."""
         self.was_refused = False
@@ -146,6 +133,11 @@ class RemoteSubscription:
         """Go on to the state that follows."""
         self.state = REMOTE_SUBSCRIPTION.after(self.state, event)
 
+    def ask(self) -> None:
+        """The delegate is about to be asked for it."""
+        self.expelled = 0
+        self.happen(_E.ASK)
+
     def allows(self, event: RemoteEvent) -> bool:
         """Whether that can happen, to what has gone on while the delegate was asked."""
         return REMOTE_SUBSCRIPTION.allows(self.state, event)
@@ -154,6 +146,11 @@ class RemoteSubscription:
     def stands(self) -> bool:
         """Whether the delegate has it now."""
         return self.state in _STANDS
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether the delegate has it now, or may have it: it has to be asked."""
+        return self.stands or self.state is _S.UNSURE
 
     @property
     def is_wanted(self) -> bool:
@@ -172,14 +169,17 @@ class RemoteSubscriptions:
     """All of one session. `flows`: those that stand have theirs there."""
 
     def __init__(self, flows: FlowTable) -> None:
+        self.to_cancel: dict[str, str] = {}
+        """Rights to cancel what the delegate has, and is to end, by the subscriptions' ids: it has not answered yet."""
         self._flows = flows
         self._records: dict[str, RemoteSubscription] = {}
 
     def __iter__(self) -> Iterator[RemoteSubscription]:
         return iter(list(self._records.values()))
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def is_empty(self) -> bool:
+        """Whether nothing is to stand at the delegate, and nothing to end there."""
+        return not (self._records or self.to_cancel)
 
     def get(self, uid: str) -> RemoteSubscription | None:
         """The subscription of that id."""
@@ -194,11 +194,11 @@ class RemoteSubscriptions:
         return any(each.state in _OUTSTANDING for each in self)
 
     def want(self, subscription: LocalSubscription, *, is_expected: bool) -> None:
-        """It is to stand there."""
-        record = self._records.setdefault(subscription.uid, RemoteSubscription(subscription))
+        """It is to stand there. A durable one that begins anew has the id of the former one, which may not be over."""
+        record = self._records.get(subscription.uid)
+        if record is None or not record.is_wanted:
+            record = self._records[subscription.uid] = RemoteSubscription(subscription)
         record.is_expected = record.is_expected or is_expected
-        if not record.is_wanted:
-            record.happen(_E.WANT)
 
     def unwant(self, uid: str) -> DeliveryFlow | None:
         """It is to stand there no more; the flow that is to be cancelled, if it stood."""
@@ -218,22 +218,22 @@ class RemoteSubscriptions:
         if record.stands:
             record.flow = flow
             self._flows.add(flow)
+        self._settle(record)
 
     def refuse(self, record: RemoteSubscription, why: JbiError) -> DeliveryFlow | None:
         """The delegate does not have it; the flow that is to be cancelled, if it stands by terms that are over."""
-        flow = self._end_flow(record) if record.stands else None
-        is_to_cancel = not record.is_wanted and bool(record.right)
+        stood, flow = record.stands, self._end_flow(record)
         record.why = why
-        record.happen(_E.KEEP if is_to_cancel else _E.REFUSE)
+        record.happen(_E.REFUSE)
         self._settle(record)
-        return flow
+        return flow if stood else None
 
     def lose(self, session_id: str, *, is_told: bool) -> list[DeliveryFlow]:
         """That session is lost: the flows of those that stood in it. Mail goes on by its own leases. `is_told`: of what
         may be lost they were told already."""
         lost = []
+        self.to_cancel = {uid: right for uid, right in self.to_cancel.items() if right != session_id}
         for record in self:
-            record.right = "" if record.right == session_id else record.right
             if not record.subscription.request.direct:
                 continue
             if record.stands:
@@ -244,7 +244,7 @@ class RemoteSubscriptions:
                     record.happen(_E.TELL)
                 else:
                     record.flow = flow
-            elif record.state in (_S.UNSURE, _S.DROPPED, _S.CANCELLING):
+            elif record.state in (_S.UNSURE, _S.DROPPED):
                 record.happen(_E.LOSE)
                 self._settle(record)
         return lost
@@ -275,7 +275,8 @@ class RemoteSubscriptions:
             return False
         self._end_flow(record)
         record.happen(_E.EXPEL)
-        record.why, record.was_refused = AccessDeniedError("access was withdrawn"), True
+        record.expelled = flow.number
+        record.why, record.was_refused = AccessDeniedError(WITHDRAWN), True
         return True
 
     def lapse(self, flow: DeliveryFlow) -> bool:
@@ -295,12 +296,8 @@ class RemoteSubscriptions:
 
     def confirm(self, uid: str, right: str) -> None:
         """The delegate has answered to the end of it."""
-        record = self._records.get(uid)
-        if record is not None and record.right == right:
-            record.right = ""
-            if record.state is _S.CANCELLING:
-                record.happen(_E.CONFIRM)
-                self._settle(record)
+        if self.to_cancel.get(uid) == right:
+            del self.to_cancel[uid]
 
     def miss(self, records: Iterable[RemoteSubscription]) -> None:
         """No answer has come for these."""
@@ -320,5 +317,6 @@ class RemoteSubscriptions:
 
     def _settle(self, record: RemoteSubscription) -> None:
         """Forget what has ended."""
-        if REMOTE_SUBSCRIPTION.is_final(record.state):
-            del self._records[record.subscription.uid]
+        uid = record.subscription.uid
+        if REMOTE_SUBSCRIPTION.is_final(record.state) and self._records.get(uid) is record:
+            del self._records[uid]

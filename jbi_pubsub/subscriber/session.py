@@ -41,7 +41,7 @@ from .link import SessionLink
 from .placed import PlacedSubscription
 from .query import QueryPart
 from .registry import RemoteRegistry, SessionLosses
-from .remote import RemoteState
+from .remote import WITHDRAWN, RemoteState
 from .session_queries import SessionQueries
 from .signed import SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription
@@ -197,7 +197,7 @@ class DelegateSession:
         if flow is None:
             return
         if isinstance(flow.subscription, QueryPart):
-            self.queries.fail(flow.subscription, AccessDeniedError("access was withdrawn"))
+            self.queries.fail(flow.subscription, AccessDeniedError(WITHDRAWN))
         else:
             self.registry.expel(flow)
 
@@ -328,7 +328,7 @@ class DelegateSession:
             return self.link.stopping.is_set()
 
     def _stands_empty(self) -> bool:
-        return not (self.link.is_open() or self.registry.remotes or self.queries.parts)
+        return not self.link.is_open() and self.registry.remotes.is_empty() and not self.queries.parts
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)

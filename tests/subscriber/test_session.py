@@ -183,7 +183,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(
     subscriber.cancel_subscription(cancelled)
     # Expect the delegate to come to know of it, and the other one to stand
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
-    eventually(lambda: not any(each.right for each in session.registry.remotes))
+    eventually(lambda: not session.registry.remotes.to_cancel)
     assert subscriber.wait_matched(kept) == 1
 
 
@@ -305,7 +305,7 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
     cancelled.set()
     # Expect the delegate to come to know of it: nothing else would end it, as the session goes on
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
-    eventually(lambda: len(session.registry.remotes) == 1)
+    eventually(lambda: len(list(session.registry.remotes)) == 1)
 
 
 def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_watched_for(
