@@ -1,4 +1,4 @@
-"""Pace, distance and turns: a token bucket, a measured round trip, and levels that share what is short. Pure.
+"""Pace and distance: a token bucket, and a measured round trip. Pure.
 
 `now` (seconds, any monotonic scale) is an argument; one that is earlier than the last counts as the last.
 """
@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
-
-from jbi_pubsub.core.quality import LEVELS, Strategy
 
 WINDOW: Final = 10.0
 """Seconds for which the shortest round trip counts."""
@@ -87,56 +84,3 @@ class RoundTrip:
         while len(least) > 1 and least[0][0] < now - WINDOW:
             least.popleft()
         return least[0][1] if least else 0.0
-
-
-class Shares:
-    """Which of the levels that wait is served next: under `strict` the highest, under `weighted_fair` by start-time
-    fair queueing (Goyal, Vin and Cheng 1996): each level has a time of its own, which goes on by what it is charged,
-    divided by its weight, and the one whose time is least is next. One that was idle begins at the present time:
-    idleness is not saved up."""
-
-    __slots__ = ("_active", "_present", "_strict", "_times", "_weights")
-
-    def __init__(self, strategy: Strategy, weights: Sequence[float]) -> None:
-        """`weights` of level 0 to 4, above 0."""
-        self.set(strategy, weights)
-
-    def set(self, strategy: Strategy, weights: Sequence[float]) -> None:
-        """From now on. What was served before does not count any more: under `strict` it was no share."""
-        self._strict = strategy.name == "strict"
-        self._weights = tuple(weights)
-        self._times = [0.0] * LEVELS
-        self._present = 0.0
-        self._active = 0
-
-    def next(self, waiting: int) -> int:
-        """The level, from a bit mask of those that wait, at least one."""
-        if self._strict:
-            return waiting.bit_length() - 1
-        if waiting != self._active:
-            self._wake(waiting)
-        if not waiting & (waiting - 1):
-            return waiting.bit_length() - 1
-        times = self._times
-        return min((level for level in range(LEVELS - 1, -1, -1) if waiting >> level & 1), key=times.__getitem__)
-
-    def order(self, waiting: int) -> list[int]:
-        """All that wait, the next one first."""
-        if waiting != self._active:
-            self._wake(waiting)
-        levels = [level for level in range(LEVELS - 1, -1, -1) if waiting >> level & 1]
-        return levels if self._strict else sorted(levels, key=self._times.__getitem__)
-
-    def charge(self, level: int, amount: float) -> None:
-        """Note that it was served so much."""
-        time = self._times[level]
-        if time > self._present:
-            self._present = time
-        self._times[level] = time + amount / self._weights[level]
-
-    def _wake(self, waiting: int) -> None:
-        woken = waiting & ~self._active
-        self._active = waiting
-        for level in range(LEVELS):
-            if woken >> level & 1 and self._times[level] < self._present:
-                self._times[level] = self._present

@@ -6,19 +6,17 @@ strategy, by level with five). What costs the same at 10 tasks and at a million:
 never at the tasks.
 
 - strict: the highest bin that is not empty, in it the oldest task.
-- weighted_fair: start-time fair queueing (Goyal, Vin and Cheng, 1996) over the levels: the level with the least virtual
-  time, which grows by what its tasks turn out to cost, divided by its weight. A level that becomes active starts at the
-  time of the one served last: nobody saves up. In a level the highest bin, each eighth time the oldest task, so that
-  costly ones come as well.
+- weighted_fair: levels share by what their tasks turn out to cost (see core/scheduling.py). In a level the highest bin,
+  each eighth time the oldest task, so that costly ones come as well.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Final, Generic, TypeVar
 
 from jbi_pubsub.core.quality import LEVELS, Strategy
+from jbi_pubsub.core.scheduling import Shares
 
 T = TypeVar("T")
 
@@ -28,7 +26,6 @@ OLDEST_EVERY: Final = 8
 """One in so many tasks of a level is its oldest, whatever it costs."""
 COST_SHARE: Final = 1 / 8
 """Weight of one more piece in an estimate (the gain of TCP's round trip, RFC 6298)."""
-IDLE: Final = math.inf
 _NUMERATOR: Final = USUAL_COST * (1 - 1e-9)
 """So that what costs nothing has a bin of its own level."""
 
@@ -51,12 +48,6 @@ class Bins(Generic[T]):
         """Bins of each level that are not empty."""
         self._active = 0
         """The levels that are not empty, as bits."""
-        self._times = [IDLE] * LEVELS
-        """Virtual, of levels that are not empty: seconds that they were served for, divided by their weight."""
-        self._left = [0.0] * LEVELS
-        """The same of the others, when they had the last task."""
-        self._now = 0.0
-        """Virtual time of the level that was served last, when it was."""
         self._turns = 0
         self._arrived = self.waiting = 0
         self.switch(strategy)
@@ -68,9 +59,7 @@ class Bins(Generic[T]):
         """Another strategy, or other weights, also for what waits already. What levels have had is forgotten."""
         self.strategy = strategy
         self._is_strict = strategy.name == "strict" or self.bins == 1  # in one bin there is nothing to share
-        self._weights = strategy.cpu
-        self._times = [self._now if mask else IDLE for mask in self._masks]
-        self._left = [self._now] * LEVELS
+        self._shares = Shares(strategy, strategy.cpu)
 
     def put(self, task: T, importance: int, cost: float) -> int:
         """Add a task of that importance (1 to 5), which will cost about so many seconds; its bin."""
@@ -78,9 +67,7 @@ class Bins(Generic[T]):
         at = int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))  # as `ticket`; a call would double its cost
         line = self._lines[level][at]
         if not line:
-            if not self._masks[level]:
-                self._active |= 1 << level
-                self._times[level] = max(self._left[level], self._now)
+            self._active |= 1 << level
             self._masks[level] |= 1 << at
         self._arrived += 1
         self.waiting += 1
@@ -88,25 +75,19 @@ class Bins(Generic[T]):
         return at
 
     def ticket(self, importance: int, cost: float) -> Ticket:
-        """Ticket that `take` would give with such a task, which is done at once, as nothing waits. Virtual time goes on
-        with it: a level that is served for hours while nobody else wants anything owes nothing for that."""
+        """Ticket that `take` would give with such a task, which is done at once, as nothing waits: a level that is
+        served for hours while nobody else wants anything owes nothing for that."""
         level = importance - 1
-        self._now = self._left[level] = max(self._left[level], self._now)
+        self._shares.next(1 << level)
         return level * self.bins + int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))
 
     def take(self) -> tuple[T, Ticket]:
         """Remove the next one. Raises IndexError when nothing waits."""
-        times = self._times
-        level = self._active.bit_length() - 1
         at = -1
         if self._is_strict:
-            if self._are_shared:
-                level = self._highest()
-            now = times[level]
+            level = self._highest() if self._are_shared else self._active.bit_length() - 1
         else:
-            now = min(times)
-            if times[level] != now:  # of equals the more important one
-                level = times.index(now)
+            level = self._shares.next(self._active)
             self._turns += 1
             if not self._turns % OLDEST_EVERY:
                 at = self._oldest_of(level)
@@ -115,20 +96,16 @@ class Bins(Generic[T]):
             at = mask.bit_length() - 1
         line = self._lines[level][at]
         _, task = line.popleft()
-        self._now = now
         self.waiting -= 1
         if not line:
             self._masks[level] = mask = mask & ~(1 << at)
             if not mask:
                 self._active &= ~(1 << level)
-                self._left[level], times[level] = now, IDLE
         return task, level * self.bins + at
 
     def charge(self, ticket: Ticket, spent: float) -> None:
         """Note that what was taken has cost so many seconds."""
-        level = ticket // self.bins
-        times = self._times if self._masks[level] else self._left
-        times[level] += spent / self._weights[level]
+        self._shares.charge(ticket // self.bins, spent)
 
     def clear(self) -> list[T]:
         """Remove all tasks; as they came. In proportion to their number, unlike all else."""
@@ -136,8 +113,6 @@ class Bins(Generic[T]):
         waiting = sorted((each for line in lines for each in line), key=lambda each: each[0])
         for line in lines:
             line.clear()
-        self._left = [left if time == IDLE else time for time, left in zip(self._times, self._left, strict=True)]
-        self._times = [IDLE] * LEVELS
         self._masks = [0] * LEVELS
         self._active = self.waiting = 0
         return [task for _, task in waiting]

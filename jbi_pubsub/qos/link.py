@@ -23,12 +23,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from jbi_pubsub.core.pacing import RoundTrip, Shares, TokenBucket
+from jbi_pubsub.core.pacing import RoundTrip, TokenBucket
 from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
+from jbi_pubsub.core.scheduling import LEVELS_OF, PriorityRing
 from jbi_pubsub.core.series import Counter
 
 QUANTUM_SECONDS: Final = 0.05
@@ -118,8 +119,6 @@ class Destination(Generic[T]):
         """`levels()`: bit mask of the levels that it has something for, now."""
         self.target = target
         self.levels = levels
-        self.rings = 0
-        """Bit mask of the levels that it waits for its turn at."""
         self.bucket: TokenBucket | None = None
         self.flying: deque[Sent] = deque()
         self.in_flight = 0
@@ -139,12 +138,9 @@ class Link(Generic[T]):
         """`chunk`: bytes of a batch at most."""
         self.name = terms.name
         self._chunk = chunk
-        self._shares = Shares(strategy, strategy.link)
+        self._turns: PriorityRing[Destination[T]] = PriorityRing(strategy, strategy.link)
         self._bucket: TokenBucket | None = None
         self._guaranteed: dict[int, TokenBucket] = {}
-        self._rings: list[deque[Destination[T]]] = [deque() for _ in range(LEVELS)]
-        self._waiting = 0
-        """Bit mask of the rings that are not empty."""
         self._parked: list[tuple[float, int, Destination[T]]] = []
         self._parkings = 0
         self._destinations: dict[Destination[T], None] = {}
@@ -177,7 +173,7 @@ class Link(Generic[T]):
     def set(self, terms: LinkTerms, strategy: Strategy, now: float) -> None:
         """Other terms from now on; what is under way and what waits stays."""
         self.terms = terms
-        self._shares.set(strategy, strategy.link)
+        self._turns.set(strategy, strategy.link)
         if terms.rate is None:
             self._bucket = None
         elif self._bucket is None:
@@ -232,7 +228,7 @@ class Link(Generic[T]):
             "busy": round(min(1.0, used / rate), 3) if rate else 0.0,
             "sent": self._total,
             "sent_by_level": list(self.by_level),
-            "waiting_by_level": [len(ring) for ring in self._rings],
+            "waiting_by_level": self._turns.lengths(),
             "destinations": len(self._destinations),
             "pending": self._in_flight,
             "rtt_ms": round(1000 * self.trip.smoothed, 1),
@@ -261,22 +257,12 @@ class Link(Generic[T]):
 
     def put(self, destination: Destination[T]) -> None:
         """Note that it has something for the levels that it says."""
-        if destination.is_capped or destination.is_parked:
-            return
-        levels = destination.levels() & ~destination.rings
-        destination.rings |= levels
-        self._waiting |= levels
-        for level in range(LEVELS):
-            if levels >> level & 1:
-                self._rings[level].append(destination)
+        if not destination.is_capped and not destination.is_parked:
+            self._turns.put(destination, destination.levels())
 
     def forget(self, destination: Destination[T]) -> None:
         """Note that it can't take anything before it is put again."""
-        for level in range(LEVELS):
-            if destination.rings >> level & 1:
-                self._rings[level].remove(destination)
-                self._look(level)
-        destination.rings = 0
+        self._turns.remove(destination)
 
     def gone(self, destination: Destination[T]) -> None:
         """Its connection is over: what was under way on it is not any more."""
@@ -295,13 +281,13 @@ class Link(Generic[T]):
     def next(self, now: float) -> tuple[Destination[T], int] | None:
         """Destination whose turn it is, and at which level."""
         self._unpark(now)
-        if not self._waiting or self.ready_in(now):
+        if not self._turns.levels or self.ready_in(now):
             return None
         self._look_for_distance(now)
         cap = self.in_flight_most
         if self._in_flight - self._stalled(now) >= cap:
             return None
-        while self._waiting:  # who has nothing at one level any more may have come to another one meanwhile
+        while self._turns.levels:  # who has nothing at one level any more may have come to another one meanwhile
             for level in self._order(now):
                 found = self._front(level, cap, now)
                 if found is not None:
@@ -311,7 +297,7 @@ class Link(Generic[T]):
     def wait(self, now: float) -> float | None:
         """Seconds until `next` may say something else; None: not before something is put or acknowledged."""
         waits = [self._parked[0][0] - now] if self._parked else []
-        if self._waiting:
+        if self._turns.levels:
             wait = self.ready_in(now)
             if self._in_flight - self._stalled(now) >= self.in_flight_most:
                 wait = max(wait, STALLED_LOOK)  # if nobody answers until then
@@ -330,7 +316,7 @@ class Link(Generic[T]):
             self._bucket.take(cost, now)
         if level in self._guaranteed:
             self._guaranteed[level].take(cost, now)
-        self._shares.charge(level, cost)
+        self._turns.charge(level, cost)
 
     def sent(self, destination: Destination[T], level: int, size: int, now: float) -> None:
         """A batch went to one of its destinations."""
@@ -357,7 +343,7 @@ class Link(Generic[T]):
         self._in_flight -= size - left
         if last is not None:
             destination.trip.add(now - last.at, now)
-            self.acked(size - left, last, now, is_full=self._waiting > 0 or destination.is_capped)
+            self.acked(size - left, last, now, is_full=self._turns.levels > 0 or destination.is_capped)
         if destination.is_capped:
             destination.is_capped = False
             self.put(destination)
@@ -414,10 +400,6 @@ class Link(Generic[T]):
         else:
             destination.bucket.set(each, self._burst(each), now)
 
-    def _look(self, level: int) -> None:
-        if not self._rings[level]:
-            self._waiting &= ~(1 << level)
-
     def _stalled(self, now: float) -> int:
         """Bytes under way to those who do not answer: no part of what the link carries."""
         at, stalled = self._stalled_then
@@ -428,24 +410,23 @@ class Link(Generic[T]):
             self._stalled_then = now, stalled
         return stalled
 
-    def _order(self, now: float) -> list[int]:
-        order = self._shares.order(self._waiting)
+    def _order(self, now: float) -> Sequence[int]:
+        order = self._turns.order()
         if not self._guaranteed:
             return order
         if self.is_measured:
             self._guarantee(now)
         first = [
             level
-            for level in range(LEVELS - 1, -1, -1)
-            if level in self._guaranteed and self._waiting >> level & 1 and not self._guaranteed[level].ready_in(now)
+            for level in LEVELS_OF[self._turns.levels]
+            if level in self._guaranteed and not self._guaranteed[level].ready_in(now)
         ]
         return first + [level for level in order if level not in first]
 
     def _front(self, level: int, cap: int, now: float) -> Destination[T] | None:
-        ring, bit, found = self._rings[level], 1 << level, None
-        for _ in range(len(ring)):
-            destination = ring.popleft()
-            destination.rings &= ~bit
+        bit = 1 << level
+        for _ in range(self._turns.lengths()[level]):
+            destination = self._turns.pop(level)
             if not destination.levels() & bit:
                 self.put(destination)  # at others, if it has something there by now
                 continue
@@ -455,12 +436,9 @@ class Link(Generic[T]):
             if destination.bucket is not None and (wait := destination.bucket.ready_in(now)):
                 self._park(destination, now + wait)
                 continue
-            destination.rings |= bit
-            ring.append(destination)
-            found = destination
-            break
-        self._look(level)
-        return found
+            self._turns.put(destination, bit)
+            return destination
+        return None
 
     def _park(self, destination: Destination[T], until: float) -> None:
         if not destination.is_parked:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
-from jbi_pubsub.core.pacing import Shares
-from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.core.quality import LEVELS, Contract
+from jbi_pubsub.core.scheduling import ALL_LEVELS, PriorityRing
 from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.egress.batches import Batches, Parts, item_head, placed_head
@@ -33,7 +33,6 @@ from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import SHARED_MOST
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 
-ALL: Final = (1 << LEVELS) - 1
 TOP: Final = 1 << (LEVELS - 1)
 URGED_MOST: Final = 16
 """Queues of a session that are told their losses out of turn in a sweep: losses must not take the link."""
@@ -89,7 +88,6 @@ class LevelledQueue(SubscriptionQueue):
         "levelled",
         "link",
         "prefetch",
-        "rings",
         "urged",
     )
 
@@ -105,8 +103,6 @@ class LevelledQueue(SubscriptionQueue):
             self.contract, lambda waiting, cause: queues.dropped(self, waiting, cause)
         )
         self.live = self.levelled
-        self.rings = 0
-        """Bit mask of the levels that it waits for its turn at."""
         self.cut_level = 0
         """At which the large object goes that is being cut."""
         self.urged = False
@@ -198,66 +194,6 @@ class LevelledQueue(SubscriptionQueue):
         self.prefetch = min(self.bound, max(PREFETCH_LEAST, int(2 * taken * (PREFETCH_SECONDS + trip))))
 
 
-class ByLevel:
-    """Queues that can send something, by level: those of a level take turns, levels share by the strategy."""
-
-    def __init__(self, strategy: Callable[[], Strategy]) -> None:
-        self._strategy = strategy
-        self._known = strategy()
-        self._shares = Shares(self._known, self._known.link)
-        self._rings: list[deque[LevelledQueue]] = [deque() for _ in range(LEVELS)]
-        self.levels = 0
-        """Bit mask of the rings that are not empty. Read without a lock."""
-
-    def __len__(self) -> int:
-        return self.levels.bit_count()
-
-    def append(self, queue: Any, /) -> None:
-        """Let it wait for its turn at the levels that it can send at."""
-        levels = queue.levels & ~queue.rings
-        if not levels:
-            return
-        queue.rings |= levels
-        self.levels |= levels
-        while levels:
-            level = levels.bit_length() - 1
-            self._rings[level].append(queue)
-            levels &= ~(1 << level)
-
-    def next(self, levels: int) -> tuple[LevelledQueue, int] | None:
-        """The queue whose turn it is, of these levels, and at which."""
-        while waiting := self.levels & levels:
-            level = self._shares.next(waiting)
-            ring = self._rings[level]
-            queue = ring.popleft()
-            queue.rings &= ~(1 << level)
-            if not ring:
-                self.levels &= ~(1 << level)
-            if queue.levels >> level & 1:
-                return queue, level
-            self.append(queue)  # what stood here has gone, with another one's turn; it has something else maybe
-        return None
-
-    def charge(self, level: int, size: int) -> None:
-        """So much was sent."""
-        self._shares.charge(level, size)
-
-    def look(self) -> None:
-        """The strategy may have changed."""
-        strategy = self._strategy()
-        if strategy is not self._known:
-            self._known = strategy
-            self._shares.set(strategy, strategy.link)
-
-    def clear(self) -> None:
-        """Nobody waits any more."""
-        for ring in self._rings:
-            for queue in ring:
-                queue.rings = 0
-            ring.clear()
-        self.levels = 0
-
-
 class LevelledQueues(SessionQueues):
     """The queues of one session, by level."""
 
@@ -265,7 +201,8 @@ class LevelledQueues(SessionQueues):
         """`session`: as that of SessionQueues."""
         super().__init__(*session)
         self.quality = quality
-        self.ready: ByLevel = ByLevel(quality.strategy)
+        self._strategy = quality.strategy()
+        self.ready: PriorityRing[LevelledQueue] = PriorityRing(self._strategy, self._strategy.link)
         self.busy: dict[LevelledQueue, None] = {}
         """Those that may have something waiting."""
         self.now = 0.0
@@ -300,13 +237,23 @@ class LevelledQueues(SessionQueues):
         if queue.cutting is None and not queue.untold:
             if not queue.waiting:
                 return
-            rings = queue.rings
-            if rings and queue.source is None and not queue.levelled.levels & ~rings:
+            standing = self.ready.standing.get(queue)
+            if standing and queue.source is None and not queue.levelled.levels & ~standing:
                 return  # it waits for its turn at all levels that it has something for
         if queue.prefetch <= queue.sent - queue.consumed and queue.waiting:
             queue.adapt(self.clock(), self._flights.seconds)
         self.busy[queue] = None
-        self.ready.append(queue)
+        self.ready.put(queue, queue.levels)
+
+    def next(self, levels: int) -> tuple[LevelledQueue, int] | None:
+        """The queue whose turn it is, of these levels, and at which."""
+        ready = self.ready
+        while (level := ready.next(levels)) >= 0:
+            queue = ready.pop(level)
+            if queue.levels >> level & 1:
+                return queue, level
+            ready.put(queue, queue.levels)  # what it had there has gone, with another one's turn
+        return None
 
     def reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
         """Meters are told how long the way to the application was behind the queue: on the link, and there."""
@@ -321,7 +268,9 @@ class LevelledQueues(SessionQueues):
         """Lose what has expired, follow settings that have changed, let losses that had no turn have one; those that
         had something waiting."""
         self.now = now = self.clock()
-        self.ready.look()
+        if (strategy := self.quality.strategy()) is not self._strategy:
+            self._strategy = strategy
+            self.ready.set(strategy, strategy.link)
         urged, trip = 0, self._flights.seconds
         busy = list(self.busy)
         for queue in busy:
@@ -331,8 +280,8 @@ class LevelledQueues(SessionQueues):
             if queue.untold and queue.cutting is None and not queue.urged and urged < URGED_MOST:
                 queue.urged = True
                 urged += 1
-            self.ready.append(queue)
-            if not queue.waiting and not queue.rings and not queue.untold and queue.cutting is None:
+            self.ready.put(queue, queue.levels)
+            if not queue.waiting and not queue.untold and queue.cutting is None and queue not in self.ready.standing:
                 del self.busy[queue]
         return busy
 
@@ -361,7 +310,7 @@ class LevelledBatches(Batches):
             return levels | TOP
         return levels
 
-    def take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
+    def take(self, max_items: int, max_bytes: int, levels: int = ALL_LEVELS) -> list[Parts]:
         """Take what goes out next, of these levels: queues take turns. On the hub's thread."""
         items: list[Parts] = []
         size = highest = 0
@@ -371,7 +320,7 @@ class LevelledBatches(Batches):
         self._piece = min(self.size_of_chunk, max_bytes)
         self._is_whole = False
         while len(items) < max_items and size < max_bytes and not self._is_whole:
-            found = queues.ready.next(levels)
+            found = queues.next(levels)
             if found is None:
                 break
             queue, self._level = found

@@ -1,4 +1,4 @@
-"""How fast, how far, and whose turn."""
+"""How fast, and how far."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import random
 
 import pytest
 
-from jbi_pubsub.core.pacing import RoundTrip, Shares, TokenBucket
-from jbi_pubsub.core.quality import Strategy
-
-FAIR, STRICT = Strategy(), Strategy("strict")
+from jbi_pubsub.core.pacing import RoundTrip, TokenBucket
 
 
 def test_a_bucket_lets_its_rate_through_and_never_more_than_its_burst_and_an_item_beyond_it() -> None:
@@ -74,41 +71,3 @@ def test_the_least_round_trip_is_that_of_ten_seconds_and_the_smoothed_one_follow
     for now in range(100, 160):
         trip.add(0.2, now)
     assert trip.smoothed == pytest.approx(0.2, rel=0.01)
-
-
-def _served(shares: Shares, waiting: int, turns: int, size: int = 100) -> list[int]:
-    served = [0] * 5
-    for _ in range(turns):
-        level = shares.next(waiting)
-        served[level] += size
-        shares.charge(level, size)
-    return served
-
-
-def test_levels_share_by_their_weights_in_what_they_are_charged() -> None:
-    # Given weights 1 to 16, and sizes that differ a hundredfold between the levels
-    shares, served = Shares(FAIR, FAIR.link), [0] * 5
-    for _ in range(200_000):
-        level = shares.next(0b11111)
-        size = (1, 100, 7, 30, 50)[level]
-        served[level] += size
-        shares.charge(level, size)
-    assert [part / served[0] for part in served] == pytest.approx([1, 2, 4, 8, 16], rel=0.01)
-
-
-def test_who_was_idle_neither_makes_up_for_it_nor_is_held_back() -> None:
-    # Given a level that was served alone for long
-    shares = Shares(FAIR, (1, 1, 1, 1, 1))
-    _served(shares, 0b10000, 1_000)
-    # When others come, expect equal parts at once
-    assert _served(shares, 0b10001, 100) == [5_000, 0, 0, 0, 5_000]
-    assert shares.order(0b10011)[0] in (0, 1, 4)
-    assert sorted(_served(shares, 0b10011, 300)) == [0, 0, 10_000, 10_000, 10_000]
-
-
-def test_strict_serves_the_highest_and_a_change_to_fair_holds_nothing_against_it() -> None:
-    shares = Shares(STRICT, STRICT.link)
-    assert _served(shares, 0b10010, 50) == [0, 0, 0, 0, 5_000]
-    assert shares.order(0b10110) == [4, 2, 1]
-    shares.set(FAIR, (1, 1, 1, 1, 1))
-    assert _served(shares, 0b10010, 50) == [0, 2_500, 0, 0, 2_500]

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
+from jbi_pubsub.core.scheduling import ALL_LEVELS
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.queue import Backlog, Waiting
-from jbi_pubsub.pad.ingress.levels import ALL, LevelledSession
+from jbi_pubsub.pad.ingress.levels import LevelledSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST
@@ -86,7 +87,7 @@ class Scene:
         self.session.add(made, held=held)
         return made
 
-    def read(self, most: int = 500, most_bytes: int = 1 << 30, levels: int = ALL) -> int:
+    def read(self, most: int = 500, most_bytes: int = 1 << 30, levels: int = ALL_LEVELS) -> int:
         """A batch; how many items."""
         items = self.session._take(most, most_bytes, levels)
         for parts in items:
@@ -421,7 +422,9 @@ def test_dropped_and_replaced_and_expired_and_received_are_what_matched(
             scene.session.offer([(s, parcel) for s in scene.ours if chance.random() < 0.7])
         scene.now += chance.choice([0.0, 0.1, 1.0])
         if chance.random() < 0.7:
-            scene.read(chance.randint(1, 4), chance.choice([100, 1 << 30]), chance.choice([ALL, 0b11000, 0b00111]))
+            scene.read(
+                chance.randint(1, 4), chance.choice([100, 1 << 30]), chance.choice([ALL_LEVELS, 0b11000, 0b00111])
+            )
         if chance.random() < 0.5:
             scene.acknowledge({n: chance.randint(0, c) for n, c in Counter(n for n, _ in scene.got).items()})
         if chance.random() < 0.3:
@@ -488,7 +491,7 @@ class Stream:
     def _levels(self) -> int:
         return sum(1 << level for level, count in self.waiting.items() if count)
 
-    def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[tuple[bytes]]:
+    def _take(self, max_items: int, max_bytes: int, levels: int = ALL_LEVELS) -> list[tuple[bytes]]:
         items: list[tuple[bytes]] = []
         with self._lock:
             for level, count in self.waiting.items():
