@@ -77,7 +77,7 @@ def test_what_is_asked_while_the_first_worker_starts_is_answered(
     with ThreadPoolExecutor(2) as pool:
         explained = pool.submit(archive.explain, asking())
         retained = pool.submit(archive.retain)
-        until(lambda: len(archive._questions) == 2)
+        until(lambda: len(archive._requests._questions) == 2)
         may_start.set()
         # Expect answers: none has died
         assert explained.result(30).objects == 20
@@ -383,11 +383,11 @@ def test_a_worker_that_is_stopped_holds_nobody_up_who_publishes_and_goes_on_wher
         late = Reader(archive, asking(after=1_190))
         with pytest.raises(StorageError, match="did not answer within"):
             archive.retain(timeout=0.1)
-        until(lambda: archive._told == 1_200)
+        until(lambda: archive._requests._told == 1_200)
         publish(archive, 20, first=1_201)
         for position in range(20_000):  # as in the course of an hour
-            archive._worker.tell(Synced(position % 1_000))
-        waiting = sum(isinstance(each, Synced) for each in archive._worker._outbox)  # type: ignore[attr-defined]
+            archive._requests._worker.tell(Synced(position % 1_000))
+        waiting = sum(isinstance(each, Synced) for each in archive._requests._worker._outbox)  # type: ignore[attr-defined]
     finally:
         os.kill(pid, signal.SIGCONT)
     # Expect no pile of messages, and each query to see what it is to see

@@ -105,6 +105,6 @@ def test_hundreds_of_queries_leave_nothing_behind(opened: Callable[..., Archive]
         ask(number)
     # Expect no query, question, file or thread to be left of them
     until(lambda: archive.status()["queries"] == 0)
-    assert not archive._questions
+    assert not archive._requests._questions
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= files
     assert threading.active_count() <= threads

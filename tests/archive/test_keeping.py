@@ -193,8 +193,8 @@ def test_an_object_without_room_is_refused_or_passed_and_counted(
         archive = opened(tmp_path / full, full=full)
         put(archive, 1)
         archive.room(100)
-        monkeypatch.setattr(archive, "_look_at_disk", lambda: None)
-        archive._spare = 1_000
+        monkeypatch.setattr(archive._room, "look", lambda: None)
+        archive._room.spare = 1_000
         # When objects come for which the volume has no room
         large = [(2, parcel(2, payload=b"p" * SMALL))]
         if full == "refuse":
@@ -278,12 +278,12 @@ def test_a_full_disk_refuses_what_it_has_no_room_for_and_goes_on_when_it_has(tmp
     archive.sync(kept[-1])
     assert archive.last_sequence("r-1") == kept[-1]
     # Expect it to say so before, too
-    archive._look_at_disk()
+    archive._room.look()
     with pytest.raises(StorageError, match="no room"):
         archive.room(100)
     # and to go on by itself when there is room
     ballast.unlink()
-    archive._look_at_disk()
+    archive._room.look()
     archive.room(100)
     put(archive, position + 1)
     archive.sync(position + 1)
@@ -297,8 +297,8 @@ def test_on_a_full_disk_objects_are_passed_on_where_they_may(tmpfs: Path) -> Non
     # Given an archive that passes on what it has no room for, and a disk that is full before it has noticed
     archive = opened(tmpfs / "archive", volume=64 << 10, full="pass")
     filled(tmpfs)
-    archive._look_at_disk = lambda: None  # type: ignore[method-assign]
-    archive._spare = 1 << 30
+    archive._room.look = lambda: None  # type: ignore[method-assign]
+    archive._room.spare = 1 << 30
     for position in range(1, 1_000):
         put(archive, position)
     archive.sync(999)
@@ -342,7 +342,7 @@ def test_on_a_small_disk_the_oldest_give_way(tmpfs: Path, monkeypatch: pytest.Mo
     assert refused < 10
     assert archive.status()["counters"]["expired_full"] > 1_000
     # and no trace of what went
-    assert archive._tail_bytes[1] < 1 << 20
+    assert archive.status()["payload_bytes"] < 1 << 20
     archive.close()
     again = Archive(section(tmpfs / "archive"), volume_bytes=64 << 10, is_indexed=False)
     assert again.end == kept[-1]

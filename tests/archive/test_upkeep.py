@@ -115,7 +115,7 @@ def test_what_is_deleted_is_on_disk_no_more_when_its_volume_and_the_next_are_sea
     # When later volumes are sealed
     publish(archive, 300, first=1_001)
     sealed(archive)
-    until(lambda: not archive._gone)
+    until(lambda: not archive._requests._deleted)
     # Expect none on the disk but those that came later, and the index to count what is there
     assert bytes_on_disk(archive, b"<key>3</key>") == 30
     until(lambda: archive.status()["indexed"] == 1_300)
