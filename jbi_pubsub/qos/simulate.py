@@ -306,7 +306,7 @@ class _Outlet:
 
     @property
     def levels(self) -> int:
-        """As pad/ingress/levels.py has it."""
+        """As pad/egress/levels.py has it."""
         if self.cutting is not None:
             return 1 << max(self.cut_level, self.queue.levels.bit_length() - 1)
         return self.queue.levels
@@ -554,7 +554,7 @@ class _Simulation:
         return Parcel(head, (first, payload), len(first) + publication.size, 0)
 
     def _offer(self, got: Got, outlet: _Outlet, parcel: Parcel, published: float) -> None:
-        """Shaped, if its settings say so, into its queue (pad/matching/dissemination.py, pad/ingress/levels.py)."""
+        """Shaped, if its settings say so, into its queue (pad/matching/dissemination.py, pad/egress/levels.py)."""
         got.matched += 1
         settings = outlet.contract.of(parcel)
         size, whole = len(parcel.payload), len(parcel.head.metadata) + len(parcel.payload)

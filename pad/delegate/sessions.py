@@ -59,7 +59,7 @@ class SubscriberSessions:
         budget, chunk = self.budget, self._chunk
         if self._quality is None:
             return SubscriberSession(session_id, name=name, budget=budget, hub=self.hub, chunk=chunk)
-        from jbi_pubsub.pad.ingress.levels import LevelledSession  # here: what is off is not imported
+        from jbi_pubsub.pad.egress.levels import LevelledSession  # here: what is off is not imported
 
         return LevelledSession(session_id, quality=self._quality, name=name, budget=budget, hub=self.hub, chunk=chunk)
 

@@ -15,9 +15,8 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.quality import GrantedQos
-from jbi_pubsub.core.wire.stream import chunks
 from jbi_pubsub.pad.egress.flights import Flights
-from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting
+from jbi_pubsub.pad.egress.queue import Cut, SubscriptionQueue, Waiting
 from jbi_pubsub.pad.egress.queues import SessionQueues
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import (
@@ -92,7 +91,8 @@ class Batches:
         self.queues = queues
         self.flights = flights
         self.notices = notices
-        self.size_of_chunk = chunk
+        self.size_of_chunk = self.piece = chunk
+        """Bytes of the largest item, and of a piece of a larger object."""
         self.freed = 0
         """Bytes that the current batch has taken out of queues."""
 
@@ -148,14 +148,7 @@ class Batches:
         elif not queue.may_send():
             return 0
         elif queue.front.head().parcel.size > self.size_of_chunk:
-            waiting = queue.front.take()
-            waiting.places -= 1
-            queue.took(1, waiting.parcel.size)
-            self.freed += waiting.parcel.size if waiting.places == 0 else 0
-            queue.goes(waiting.parcel)
-            queue.cutting = chunks(waiting.parcel.parts, self.size_of_chunk)
-            queue.next_chunk = next(queue.cutting)
-            item = self.next_chunk(queue)
+            item = self.begin_chunks(queue)
         else:
             return self._take_run(queue, items, max_items, max_bytes)
         items.append(item)
@@ -222,10 +215,22 @@ class Batches:
         self.flights.add(tuple([queue.subscription for queue in together]) if first.counted else (), count)
         return sent
 
+    def begin_chunks(self, queue: SubscriptionQueue) -> Parts:
+        """The first piece of the large object that goes out next."""
+        waiting: Waiting = queue.front.take()
+        waiting.places -= 1
+        queue.took(1, waiting.parcel.size)
+        self.freed += waiting.parcel.size if waiting.places == 0 else 0
+        queue.goes(waiting.parcel)
+        queue.cutting = Cut(waiting.parcel)
+        return self.next_chunk(queue)
+
     def next_chunk(self, queue: SubscriptionQueue) -> Parts:
-        """The next piece of a large object."""
+        """The next piece of a large object, as large as it may be by now."""
+        cut = queue.cutting
+        assert cut is not None
         try:
-            pieces, is_last = self.cut(queue)
+            pieces, is_last = cut.take(self.piece)
         except StorageError as exc:  # its subscriber is told so in place of the rest
             log.error("subscription %s: the rest of an object is lost: %s", queue.subscription.uid, exc)
             queue.cutting = None
@@ -234,14 +239,8 @@ class Batches:
         if is_last:
             queue.cutting = None
         self.flights.add(queue.counted if is_last else (), 1)
-        return chunk_head(queue, is_last=is_last), *pieces
-
-    def cut(self, queue: SubscriptionQueue) -> tuple[list[memoryview], bool]:
-        """The next piece, and whether it is the last one. Raises StorageError."""
-        assert queue.cutting is not None
-        assert queue.next_chunk is not None
-        piece, queue.next_chunk = queue.next_chunk, next(queue.cutting, None)
-        return [piece], queue.next_chunk is None
+        head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, queue.subscription.number)
+        return head + POSITION.pack(cut.position) if queue.feed is not None else head, *pieces
 
 
 def item_head(together: Sequence[SubscriptionQueue]) -> bytes:
@@ -256,12 +255,6 @@ def placed_head(queue: SubscriptionQueue, parcel: Parcel) -> bytes:
     """Head of an object's item whose queue is placed; the object goes out now."""
     queue.goes(parcel)
     return ITEM.pack(PLACED, queue.subscription.number) + POSITION.pack(parcel.position)
-
-
-def chunk_head(queue: SubscriptionQueue, *, is_last: bool) -> bytes:
-    """Head of a chunk's item."""
-    head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, queue.subscription.number)
-    return head + POSITION.pack(queue.position) if queue.feed is not None else head
 
 
 def _loss_of(subscription: Subscription, cause: Cause, count: int, why: str) -> Parts:

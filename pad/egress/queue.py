@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.egress.replay import Feed, Replay
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -126,26 +127,51 @@ def backlog_of(subscription: Subscription, share: int) -> Backlog:
     return Backlog(subscription.request, share, meter)
 
 
+class Cut:
+    """The rest of a large object: pieces as large as they may be by then."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.position = parcel.position
+        self._chunks = chunks(parcel.parts, CHUNK_BYTES)
+        """The chunks; of what lies in a file no more is read than goes."""
+        self._views: deque[memoryview] = deque()
+        self._fill()
+
+    def take(self, size: int) -> tuple[list[memoryview], bool]:
+        """About so many bytes, and whether that was all. Raises StorageError."""
+        pieces: list[memoryview] = []
+        while self._views and size > 0:
+            view = self._views[0]
+            pieces.append(view[:size])
+            if len(view) <= size:
+                self._views.popleft()
+                self._fill()
+            else:
+                self._views[0] = view[size:]
+            size -= len(pieces[-1])
+        return pieces, not self._views
+
+    def _fill(self) -> None:
+        if not self._views and (chunk := next(self._chunks, None)) is not None:
+            self._views.append(chunk)
+
+
 class SubscriptionQueue:
     """Objects of one subscription that wait and are under way. Its session's lock covers it."""
 
     __slots__ = (
-        "alone", "bound", "consumed", "counted", "cutting", "feed", "held", "live", "next_chunk", "position",
-        "ready", "replay", "sent", "source", "subscription", "untold", "waiting", "waiting_bytes",
+        "alone", "bound", "consumed", "cutting", "feed", "held", "live", "ready", "replay", "sent", "source",
+        "subscription", "untold", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
         """`held`: a late joiner whose source is being made ready: nothing goes out."""
         self.subscription = subscription
         self.alone = (self,)
-        self.counted: tuple[Subscription, ...] = (subscription,)
-        """Subscriptions whose deliveries are counted: () for a query, which is no subscription."""
         self.feed: Feed | None = None
         """The feed of a placed queue: its objects go out with their positions, each by itself."""
         self.replay: Replay | None = None
         """Its feed is of a subscription, which catches up."""
-        self.position = 0
-        """Position of the large object that goes in chunks."""
         self.bound = subscription.request.bound
         self.held = held
         self.source: FifoQueue | None = None
@@ -156,9 +182,12 @@ class SubscriptionQueue:
         self.sent = self.consumed = 0
         self.untold: Counter[str] = Counter()
         self.ready = False
-        self.cutting: Iterator[memoryview] | None = None
-        """The rest of a large object that goes in chunks."""
-        self.next_chunk: memoryview | None = None
+        self.cutting: Cut | None = None
+
+    @property
+    def counted(self) -> tuple[Subscription, ...]:
+        """Subscriptions whose deliveries are counted: none for a query, which is no subscription."""
+        return (self.subscription,) if self.feed is None or self.replay is not None else ()
 
     @property
     def held_up(self) -> int:
@@ -173,7 +202,6 @@ class SubscriptionQueue:
 
     def goes(self, parcel: Parcel) -> None:
         """An object of a placed queue goes out now."""
-        self.position = parcel.position
         replay = self.replay
         if replay is not None and replay.durable is not None:
             if self.subscription.request.ack == "explicit":
@@ -284,11 +312,15 @@ class SubscriptionQueue:
     def drop_oldest(self) -> Waiting:
         """The one that has waited longest, to be lost."""
         waiting: Waiting = self.front.drop_oldest()
+        self.forget(waiting)
+        self._pass_source()
+        return waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        """Note that it does not wait here any more, and is not sent."""
         waiting.places -= 1
         self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
-        self._pass_source()
-        return waiting
 
     def _pass_source(self) -> None:
         if self.source is not None and not len(self.source):

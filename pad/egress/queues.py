@@ -322,7 +322,7 @@ class FeedControl:
         """Open a queue that `feed` fills as there is room (`room`, `put`), until it is `finish`ed."""
         queue = self._add(query, held=False)
         with self._changed:
-            queue.feed, queue.counted = feed, ()
+            queue.feed = feed
 
     def add_replay(self, subscription: Subscription, feed: Feed, durable: Durable | None = None) -> None:
         """Open the queue of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to

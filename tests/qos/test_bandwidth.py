@@ -26,8 +26,8 @@ from jbi_pubsub.core.scheduling import ALL_LEVELS
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
 from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Backlog, Waiting
-from jbi_pubsub.pad.ingress.levels import LevelledSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST

@@ -13,15 +13,13 @@ As in pad/egress/session.py, with these rules beside:
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from jbi_pubsub.core.info_object import Cause, Parcel, Part
+from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.quality import LEVELS, Contract
 from jbi_pubsub.core.scheduling import ALL_LEVELS, PriorityRing
 from jbi_pubsub.core.wire.hub import HubSender
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.egress.batches import Batches, Parts, item_head, placed_head
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.flights import Flights
@@ -40,42 +38,6 @@ PREFETCH_SECONDS: Final = 0.1
 """For so long, and a round trip, an application has enough."""
 
 
-class Cut(Iterator[memoryview]):
-    """The rest of a large object: pieces as large as they may be by then."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._chunks = chunks(parts, CHUNK_BYTES)
-        """The chunks; of what lies in a file no more is read than goes."""
-        self._views: deque[memoryview] = deque()
-        self._fill()
-
-    def __next__(self) -> memoryview:
-        """The next part of it."""
-        if not self._views:
-            raise StopIteration
-        view = self._views.popleft()
-        self._fill()
-        return view
-
-    def take(self, size: int) -> tuple[list[memoryview], bool]:
-        """About so many bytes, and whether that was all. Raises StorageError."""
-        pieces: list[memoryview] = []
-        while self._views and size > 0:
-            view = self._views[0]
-            pieces.append(view[:size])
-            if len(view) <= size:
-                self._views.popleft()
-                self._fill()
-            else:
-                self._views[0] = view[size:]
-            size -= len(pieces[-1])
-        return pieces, not self._views
-
-    def _fill(self) -> None:
-        if not self._views and (chunk := next(self._chunks, None)) is not None:
-            self._views.append(chunk)
-
-
 class LevelledQueue(SubscriptionQueue):
     """Objects of one subscription that wait and are under way, by level."""
 
@@ -85,7 +47,6 @@ class LevelledQueue(SubscriptionQueue):
         "_since",
         "contract",
         "cut_level",
-        "levelled",
         "link",
         "prefetch",
         "urged",
@@ -99,10 +60,9 @@ class LevelledQueue(SubscriptionQueue):
             self.contract = CatchingUp(self.contract, self.is_past)
         self.link = ""
         """That its session was told of."""
-        self.levelled: PriorityQueue[Waiting] = queues.quality.queue_of(
+        self.live: PriorityQueue[Waiting] = queues.quality.queue_of(
             self.contract, lambda waiting, cause: queues.dropped(self, waiting, cause)
         )
-        self.live = self.levelled
         self.cut_level = 0
         """At which the large object goes that is being cut."""
         self.urged = False
@@ -119,14 +79,14 @@ class LevelledQueue(SubscriptionQueue):
     def levels(self) -> int:
         """Bit mask of what it could send now."""
         if self.cutting is None and self.source is None and not self.untold and not self.held:  # nearly always
-            return self.levelled.levels if self.prefetch > self.sent - self.consumed else 0
+            return self.live.levels if self.prefetch > self.sent - self.consumed else 0
         if self.held:
             return 0
         if self.cutting is not None:
-            return 1 << max(self.cut_level, self.levelled.levels.bit_length() - 1)
+            return 1 << max(self.cut_level, self.live.levels.bit_length() - 1)
         levels = 0
         if self.waiting and self.credit > 0:
-            levels = self.levelled.levels
+            levels = self.live.levels
             if self.source is not None:  # what came before goes out first
                 levels = 1 << max(self.contract.level, levels.bit_length() - 1)
         if self.untold:
@@ -145,13 +105,13 @@ class LevelledQueue(SubscriptionQueue):
         waiting.put_into(self)
         self.waiting += 1
         self.waiting_bytes += size
-        self.levelled.put(waiting, now)
+        self.live.put(waiting, now)
 
     def has_next(self, waiting: Waiting, now: float) -> bool:
         """Whether it could send that object next."""
         if not self.waiting or self.credit <= 0 or self.held or self.cutting is not None or self.untold:
             return False
-        return self.source.head() is waiting if self.source is not None else self.levelled.is_front(waiting, now)
+        return self.source.head() is waiting if self.source is not None else self.live.is_front(waiting, now)
 
     @property
     def policy(self) -> str:
@@ -161,8 +121,8 @@ class LevelledQueue(SubscriptionQueue):
 
     def has_place_for(self, parcel: Parcel) -> bool:
         """Whether that object takes another one's place; what has expired makes room."""
-        self.levelled.expire(self._queues.now)
-        return self.levelled.has_room_for(parcel, self._queues.now)
+        self.live.expire(self._queues.now)
+        return self.live.has_room_for(parcel, self._queues.now)
 
     def give_way(self, parcel: Parcel) -> Waiting | None:
         """Drop the oldest of the least important, before them what came before the subscription; by age alone if
@@ -171,19 +131,13 @@ class LevelledQueue(SubscriptionQueue):
             return None
         if self.contract.settings.queue == "drop_oldest":
             return self.drop_oldest()
-        if self.levelled.is_least(parcel):
+        if self.live.is_least(parcel):
             return None
         if self.source is not None:
             return self.drop_oldest()
-        waiting = self.levelled.drop_least()
+        waiting = self.live.drop_least()
         self.forget(waiting)
         return waiting
-
-    def forget(self, waiting: Waiting) -> None:
-        """Note that it does not wait here any more, and is not sent."""
-        waiting.places -= 1
-        self.waiting -= 1
-        self.waiting_bytes -= waiting.parcel.size
 
     def adapt(self, now: float, trip: float) -> None:
         """Set what its application may have by what it took lately."""
@@ -238,7 +192,7 @@ class LevelledQueues(SessionQueues):
             if not queue.waiting:
                 return
             standing = self.ready.standing.get(queue)
-            if standing and queue.source is None and not queue.levelled.levels & ~standing:
+            if standing and queue.source is None and not queue.live.levels & ~standing:
                 return  # it waits for its turn at all levels that it has something for
         if queue.prefetch <= queue.sent - queue.consumed and queue.waiting:
             queue.adapt(self.clock(), self._flights.seconds)
@@ -274,8 +228,8 @@ class LevelledQueues(SessionQueues):
         urged, trip = 0, self._flights.seconds
         busy = list(self.busy)
         for queue in busy:
-            queue.levelled.refresh(now)
-            queue.levelled.expire(now)
+            queue.live.refresh(now)
+            queue.live.expire(now)
             queue.adapt(now, trip)
             if queue.untold and queue.cutting is None and not queue.urged and urged < URGED_MOST:
                 queue.urged = True
@@ -295,7 +249,6 @@ class LevelledBatches(Batches):
         """`session`: as that of Batches."""
         super().__init__(*session)
         self._sender = sender
-        self._piece = self.size_of_chunk
         self._level = 0
         """Level that what is taken just now counts as."""
         self._is_whole = False
@@ -317,7 +270,7 @@ class LevelledBatches(Batches):
         queues = self.queues
         self.freed = 0
         queues.now = queues.clock()
-        self._piece = min(self.size_of_chunk, max_bytes)
+        self.piece = min(self.size_of_chunk, max_bytes)
         self._is_whole = False
         while len(items) < max_items and size < max_bytes and not self._is_whole:
             found = queues.next(levels)
@@ -348,20 +301,18 @@ class LevelledBatches(Batches):
     def _take_run(self, first: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Objects of one level, one if others wait there, too; one that others take as well goes by itself."""
         level, most = self._level, min(first.credit, max_items - len(items))
-        largest = self.size_of_chunk if self._piece >= self.size_of_chunk else 2 * self._piece
+        largest = self.size_of_chunk if self.piece >= self.size_of_chunk else 2 * self.piece
         head = item_head([first])
-        is_queue, take = first.source is None, first.levelled.take
+        is_queue, take = first.source is None, first.live.take
         count = size = sent = 0
         while count < most and sent < max_bytes:
-            waiting = first.levelled.select(level, self.queues.now) if is_queue else self._head(first, level)
+            waiting = first.live.select(level, self.queues.now) if is_queue else self._head(first, level)
             if waiting is None or (count and (len(waiting.queues) > 1 or waiting.parcel.size > largest)):
                 break
             parcel = waiting.parcel
             if parcel.size > largest:
-                self._take_from([first], waiting)
-                first.cutting, first.cut_level = Cut(parcel.parts), level
-                first.goes(parcel)
-                items.append(self.next_chunk(first))
+                first.cut_level = level
+                items.append(self.begin_chunks(first))
                 return sum(map(len, items[-1]))
             if len(waiting.queues) > 1:
                 return self._take_shared(first, waiting, items)
@@ -398,7 +349,7 @@ class LevelledBatches(Batches):
                 return waiting
             self.queues.free(queue.drop_oldest())
             self.queues.lose(queue, Cause.EXPIRED if has_expired else Cause.DEADLINE)
-        return queue.levelled.select(level, self.queues.now)
+        return queue.live.select(level, self.queues.now)
 
     def _take_shared(self, first: LevelledQueue, waiting: Waiting, items: list[Parts]) -> int:
         """An object for all subscriptions that could send it now; it counts as what the most important of them is."""
@@ -429,11 +380,6 @@ class LevelledBatches(Batches):
             waiting.places -= 1
         if waiting.places == 0:
             self.freed += waiting.parcel.size
-
-    def cut(self, queue: Any) -> tuple[list[memoryview], bool]:
-        """The next piece, as large as it may be by now, and whether it is the last one. Raises StorageError."""
-        cut: Cut = queue.cutting
-        return cut.take(self._piece)
 
 
 class LevelledSession(SubscriberSession):
