@@ -456,7 +456,11 @@ def rooms_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-STATES: Final = {"lookup.client.states": ("LINK", "WATCH"), "subscriber.remote": ("REMOTE_SUBSCRIPTION",)}
+STATES: Final = {
+    "lookup.client.states": ("LINK", "WATCH"),
+    "subscriber.remote": ("REMOTE_SUBSCRIPTION",),
+    "pad.past.queries": ("QUERY",),
+}
 """Module -> its state tables."""
 
 STATES_HEAD: Final = """# States

@@ -234,7 +234,7 @@ class PeerArchive:
             pad=msgspec.structs.replace(config.pad, port=0, state="", sockets=""),
             archive=plain.archive, qos=plain.qos, metrics=plain.metrics,
         )  # fmt: skip
-        self._server = DisseminationServer(own, TypeRepository(), characteristics=None, foreign=archive)
+        self._server = DisseminationServer(own, TypeRepository(), characteristics=None, remote=archive)
         self._server.start()
 
     @property

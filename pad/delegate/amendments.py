@@ -18,16 +18,16 @@ from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import amended, check_request
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.past.queries import History
+    from jbi_pubsub.pad.past.catch_up import ArchiveCatchUps
 
 
 class Amendments:
     """Under the delegate's lock, and taken back if what is to be kept of them can't be."""
 
-    def __init__(self, core: DelegateCore, late_joiners: LateJoiners, history: History | None) -> None:
+    def __init__(self, core: DelegateCore, late_joiners: LateJoiners, catch_ups: ArchiveCatchUps | None) -> None:
         _, self._tables, self._contracts, self._events = core
         self._late_joiners = late_joiners
-        self._history = history
+        self._catch_ups = catch_ups
 
     def amend(self, key: Key, known: Subscription, other: Subscription) -> Subscription | None:
         """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. What it
@@ -52,8 +52,8 @@ class Amendments:
         self._late_joiners.narrow(known, let_in)
         self._contracts.offers.forget(known)
         self._contracts.offers.required_by(known)
-        if self._history is not None and known.is_replayed:
-            self._history.amend(key[0], known)
+        if self._catch_ups is not None and known.is_replayed:
+            self._catch_ups.amend(key[0], known)
         self._events.tell_subscription("updated", known)
         return former
 

@@ -38,7 +38,7 @@ from jbi_pubsub.pad.matching.signatures import Seals
 from jbi_pubsub.pad.model.type_repository import TypeRepository
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.past.queries import History
+    from jbi_pubsub.pad.past.service import ArchiveService
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -105,32 +105,22 @@ class Delegate:
             refuse=self.pipeline.refuse,
         )
 
-    def _history_of(self, stages: Stages, config: Config, options: DelegateOptions) -> History | None:
+    def _history_of(self, stages: Stages, config: Config, options: DelegateOptions) -> ArchiveService | None:
         """What subscribers ask of the past, here or elsewhere; what is off is not imported."""
-        made: Callable[..., History]
-        if stages.archive is not None:
-            from jbi_pubsub.pad.past.queries import History
-
-            made = partial(History, stages.archive)
-        elif stages.foreign is not None:
-            from jbi_pubsub.pad.past.remote import ForeignHistory
-
-            made = partial(ForeignHistory, stages.foreign)
-        else:
+        archive = stages.archive or stages.remote
+        if archive is None:
             return None
-        return made(
-            access=stages.access,
-            max_queries=config.archive.max_queries,
-            numbers=self.tables.next_number,
-            quota=self.contracts.quota,
-            contract=lambda caller, type_, wish: self.contracts.open(caller, "query", type_, wish),
-            end_contract=self.contracts.end,
-            name=f"history-{self.delegate_id[:8]}",
-            lease=config.lease.durable,
-            wall=options.wall,
+        from jbi_pubsub.pad.past.feeds import FeedThread
+        from jbi_pubsub.pad.past.service import ArchiveService
+
+        make_thread = partial(
+            FeedThread,
+            f"history-{self.delegate_id[:8]}",
             seal=self.seals.seal if self.seals is not None else None,
             shaper=stages.quality.shaper if stages.quality is not None else None,
         )
+        numbers = self.tables.next_number
+        return ArchiveService(archive, make_thread, stages.access, self.contracts, numbers, config, options.wall)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -164,8 +154,8 @@ class Delegate:
             except JbiError as exc:
                 log.error("cleaning up behind a lease: %s", exc)
         self.mail.remind()
-        if self.history is not None:
-            self.history.tend()
+        if self.history is not None and self.history.catch_ups is not None:
+            self.history.catch_ups.tend()
         self.tables.buffers.trim(self.tables.clock())
         with self.tables.lock:
             self.tables.topics.forget_ghosts(self.tables.clock())
@@ -195,8 +185,9 @@ class Delegate:
             self.sessions.drop(session_id, Cause.SHUTDOWN)
         self.sessions.hub.stop()
         self.mail.dispatcher.stop()
-        if self.history is not None and self.registrations.archive is not None:
-            self.history.note()
+        if self.history is not None and self.history.catch_ups is not None:
+            self.history.catch_ups.note()
+        if self.registrations.archive is not None:
             self.registrations.archive.close()
         self.contracts.permissions.access.close()
         if self.mail.store is not None:

@@ -29,7 +29,7 @@ from jbi_pubsub.protocol.replies import PREFETCH_LEAST, Granted
 from jbi_pubsub.protocol.requests import NOT_BEFORE, SubscriptionRequest, check_request
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.past.queries import History
+    from jbi_pubsub.pad.past.service import ArchiveService
 
 CANCEL_SECONDS: Final = 1.0
 """For a subscriber to be told that its subscription was cancelled."""
@@ -45,7 +45,7 @@ class SubscriptionRegistry:
         registrations: Registrations,
         mail: MailSubscriptions,
         late_joiners: LateJoiners,
-        history: History | None,
+        history: ArchiveService | None,
     ) -> None:
         """`history`: what fills those that begin in the past, here or elsewhere."""
         config, self._tables, self._contracts, self._events = core
@@ -54,7 +54,8 @@ class SubscriptionRegistry:
         self._mail = mail
         self.late_joiners: Final = late_joiners
         self.history: Final = history
-        self._amendments = Amendments(core, late_joiners, history)
+        self._catch_ups = history.catch_ups if history is not None else None
+        self._amendments = Amendments(core, late_joiners, self._catch_ups)
 
     def subscribe(
         self,
@@ -131,8 +132,8 @@ class SubscriptionRegistry:
     def _granted(self, subscription: Subscription, lease: Lease | None, given: GrantedQos) -> Granted:
         """Also of the archive that fills it, if one does."""
         at: tuple[tuple[str, ...], bool, bool] = (), False, False
-        if self.history is not None and subscription.is_replayed:
-            at = self.history.archive_of(subscription)
+        if self._catch_ups is not None and subscription.is_replayed:
+            at = self._catch_ups.archive_of(subscription)
         prefetch = PREFETCH_LEAST if self._contracts.quality is not None else 0
         is_narrowed = subscription.rights is not None
         return Granted(subscription.number, lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed)
@@ -173,8 +174,8 @@ class SubscriptionRegistry:
         if subscription.is_replayed:
             marks = [(topic, mark) for topic, mark in marks if topic.is_partly_kept]  # the archive has all the others
         self.late_joiners.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
-        if subscription.is_replayed and self.history is not None:
-            self.history.begin_replay(key[0], subscription)
+        if subscription.is_replayed and self._catch_ups is not None:
+            self._catch_ups.begin(key[0], subscription)
         self._tables.changed.notify_all()  # whoever stops now sees that it is catching up
         return lease
 
@@ -182,26 +183,26 @@ class SubscriptionRegistry:
         """Under the lock: that of a subscription that begins in the past is filled by the archive, too. `first`: the
         position of the first object that it may have if it begins with the present."""
         request = subscription.request
-        if self.history is not None and self._registrations.archive is None:  # another platform's, asked alone
+        if self.history is not None and self._catch_ups is None:  # another platform's, asked alone
             session.add(subscription, held=True)
             return
         if request.durable:
             self._attach(session, subscription, first)
-        elif self.history is None or request.start.kind == "new":
+        elif self._catch_ups is None or request.start.kind == "new":
             session.add(subscription, held=True)
             return
-        assert self.history is not None
+        assert self._catch_ups is not None
         subscription.is_replayed = True
-        self.history.replay(session, subscription, first)
+        self._catch_ups.open(session, subscription, first)
 
     def _attach(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """Under the lock: a durable one comes, perhaps again. Raises AccessDeniedError, ConfigurationError,
         StorageError."""
-        if self.history is None or self._registrations.archive is None:
+        if self._catch_ups is None:
             raise ConfigurationError(
                 "a durable subscription needs an archive, and there is none here", hint="Set [archive] folder"
             )
-        self.history.attach(session, subscription, first)
+        self._catch_ups.attach(session, subscription, first)
         for key, other in list(self._tables.subscriptions.items()):
             if other.durable is subscription.durable:  # its process is gone, or has it by another id as well
                 self.forget(key)
@@ -223,8 +224,8 @@ class SubscriptionRegistry:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
             durable = self._tables.subscriptions[key].durable
         self.forget(key)
-        if durable is not None and self.history is not None:
-            self.history.durables.cancel(durable)
+        if durable is not None and self._catch_ups is not None:
+            self._catch_ups.durables.cancel(durable)
 
     def cancel(self, uid: str) -> int:
         """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
@@ -241,8 +242,8 @@ class SubscriptionRegistry:
             if (session := sessions[key[0]]) is not None:
                 session.end(subscription, Cause.CANCELLED, CANCEL_SECONDS)
             self.forget(key)
-            if subscription.durable is not None and self.history is not None:
-                self.history.durables.cancel(subscription.durable)
+            if subscription.durable is not None and self._catch_ups is not None:
+                self._catch_ups.durables.cancel(subscription.durable)
         return len(found)
 
     def forget(self, key: Key, cause: Cause = Cause.CANCELLED, of: SubscriberSession | None = None) -> None:
@@ -261,8 +262,8 @@ class SubscriptionRegistry:
             self.late_joiners.forget(subscription)
             self._tables.refund(subscription)
             self._contracts.quota.give_back(subscription.share)
-            if subscription.durable is not None and self.history is not None:
-                self.history.detach(key[0], subscription)
+            if subscription.durable is not None and self._catch_ups is not None:
+                self._catch_ups.detach(key[0], subscription)
             session = self._tables.sessions.get(key[0])
         if session is not None:
             leave = session.expel if cause is Cause.REFUSED else session.remove

@@ -43,7 +43,7 @@ class Stages:
 
     `buffers`: where late joiners catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
     objects hold; `signer`: of what is said of payloads that were cut; `quality`: who is served first, and how;
-    `archive`: where objects are kept, and who closes it; `foreign`: who answers queries in its place, from another
+    `archive`: where objects are kept, and who closes it; `remote`: who answers queries in its place, from another
     platform."""
 
     buffers: RecentBuffers
@@ -53,7 +53,7 @@ class Stages:
     signer: Signer | None = None
     quality: Quality | None = None
     archive: Archiving | None = None
-    foreign: RemoteArchive | None = None
+    remote: RemoteArchive | None = None
 
 
 def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None = None) -> Stages:

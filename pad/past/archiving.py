@@ -290,7 +290,7 @@ class Archiving:
         if new:
             self.open_all(new)
 
-    def here(self, arm: Callable[[int], None]) -> int:
+    def here(self, arm: Callable[[int], None] = lambda _: None) -> int:
         """The position up to which all that is kept was appended. `arm` is told before anything later is."""
         with self._lock:
             position = self._buffers.position

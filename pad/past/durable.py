@@ -14,7 +14,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -130,7 +130,7 @@ class Durables:
     def wants(self, entries: Iterable[EntryRep]) -> bool:
         """Whether one waits for a registration of those entries."""
         entries = list(entries)
-        return any(_fits(each.entries, entries) for each in list(self._known.values()))
+        return any(fits(each.entries, entries) for each in list(self._known.values()))
 
     def note(self) -> None:
         """Put down what has changed, and forget those whose lease has run out. Now and then, and at the end. Raises
@@ -166,7 +166,8 @@ class Durables:
         ]
 
 
-def _fits(template: Iterable[EntryRep], entries: list[EntryRep]) -> bool:
+def fits(template: Iterable[EntryRep], entries: Collection[EntryRep]) -> bool:
+    """Whether a registration's entries match a template, as for subscriptions; of other generations' nothing does."""
     try:
         return all(any(matches(wanted, entry) for entry in entries) for wanted in template)
     except IncompatibleEntryError:

@@ -12,16 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from functools import lru_cache, partial
-from typing import Any, Final, NoReturn, cast
+from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.access import AccessPolicy, Decision, Subject, demand
+from jbi_pubsub.core.access import AccessPolicy, Decision, Subject
 from jbi_pubsub.core.errors import (
-    AccessDeniedError,
     BackPressureError,
-    ConfigurationError,
     JbiError,
     MetadataError,
     OversizeError,
@@ -29,15 +28,16 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.history import Explanation, Found, Progress, Query, State
-from jbi_pubsub.core.info_object import InfoObject, Parcel, TypeName, packed
+from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
-from jbi_pubsub.pad.egress.session import SubscriberSession
-from jbi_pubsub.pad.past.archiving import Archiving
-from jbi_pubsub.pad.past.queries import COUNT_SECONDS, Asked, History, QueryFeed, check_query
+from jbi_pubsub.pad.past.feeds import FeedThread
+from jbi_pubsub.pad.past.queries import COUNT_SECONDS
+from jbi_pubsub.pad.past.scopes import QueryPlan, check_allowed
+from jbi_pubsub.pad.past.store_protocol import looks
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
-from jbi_pubsub.protocol.replies import Counted, Explained, QueryOpened
+from jbi_pubsub.protocol.replies import Counted, Explained
 from jbi_pubsub.protocol.requests import QueryRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -53,8 +53,8 @@ WAIT_SECONDS: Final = 0.5
 Allowed = Callable[[InfoObject], bool]
 
 
-class ForeignResults:
-    """A query that is open (see store_protocol.Results)."""
+class RemoteResults:
+    """A query that is open (see QueryResults)."""
 
     def __init__(self, ask: Callable[[], RemoteAnswers], wake: Callable[[], None], allowed: Allowed, name: str) -> None:
         """`ask` may wait for others: it is called on our thread."""
@@ -77,7 +77,7 @@ class ForeignResults:
         return self._thread.is_alive()
 
     def take(self, count: int, size: int) -> list[Found]:
-        """See keeping.Results."""
+        """See QueryResults."""
         taken: list[Found] = []
         with self._changed:
             while self._ahead and len(taken) < count and size > 0:
@@ -89,14 +89,14 @@ class ForeignResults:
         return taken
 
     def progress(self) -> Progress:
-        """See keeping.Results: what has come counts as found."""
+        """See QueryResults: what has come counts as found."""
         with self._changed:
             state: State = "running" if self._ahead else self._state
             seconds = time.monotonic() - self._began
             return Progress(state, matched=self._matched, seconds=seconds, error=self._error)
 
     def cancel(self) -> None:
-        """See keeping.Results."""
+        """See QueryResults."""
         with self._changed:
             if self._state == "running":
                 self._state = "cancelled"
@@ -151,165 +151,67 @@ class ForeignResults:
         return True
 
 
-class _NoKeeping:
-    """No durable subscriptions: their places are of archives that are here."""
+class RemoteSource:
+    """Another platform as the source of queries, see QuerySource. Rules of access hold as for an archive: of each type
+    what they let through, which is looked at for each answer. `_lock` covers the queries that are open."""
 
-    incarnations: Final[dict[str, int]] = {}
+    incarnations: Final[tuple[str, ...]] = ()
 
-    def consumers(self) -> tuple[()]:
-        """None."""
-        return ()
+    def __init__(self, remote: RemoteArchive, access: AccessPolicy, thread: FeedThread) -> None:
+        self._remote = remote
+        self._access = access
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._open: list[RemoteResults] = []
 
+    def plan(self, request: QueryRequest, caller: Caller | None) -> QueryPlan:
+        """See QuerySource."""
+        check_allowed(self._access, request, caller)
+        return QueryPlan(request, caller, Query(scopes=(), up_to=request.up_to))
 
-class _NoArchive:
-    """No archive, for what a History asks of one beside queries."""
-
-    keeping: Final = _NoKeeping()
-
-    def under_way(self) -> list[tuple[int, int]]:
-        """Nothing."""
-        return []
-
-    def whole(self, found: Found) -> Parcel:
-        """A result, which has all of it. Raises ProtocolError."""
-        return Parcel.received(found.data)
-
-
-class ForeignHistory(History):
-    """Queries to another platform. Rules of access hold as for an archive: of each type what they let
-    through, which is looked at for each answer."""
-
-    def __init__(self, foreign: RemoteArchive, *, access: AccessPolicy, name: str, **others: Any) -> None:
-        super().__init__(cast("Archiving", _NoArchive()), access=access, name=name, **others)
-        self._foreign = foreign
-        self._open: list[ForeignResults] = []
-
-    # -- calls ----------------------------------------------------------------------------------------------------
-
-    def open(self, session: SubscriberSession, request: QueryRequest, caller: Caller | None) -> QueryOpened:
-        """See HistoryProxy.open_query."""
-        self._check(request, caller)
-        subscription = self._compiled(session, request)
-        contract, granted = self._contract(caller, TypeName(request.type, request.version), request.qos)
-        asked = Asked(Query(scopes=(), up_to=request.up_to), ())
-        feed = QueryFeed(self, session, subscription, request, caller, asked, contract, self._clock())
-        try:
-            self._enter(feed)
-            feed.results = self._ask(request, caller, feed.wake)
-        except BaseException:
-            self._leave(feed, "")
-            raise
-        if request.timeout:
-            self._alarm(feed, request.timeout)
-        self.wake(feed)
-        return QueryOpened(subscription.number, request.up_to, (), granted)
-
-    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
-        """See HistoryProxy.count: they are fetched, as nobody else can say what comes through."""
-        self._check(request, caller)
-        deadline = self._clock() + max(0.0, min(seconds, COUNT_SECONDS))
-        came = threading.Event()
-        results = self._ask(request, caller, came.set)
-        try:
-            while True:
-                came.clear()
-                results.take(AHEAD_OBJECTS, AHEAD_BYTES)
-                progress = results.progress()
-                if progress.state == "finished":
-                    return Counted(progress.matched, (), progress.error)
-                if progress.state != "running":
-                    raise StorageError(f"the other platform could not count: {progress.error}")
-                if self._clock() >= deadline:
-                    raise WireTimeoutError(f"{progress.matched} objects came within {seconds:g} s, and there are more")
-                came.wait(0.1)
-        finally:
-            results.cancel()
-
-    def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
-        """See HistoryProxy.explain_query: how it is done elsewhere is not known here."""
-        self._check(request, caller)
-        return Explained(Explanation(steps=(), objects=0, not_indexed=0, is_exact=False, seconds=0.0), ())
-
-    def delete(self, request: QueryRequest, seconds: float) -> NoReturn:  # noqa: ARG002  # the archive's form
-        """Refused, as all that changes an archive is."""
-        self._refuse()
-
-    def retain(self, seconds: float, *, is_dry: bool) -> NoReturn:  # noqa: ARG002  # as above
-        """Refused."""
-        self._refuse()
-
-    def rebuild(self) -> NoReturn:
-        """Refused."""
-        self._refuse()
-
-    def take_in(self, objects: object, of: object) -> NoReturn:  # noqa: ARG002  # as above
-        """Refused."""
-        self._refuse()
-
-    def describe(self, uids: object, caller: object) -> tuple[()]:  # noqa: ARG002  # as above
-        """Nothing is archived here."""
-        return ()
-
-    def reset(self, name: str, secret: str, start: object, caller: object) -> bool:  # noqa: ARG002  # as above
-        """There are no durable subscriptions here."""
-        return False
-
-    def note(self) -> None:
-        """Nothing is to be put down."""
-
-    def ask_again(self) -> None:
-        """The access rules have changed: of queries that go on each answer is looked at by the new ones; who may not
-        ask any more is told."""
-        with self._changed:
-            feeds = list(self._feeds.values())
-        for feed in feeds:
-            try:
-                self._check(feed.request, feed.caller)
-            except AccessDeniedError as exc:
-                log.warning("query %s ends: %s", feed.subscription.uid, exc.message)
-                self._end(feed, "failed", "access was withdrawn")
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """End the threads, and all queries without a word."""
-        super().stop(timeout)
-        for results in self._open:
-            results.join(timeout)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _check(self, request: QueryRequest, caller: Caller | None) -> None:
-        """Raises as an archive does."""
-        check_query(request)
-        if caller is not None:
-            subject = Subject(request.type, request.version, some=not (request.type and request.version))
-            demand(self._access, caller, ("connect", Subject()))
-            demand(self._access, caller, ("query", subject))
-
-    def _ask(self, request: QueryRequest, caller: Caller | None, wake: Callable[[], None]) -> ForeignResults:
-        with self._changed:
+    def open(self, plan: QueryPlan, wake: Callable[[], None]) -> RemoteResults:
+        """See QuerySource. Raises BackPressureError."""
+        whole = msgspec.structs.replace(plan.request, payload_filter="", suppress_empty=False)  # that is cut here
+        with self._lock:
             self._open = [each for each in self._open if each.is_alive]
             if len(self._open) >= OPEN_MOST:
                 raise BackPressureError(
                     f"{OPEN_MOST} queries are answered by this bridge now, its limit", hint="Try again, or cancel some"
                 )
-        whole = msgspec.structs.replace(request, payload_filter="", suppress_empty=False)  # that is cut here
-        ask = partial(self._foreign.answers, whole)
-        results = ForeignResults(ask, wake, self._allowed_to(caller), f"{self._name}-query")
-        with self._changed:
+            ask, allowed = partial(self._remote.answers, whole), partial(self._is_allowed, plan.caller)
+            results = RemoteResults(ask, wake, allowed, f"{self._thread.name}-query")
             self._open.append(results)
         return results
 
-    def _allowed_to(self, caller: Caller | None) -> Allowed:
-        def allowed(obj: InfoObject) -> bool:
-            if caller is None:
-                return True
-            decision = self._access.allow(caller, "query", Subject(obj.type.name, obj.type.version))
-            return bool(decision) and _holds(decision, obj)
+    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
+        """See HistoryProxy.count: they are fetched, as nobody else can say what comes through."""
+        plan = self.plan(request, caller)
+        deadline = self._thread.clock() + max(0.0, min(seconds, COUNT_SECONDS))
+        with closing(looks(partial(self.open, plan), AHEAD_OBJECTS, AHEAD_BYTES)) as found:
+            for progress, _ in found:
+                if progress.state == "running" and self._thread.clock() >= deadline:
+                    raise WireTimeoutError(f"{progress.matched} objects came within {seconds:g} s, and there are more")
+        if progress.state != "finished":
+            raise StorageError(f"the other platform could not count: {progress.error}")
+        return Counted(progress.matched, (), progress.error)
 
-        return allowed
+    def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
+        """See HistoryProxy.explain_query: how it is done elsewhere is not known here."""
+        self.plan(request, caller)
+        return Explained(Explanation(steps=(), objects=0, not_indexed=0, is_exact=False, seconds=0.0), ())
 
-    def _refuse(self) -> NoReturn:
-        raise ConfigurationError("this is the archive of another platform", hint="Administer it there")
+    def stop(self, timeout: float) -> None:
+        """See QuerySource."""
+        with self._lock:
+            results = list(self._open)
+        for each in results:
+            each.join(timeout)
+
+    def _is_allowed(self, caller: Caller | None, obj: InfoObject) -> bool:
+        if caller is None:
+            return True
+        decision = self._access.allow(caller, "query", Subject(obj.type.name, obj.type.version))
+        return bool(decision) and _holds(decision, obj)
 
 
 def _holds(decision: Decision, obj: InfoObject) -> bool:

@@ -5,14 +5,18 @@ Absent (None) without `[archive] folder`: then nothing here is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.history import Consumer, Explanation, Found, GivenUp, KeepRule, Progress, Query, Source
 from jbi_pubsub.core.info_object import Parcel
 
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at results of which nobody tells."""
 
-class Results(Protocol):
+
+class QueryResults(Protocol):
     """A query that is open. Any thread."""
 
     def take(self, count: int, size: int) -> list[Found]:
@@ -27,6 +31,28 @@ class Results(Protocol):
     def cancel(self) -> None:
         """Give it up: what is there to take may go, and it takes part in no limit from now on."""
         ...
+
+
+def looks(
+    ask: Callable[[Callable[[], None]], QueryResults], count: int = 0, size: int = 0
+) -> Generator[tuple[Progress, list[Found]], None, None]:
+    """Looks at a query, which `ask` opens, until all has come: its progress, and up to `count` results that were there
+    behind that. Waits a little while nothing is there; whoever goes on asking says for how long. The query is given up
+    behind the last look; who stops before that closes it."""
+    came = threading.Event()
+    results = ask(came.set)
+    try:
+        while True:
+            came.clear()
+            progress = results.progress()
+            found = results.take(count, size) if count else []
+            yield progress, found
+            if not found and progress.state != "running":
+                return
+            if not found:
+                came.wait(LOOK_SECONDS)
+    finally:
+        results.cancel()
 
 
 class Keeping(Protocol):
@@ -104,7 +130,7 @@ class Keeping(Protocol):
         """The number of the last object that is kept of a registration, 0 for none."""
         ...
 
-    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> Results:
+    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> QueryResults:
         """Ask; `count_only`: nothing is to be taken, its progress says how many there are. Everything synced by now is
         seen, nothing later: `wake` is called from any thread, perhaps before this returns. Raises PredicateError,
         BackPressureError (too many are open), StorageError."""

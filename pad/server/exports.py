@@ -50,7 +50,7 @@ from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_
 from jbi_pubsub.protocol.status import Terms
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.past.queries import History
+    from jbi_pubsub.pad.past.service import ArchiveAdministration, ArchiveService
     from jbi_pubsub.pad.server.server import DisseminationServer
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -275,63 +275,72 @@ class HistoryCalls:
         self._server.refuse_when_stopping()
         session = self._server.delegate.tables.session(session_id)
         with self._server.deciding():
-            return self._history.open(session, request, _named(caller, session.name, claims))
+            return self._service.queries.open(session, request, _named(caller, session.name, claims))
 
     @exported
     def cancel_query(self, caller: Caller, session_id: str, number: int) -> None:  # noqa: ARG002  # the session id is the right
-        self._history.cancel(session_id, number)
+        self._service.queries.cancel(session_id, number)
 
     @exported
     def progress(self, caller: Caller, session_id: str, number: int) -> Progress:  # noqa: ARG002  # the session id is the right
-        return self._history.progress(session_id, number)
+        return self._service.queries.progress(session_id, number)
 
     @exported
     def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:
         self._server.refuse_when_stopping()
-        return self._history.count(request, seconds, _named(caller, "", claims))
+        return self._service.queries.source.count(request, seconds, _named(caller, "", claims))
 
     @exported
     def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> Explained:
-        return self._history.explain(request, _named(caller, "", claims))
+        return self._service.queries.source.explain(request, _named(caller, "", claims))
 
     @exported
     def reset(self, caller: Caller, name: str, secret: str, start: Start, claims: Claims) -> bool:
         caller = _named(caller, "", claims)
         self._server.allow(caller, "connect")
-        return self._history.reset(name, secret, start, caller)
+        catch_ups = self._service.catch_ups
+        return catch_ups is not None and catch_ups.reset(name, secret, start, caller)
 
     @exported
     def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> Deleted:
         self._server.allow(caller, "administer")
-        return self._history.delete(request, seconds)
+        return self._administration.delete(request, seconds)
 
     @exported
     def retain(self, caller: Caller, is_dry: bool, seconds: float) -> tuple[GivenUp, ...]:
         self._server.allow(caller, "administer")
-        return self._history.retain(seconds, is_dry=is_dry)
+        return self._administration.retain(seconds, is_dry=is_dry)
 
     @exported
     def rebuild(self, caller: Caller) -> None:
         self._server.allow(caller, "administer")
-        self._history.rebuild()
+        self._administration.rebuild()
 
     @exported
     def take_in(self, caller: Caller, objects: tuple[bytes, ...], of: tuple[Described, ...]) -> TakenIn:
         self._server.allow(caller, "administer")  # it says of others what they have published
         self._server.refuse_when_stopping()
-        return self._history.take_in(objects, of)
+        return self._administration.take_in(objects, of)
 
     @exported
     def describe(self, caller: Caller, uids: tuple[str, ...], claims: Claims) -> tuple[Described, ...]:
         self._server.allow(caller, "query", Subject(some=True))
-        return self._history.describe(uids, _named(caller, "", claims))
+        administration = self._service.administration
+        return administration.describe(uids, _named(caller, "", claims)) if administration is not None else ()
 
     @property
-    def _history(self) -> History:
-        history = self._server.delegate.history
-        if history is None:
+    def _service(self) -> ArchiveService:
+        service = self._server.delegate.history
+        if service is None:
             raise UnknownUidError("there is no archive here", hint="Set [archive] folder")
-        return history
+        return service
+
+    @property
+    def _administration(self) -> ArchiveAdministration:
+        administration = self._service.administration
+        if administration is None:
+            raise ConfigurationError("this is the archive of another platform", hint="Administer it there")
+        return administration
 
 
 class MailLinkCalls:

@@ -144,7 +144,7 @@ class DisseminationServer:
         *,
         characteristics: tuple[str, str] | None,
         access: AccessPolicy | None = None,
-        foreign: RemoteArchive | None = None,
+        remote: RemoteArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
         entries: tuple[EntryRep, ...] = (),
         also: Mapping[str, object] = {},
@@ -152,15 +152,15 @@ class DisseminationServer:
     ) -> None:
         """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names. Whoever
         has it in a process of his own adds `entries` to its item, and `also` to what it exports; `node` is the
-        id that he has for good. `foreign` answers queries from another platform: then we are a bridge's."""
+        id that he has for good. `remote` answers queries from another platform: then we are a bridge's."""
         self.server_id = uuid4().hex
         self._entries = entries
         self._node = node
         self.characteristics = characteristics
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
         self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
-        if foreign is not None:
-            self._stages = replace(self._stages, foreign=foreign)
+        if remote is not None:
+            self._stages = replace(self._stages, remote=remote)
         self._access = self._stages.access
         self._config = config
         self._types = types
@@ -195,7 +195,7 @@ class DisseminationServer:
                 JOIN_ADMIN: JoinAdminCalls(self),
                 ADMIN: AdminCalls(self, self._access),
             }
-        if self._stages.archive is not None or foreign is not None:
+        if self._stages.archive is not None or remote is not None:
             exports[HISTORY] = HistoryCalls(self)
         if self._stages.archive is not None:
             self.users.append(self._stages.archive.uses)
@@ -343,9 +343,9 @@ class DisseminationServer:
             self.community.join(
                 ServiceItem(self.server_id, (PAD_TYPE,), ref, (entry, *types, *archive, *self._entries))
             )
-        elif archive or self._stages.foreign is not None:
+        elif archive or self._stages.remote is not None:
             ref = self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
-            kind = (self._stages.foreign.service_type,) if self._stages.foreign is not None else ()
+            kind = (self._stages.remote.service_type,) if self._stages.remote is not None else ()
             self.community.join(ServiceItem(self.server_id, kind, ref, archive or (ArchiveEntry().rep(),)))
 
     def _tell_namesakes(self) -> None:
@@ -576,7 +576,7 @@ class DisseminationServer:
             "access": self._access.status(),
             **({"qos": self._stages.quality.status()} if self._stages.quality is not None else {}),
             **self._archived(),
-            **({"foreign": self._stages.foreign.status()} if self._stages.foreign is not None else {}),
+            **({"foreign": self._stages.remote.status()} if self._stages.remote is not None else {}),
             **({"node": self._node} if self._node else {}),
         }
 

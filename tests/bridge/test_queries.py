@@ -127,7 +127,7 @@ def test_a_query_that_nobody_takes_and_one_that_is_cancelled_end(past: Any, even
     # Expect nothing of it left at the bridge
     history = made.sides[0]._server._server.delegate.history
     eventually(lambda: history.status()["open"] == 0)
-    eventually(lambda: not any(each.is_alive for each in history._open))
+    eventually(lambda: not any(each.is_alive for each in history.queries.source._open))
 
 
 def test_archives_behind_a_bridge_are_none_to_look_after(past: Any) -> None:

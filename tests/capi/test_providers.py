@@ -170,7 +170,7 @@ def test_a_query_that_is_not_complete_says_so(
     kept.activateSequence()
     kept.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
     connection.destroySequence(kept)
-    node.servers[0].delegate.history._incarnations = ("another",)
+    node.servers[0].delegate.history.queries.source.incarnations = ("another",)
     told: list[object] = []
 
     class Told:

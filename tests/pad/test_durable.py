@@ -50,7 +50,7 @@ class Lasting(Replaying):
 
     @property
     def known(self) -> dict[str, Any]:
-        (durable,) = self.history.durables.status()
+        (durable,) = self.history.catch_ups.durables.status()
         return durable
 
 
@@ -161,7 +161,7 @@ def test_what_its_publisher_sends_again_after_a_kill_comes_once(
     first = before.open(ack="explicit")
     assert before.until(first, 3) == [1, 2, 3]
     before.acknowledge(first, 2)
-    before.history.note()
+    before.history.catch_ups.note()
     # When it is there again, with a durable and a replaying subscription, and the publisher sends all again, and more
     after = make(keeping)
     opened = [after.open(ack="explicit"), after.begin(ALL), after.begin(Start("last"))]
@@ -198,7 +198,7 @@ def test_what_another_publisher_overtakes_is_not_lost(
     if ack == "explicit":
         place.acknowledge(first, 1, 3)
     # When the delegate is killed, or another process opens it
-    place.history.note()
+    place.history.catch_ups.note()
     killed = make(keeping, qos=qos)
     for made, opened in ((killed, killed.open(ack=ack)), (place, place.again() or place.open(ack=ack))):
         # Expect it to come, and what was acknowledged not to
@@ -283,7 +283,7 @@ def test_a_name_alone_is_no_right(place: Lasting, monkeypatch: pytest.MonkeyPatc
         place.open(secret="")
     assert place.until(place.open(secret=OTHERS), 10) == list(range(1, 11))
     assert place.until(place.open(secret="", caller=Caller("1.2.3.4:5", identity="bob")), 10) == list(range(1, 11))
-    assert not place.history.reset("fusion-1", "x" * 32, ALL, None)
+    assert not place.history.catch_ups.reset("fusion-1", "x" * 32, ALL, None)
     # And one process to have it at a time, until it is not connected any more
     mine = place.session_id
     place.session_id = place.delegate.sessions.open("other", 1e6)[0]
@@ -326,7 +326,7 @@ def test_it_ends_with_its_lease_or_when_it_is_cancelled(place: Lasting, keeping:
     # When one is cancelled by its subscriber, and the other's lease runs out while it is away
     place.delegate.subscribers.unsubscribe(place.session_id, place.subscription(granted).uid)
     assert [name for name, _ in keeping.durables] == ["other"]
-    durables = place.history.durables
+    durables = place.history.catch_ups.durables
     durables._wall = lambda: time.time() + 10 * durables._lease
     durables.note()
     assert keeping.durables, "somebody has it"
@@ -359,7 +359,7 @@ def test_there_may_be_very_many(place: Lasting, keeping: MemoryKeeping, make: Ca
     # Given ten thousand durable subscriptions that are away
     place.until(place.open(), 10)
     place.again()
-    place.history.durables.note()
+    place.history.catch_ups.durables.note()
     ((_, owner),) = keeping.durables
     known = keeping.durables["fusion-1", owner]
     keeping.note([msgspec.structs.replace(known, name=f"name-{n}") for n in range(10_000)])
@@ -368,9 +368,9 @@ def test_there_may_be_very_many(place: Lasting, keeping: MemoryKeeping, make: Ca
     again = make(keeping)
     again.fill(100)
     # Expect it to know them, and each to go on where it was
-    assert len(again.history.durables.status()) == 10_001
+    assert len(again.history.catch_ups.durables.status()) == 10_001
     assert again.until(again.open(name="name-7777"), 100) == list(range(11, 111))
-    again.history.durables.note()
+    again.history.catch_ups.durables.note()
     assert time.process_time() - began < 60.0
 
 
@@ -385,26 +385,26 @@ def test_it_may_be_set_anywhere(place: Lasting, keeping: MemoryKeeping) -> None:
         (Start("since", since=1.0), list(range(1, 11))),
     ):
         place.found[granted.number].clear()
-        assert place.history.reset("fusion-1", MINE, start, None)
+        assert place.history.catch_ups.reset("fusion-1", MINE, start, None)
         assert place.until(granted, len(positions)) == positions
         queue = place.session._queues.by_number[granted.number]
         place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: queue.sent})))
     place.again()
-    assert place.history.reset("fusion-1", MINE, Start("after", after=9), None)
+    assert place.history.catch_ups.reset("fusion-1", MINE, Start("after", after=9), None)
     assert place.until(place.open(), 1) == [10]
-    assert place.history.reset("fusion-1", MINE, NEW, None)
-    assert not place.history.reset("nobody's", MINE, NEW, None)
+    assert place.history.catch_ups.reset("fusion-1", MINE, NEW, None)
+    assert not place.history.catch_ups.reset("nobody's", MINE, NEW, None)
 
 
 def test_one_that_begins_beyond_the_end_moves_no_positions(place: Lasting, keeping: MemoryKeeping) -> None:
     # Given an archive of ten objects, and who begins, or is set, where none will ever be
     far = Start("after", after=MAX_POSITION)
     beyond = place.open(far)
-    place.history.note()
+    place.history.catch_ups.note()
     # Expect it to be at the end: positions that durable subscriptions have had are not given again
     assert place.known["position"] == 10
-    assert place.history.reset("fusion-1", MINE, far, None)
-    place.history.note()
+    assert place.history.catch_ups.reset("fusion-1", MINE, far, None)
+    place.history.catch_ups.note()
     assert [each.position for each in keeping.durables.values()] == [10]
     # And to get what comes
     place.fill(2)
@@ -428,7 +428,7 @@ def test_what_makes_no_sense_is_refused(place: Lasting, keeping: MemoryKeeping) 
         place.open()
     keeping.fails.clear()
     assert not place.session._queues
-    assert place.history.durables.status() == []
+    assert place.history.catch_ups.durables.status() == []
     with pytest.raises(UnknownUidError):
         place.delegate.subscribers.unsubscribe(place.session_id, "r1")
 

@@ -33,7 +33,9 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.quality import Pulled
-from jbi_pubsub.pad.past.queries import AGAIN_SECONDS, SESSION_MOST, History
+from jbi_pubsub.pad.past.feeds import AGAIN_SECONDS
+from jbi_pubsub.pad.past.queries import SESSION_MOST
+from jbi_pubsub.pad.past.service import ArchiveService
 from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.entries import ArchiveEntry
 from jbi_pubsub.protocol.replies import Finished, QueryOpened
@@ -68,7 +70,7 @@ class Asking(Archived):
         return self.delegate.tables.session(self.session_id)
 
     @property
-    def history(self) -> History:
+    def history(self) -> ArchiveService:
         assert self.delegate.history is not None
         return self.delegate.history
 
@@ -80,7 +82,7 @@ class Asking(Archived):
             assert not self.send(registration, number, metadata=b"<m><n>%d</n></m>" % number, payload=payload)
 
     def ask(self, caller: Caller | None = None, **request: Any) -> QueryOpened:
-        opened = self.history.open(self.session, QueryRequest(**request), caller)
+        opened = self.history.queries.open(self.session, QueryRequest(**request), caller)
         self.found[opened.number] = []
         return opened
 
@@ -192,7 +194,7 @@ def test_an_archive_that_tells_before_it_has_answered_is_waited_for(
     def slowly(query: Any, wake: Callable[[], None], **more: Any) -> Any:
         results = opening(query, wake, **more)
         wake()
-        eventually(lambda: not place.history._ready)
+        eventually(lambda: not place.history._thread._ready)
         return results
 
     monkeypatch.setattr(keeping, "open", slowly)
@@ -289,7 +291,7 @@ def test_queries_take_turns(place: Asking) -> None:
 def test_a_delegate_has_a_limit_too(make: Callable[..., Asking], monkeypatch: pytest.MonkeyPatch) -> None:
     place = make()
     place.fill(3)
-    monkeypatch.setattr(place.history, "_max_queries", 2)
+    monkeypatch.setattr(place.history.queries, "_max_queries", 2)
     first, second = place.ask(), place.ask()
     with pytest.raises(BackPressureError, match="max_queries"):
         place.ask()
@@ -310,13 +312,13 @@ def test_a_cancelled_query_is_told_so_and_sends_nothing_more(place: Asking, keep
     place.consumes = False
     opened = place.ask(bound=4)
     eventually(lambda: place.take() or len(place.found[opened.number]) == 4)
-    place.history.cancel(place.session_id, opened.number)
+    place.history.queries.cancel(place.session_id, opened.number)
     assert place.answer(opened) == [1, 2, 3, 4]
     assert place.finished[opened.number].state == "cancelled"
     assert keeping.open_now[-1].cancelled
     # And again, or for one that never was, it means nothing
-    place.history.cancel(place.session_id, opened.number)
-    place.history.cancel(place.session_id, 999)
+    place.history.queries.cancel(place.session_id, opened.number)
+    place.history.queries.cancel(place.session_id, 999)
     eventually(lambda: place.history.status()["ended"] == {"cancelled": 1})
 
 
@@ -326,7 +328,7 @@ def test_a_query_may_be_cancelled_at_any_point(place: Asking, after: int) -> Non
     for _ in range(after):
         place.take()
         time.sleep(0.002)
-    place.history.cancel(place.session_id, opened.number)
+    place.history.queries.cancel(place.session_id, opened.number)
     place.answer(opened)
     assert place.finished[opened.number].state in ("cancelled", "finished")
     eventually(lambda: not place.history.status()["open"])
@@ -335,7 +337,7 @@ def test_a_query_may_be_cancelled_at_any_point(place: Asking, after: int) -> Non
 def test_a_query_that_takes_too_long_ends_by_the_clock(place: Asking, keeping: MemoryKeeping) -> None:
     keeping.may_answer.clear()
     opened = place.ask(timeout=2.0)
-    assert place.history.progress(place.session_id, opened.number).state == "running"
+    assert place.history.queries.progress(place.session_id, opened.number).state == "running"
     assert place.answer(opened) == []
     assert place.finished[opened.number].state == "timed_out"
     keeping.may_answer.set()
@@ -368,16 +370,16 @@ def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:
         opened = place.ask(predicate=f"/m/n = {number % 25}", timeout=1e6)
         assert len(place.answer(opened)) == (1 <= number % 25 <= 20)
     eventually(lambda: not place.history.status()["open"])
-    assert len(place.history._alarms) <= 2 * SESSION_MOST
-    assert not place.history._feeds
+    assert len(place.history._thread._alarms) <= 2 * SESSION_MOST
+    assert not place.history.queries._open
     assert not place.session._queues
 
 
 def test_numbers_of_others_are_not_known(place: Asking) -> None:
     opened = place.ask(bound=1)
     with pytest.raises(UnknownUidError):
-        place.history.progress("session-other", opened.number)
-    place.history.cancel("session-other", opened.number)
+        place.history.queries.progress("session-other", opened.number)
+    place.history.queries.cancel("session-other", opened.number)
     assert place.answer(opened) == list(range(1, 21))
 
 
@@ -409,7 +411,7 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(error, match=what):
         place.ask(**request_)
-    assert not place.history._feeds
+    assert not place.history.queries._open
     assert not place.session._queues
 
 
@@ -436,26 +438,26 @@ class Rules:
 
 def test_of_each_type_the_rules_say_what_may_be_read(place: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(**of: Decision) -> None:
-        monkeypatch.setattr(place.history, "_access", Rules(**of))
+        monkeypatch.setattr(place.history.queries.source._scopes, "_access", Rules(**of))
 
     rule(t=Decision(True, "p:1", "/m/n < 4"))
     assert place.all(EVERYBODY) == [1, 2, 3]
     assert place.all(EVERYBODY, type="t", predicate="/m/n > 1 or /m/n = 9") == [2, 3]
     assert place.all(EVERYBODY, predicate="/m/n > 4") == []
-    assert place.history.count(QueryRequest(), 5.0, EVERYBODY).count == 3
+    assert place.history.queries.source.count(QueryRequest(), 5.0, EVERYBODY).count == 3
     # Expect what may not be read to be left out and said; a query of nothing else to be refused
     rule(other=ALLOWED)
     for what in ({}, {"type": "t"}):
         with pytest.raises(AccessDeniedError):
             place.ask(EVERYBODY, **what)
         with pytest.raises(AccessDeniedError):
-            place.history.explain(QueryRequest(**what), EVERYBODY)
+            place.history.queries.source.explain(QueryRequest(**what), EVERYBODY)
     # Expect an explanation to be asked for apart from the rule, which is not told
     rule(t=Decision(True, "p:1", "/m/n < 4"))
     asked: list[Any] = []
     explaining = place.keeping.explain
     monkeypatch.setattr(place.keeping, "explain", lambda query: asked.append(query) or explaining(query))
-    place.history.explain(QueryRequest(predicate="/m/n > 1"), EVERYBODY)
+    place.history.queries.source.explain(QueryRequest(predicate="/m/n > 1"), EVERYBODY)
     assert [(each.predicate, each.where) for each in asked[0].scopes] == [("/m/n > 1", "/m/n < 4")]
     assert asked[0].is_narrowed
     # And one that is open to end when the rules change
@@ -477,18 +479,18 @@ def test_that_something_may_not_be_read_is_said_and_not_what(place: Asking, monk
     source = place.keeping.known[place.registrations[0].uid]
     hidden = msgspec.structs.replace(source, uid="x", type=msgspec.structs.replace(source.type, name="hidden"))
     monkeypatch.setattr(place.keeping, "sources", lambda: [source, hidden])
-    monkeypatch.setattr(place.history, "_access", Rules(t=ALLOWED))
+    monkeypatch.setattr(place.history.queries.source._scopes, "_access", Rules(t=ALLOWED))
     opened = place.ask(EVERYBODY)
     assert opened.left_out == ("* *",)
     assert len(place.answer(opened)) == 20
     assert place.finished[opened.number].left_out == ("* *",)
-    assert "hidden" not in f"{place.history.explain(QueryRequest(), EVERYBODY)}"
+    assert "hidden" not in f"{place.history.queries.source.explain(QueryRequest(), EVERYBODY)}"
 
 
 def test_what_a_rule_hides_is_not_counted_in_how_a_query_gets_on(
     place: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place.history, "_access", Rules(t=Decision(True, "p:1", "/m/n < 4")))
+    monkeypatch.setattr(place.history.queries.source._scopes, "_access", Rules(t=Decision(True, "p:1", "/m/n < 4")))
     found = MemoryResults.progress
     monkeypatch.setattr(
         MemoryResults, "progress", lambda self: msgspec.structs.replace(found(self), candidates=20, verified=20)
@@ -504,12 +506,12 @@ def test_what_a_rule_hides_is_not_counted_in_how_a_query_gets_on(
 
 def test_objects_are_counted_without_being_fetched(place: Asking, keeping: MemoryKeeping) -> None:
     keeping.at_once = 3
-    assert place.history.count(QueryRequest(predicate="/m/n > 5"), 10.0, None).count == 15
-    assert place.history.count(QueryRequest(type="nothing"), 10.0, None).count == 0
-    assert place.history.explain(QueryRequest(), None).explanation.objects == 20
+    assert place.history.queries.source.count(QueryRequest(predicate="/m/n > 5"), 10.0, None).count == 15
+    assert place.history.queries.source.count(QueryRequest(type="nothing"), 10.0, None).count == 0
+    assert place.history.queries.source.explain(QueryRequest(), None).explanation.objects == 20
     keeping.may_answer.clear()
     with pytest.raises(WireTimeoutError, match="counted within"):
-        place.history.count(QueryRequest(), 0.05, None)
+        place.history.queries.source.count(QueryRequest(), 0.05, None)
     keeping.may_answer.set()
     assert all(each.cancelled for each in keeping.open_now)
 
@@ -518,25 +520,26 @@ def test_one_party_leaves_queries_and_calls_for_others(
     place: Asking, keeping: MemoryKeeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a delegate that has 16 queries at once, and 4 calls for those without a session; nothing is answered yet
-    monkeypatch.setattr(place.history, "_max_queries", 16)
+    monkeypatch.setattr(place.history.queries, "_max_queries", 16)
+    monkeypatch.setattr(place.history.queries.source, "_max_calls", 4)
     keeping.may_answer.clear()
     stranger, other = Caller("192.0.2.7:1"), Caller("192.0.2.8:1")
     # When a stranger opens queries; Expect three quarters to be theirs, and the rest others'
-    opened = [place.history.open(place.session, QueryRequest(), stranger) for _ in range(12)]
+    opened = [place.history.queries.open(place.session, QueryRequest(), stranger) for _ in range(12)]
     with pytest.raises(BackPressureError, match="12 of them yours"):
-        place.history.open(place.session, QueryRequest(), stranger)
-    opened += [place.history.open(place.session, QueryRequest(), other) for _ in range(4)]
+        place.history.queries.open(place.session, QueryRequest(), stranger)
+    opened += [place.history.queries.open(place.session, QueryRequest(), other) for _ in range(4)]
     # ... and the same of calls
     counting = ExitStack()
     for _ in range(3):
-        counting.enter_context(place.history._call(stranger))
+        counting.enter_context(place.history.queries.source._call(stranger))
     with pytest.raises(BackPressureError, match="a quarter of"):
-        place.history.count(QueryRequest(), 20.0, stranger)
-    counting.enter_context(place.history._call(other))
+        place.history.queries.source.count(QueryRequest(), 20.0, stranger)
+    counting.enter_context(place.history.queries.source._call(other))
     counting.close()
-    assert not place.history._calls
+    assert not place.history.queries.source._calls
     for each in opened:
-        place.history.cancel(place.session.session_id, each.number)
+        place.history.queries.cancel(place.session.session_id, each.number)
     keeping.may_answer.set()
 
 
@@ -544,13 +547,13 @@ def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
     place: Asking, keeping: MemoryKeeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a delegate that has two calls at once for those without a session, and two of them are under way
-    monkeypatch.setattr(place.history, "_max_queries", 8)
+    monkeypatch.setattr(place.history.queries.source, "_max_calls", 2)
     keeping.may_answer.clear()
     failed: list[str] = []
 
     def count() -> None:
         with pytest.raises(StorageError) as raised:
-            place.history.count(QueryRequest(), 20.0, None)
+            place.history.queries.source.count(QueryRequest(), 20.0, None)
         failed.append(raised.value.message)
 
     counting = [threading.Thread(target=count) for _ in range(2)]
@@ -560,9 +563,9 @@ def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
     # When one more comes, expect it to be refused at once, whoever it is
     for caller in (None, EVERYBODY):
         with pytest.raises(BackPressureError, match="a quarter of"):
-            place.history.count(QueryRequest(), 20.0, caller)
+            place.history.queries.source.count(QueryRequest(), 20.0, caller)
         with pytest.raises(BackPressureError, match="a quarter of"):
-            place.history.explain(QueryRequest(), caller)
+            place.history.queries.source.explain(QueryRequest(), caller)
     # Expect queries of a session to be open as before
     opened = place.ask(limit=1)
     keeping.may_answer.set()
@@ -573,7 +576,7 @@ def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
     assert failed == ["the archive could not count: the worker has died"] * 2
     assert place.answer(opened) == [1]
     # Expect room again
-    assert place.history.explain(QueryRequest(), None).explanation.objects == 20
+    assert place.history.queries.source.explain(QueryRequest(), None).explanation.objects == 20
 
 
 # -- over sockets -------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_deadline_rate_and_replacement_are_for_what_comes_when_it_has_caught_up(
     assert place.found[granted.number][25:] == [26]
     assert [(notice.cause, notice.count) for notice in place.losses] == [(Cause.RATE, 2)]
     if durable:
-        eventually(lambda: place.take() or place.history.durables.status()[0]["position"] == 28)
+        eventually(lambda: place.take() or place.history.catch_ups.durables.status()[0]["position"] == 28)
 
 
 def test_who_takes_nothing_loses_nothing_while_it_catches_up(place: Replaying) -> None:
@@ -273,7 +273,7 @@ def test_when_rules_change_in_the_middle_the_new_ones_hold(
             return super().allow(caller, "query" if action == "subscribe" else action, subject)
 
     rules = Subscribing(t=Decision(True, "p:1"))
-    monkeypatch.setattr(place.history, "_access", rules)
+    monkeypatch.setattr(place.history.queries.source._scopes, "_access", rules)
     place.consumes = False
     granted = place.begin(ALL, bound=4, caller=EVERYBODY)
     eventually(lambda: place.take() or len(place.found[granted.number]) == 4)

@@ -20,7 +20,7 @@ from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.quota import RequestQuota
-from jbi_pubsub.pad.past.queries import check_query
+from jbi_pubsub.pad.past.scopes import check_query
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, SubscriptionRequest

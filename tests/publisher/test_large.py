@@ -638,7 +638,7 @@ def test_an_archive_has_large_payloads_wherever_it_keeps_them(
         assert [obj.metadata for obj in objects] == [b"<a>0</a>", b"<a>1</a>", b"<a>2</a>"]
         assert [obj.payload for obj in objects] == [picture.read_bytes(), b"small", picture.read_bytes()]
     # Expect what is deleted to go from the disk, and nothing else
-    archive = pad.delegate.history._archive
+    archive = pad.delegate.registrations.archive
     first = Query(scopes=(Scope(TypeName("report")),), object_ids=(found[0].object_id,))
     assert archive.keeping.delete(first) == 1
     if most < SIZE:
@@ -689,7 +689,7 @@ def test_a_rule_that_gives_up_payloads_takes_files_and_what_is_damaged_is_told(
     for _ in range(2):
         publisher.publish(uid, b"<a/>", picture)
     publisher.flush()
-    archive = pad.delegate.history._archive
+    archive = pad.delegate.registrations.archive
     files = sorted((tmp_path / "archive" / "large").iterdir())
     os.truncate(files[0], SIZE - 1)
     # Expect that one to be lost, and told, rather than to come as if a filter had cut it
