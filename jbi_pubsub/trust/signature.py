@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -141,17 +140,14 @@ class _Known:
 
 
 class CertificateVerifier:
-    """Knows whose keys are whose, as the authorities of [tls] ca say (a Verifier). Any thread; the lock covers what is
-    remembered, not the arithmetic."""
+    """Knows whose keys are whose, as the authorities of [tls] ca say (a Verifier). Any thread."""
 
     def __init__(self, ca: Path, revoked: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         """PEM files: the authorities, and their lists of revoked certificates, both read again when they change. Raises
         ConfigurationError."""
-        self._authorities = Authorities(ca, revoked, clock)
+        paths = (ca, revoked) if revoked is not None else (ca,)
+        self._files = Watched(paths, lambda: Authorities.read(ca, revoked), clock=clock)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._known: Cache[tuple[str, str], _Known] = Cache(KEYS_MOST)
-        """By holder and pin. Good ones alone: what one party says wrongly keeps nobody from hearing another."""
 
     def check_key(self, holder: str, key: SigningKey) -> str:
         """The name in the certificate of whoever holds the key. Raises SignatureError."""
@@ -162,7 +158,7 @@ class CertificateVerifier:
         """The name in the certificate of who signed `message`; see Verifier."""
         self._look_again()
         now = self._clock()
-        known = self._known.get((holder, pin))
+        known = self._files.value.known.get((holder, pin))
         if known is None or now > known.ends:  # there may be another certificate for it
             known = self._learn(holder, keys(holder), pin)
         if not known.begins <= now <= known.ends:
@@ -177,41 +173,42 @@ class CertificateVerifier:
         """The first key that holds. Raises SignatureError with the reason why the last one does not."""
         failure = SignatureError(f"no signing key of {holder[:64]!r} is known")
         for key in keys:
+            authorities = self._files.value
             try:
-                known = self._authorities.examine(holder, key, pin, self._clock())
+                known = authorities.known[holder, pin] = authorities.examine(holder, key, pin, self._clock())
             except SignatureError as exc:
                 failure = SignatureError(f"the signing key of {holder[:64]!r} does not hold: {exc.message}")
             else:
-                with self._lock:
-                    self._known[holder, pin] = known
                 return known
         raise failure
 
     def _look_again(self) -> None:
-        """Go by what the files say now, also for keys that were good."""
-        if self._authorities.read_again():
-            with self._lock:
-                self._known.clear()
+        """Go by what the files say now, also for keys that were good; if they are no good, those of before stay in
+        force."""
+        try:
+            if self._files.look():
+                now = self._files.value
+                counts = len(now.anchors), len(now.revoked)
+                log.info("authorities and revoked certificates read again: %d, %d", *counts)
+        except ConfigurationError as exc:
+            log.error("what was read before stays in force: %s", exc)
 
 
+@dataclass(frozen=True, slots=True)
 class Authorities:
     """The certificates of a file, which are believed, and what they have revoked."""
 
-    def __init__(self, ca: Path, revoked: Path | None, clock: Callable[[], float]) -> None:
-        """Raises ConfigurationError."""
-        self._ca, self._revoked_file = ca, revoked
-        self._files = Watched((ca, revoked) if revoked is not None else (ca,), self._read, clock=clock)
+    anchors: list[x509.Certificate]
+    revoked: frozenset[tuple[bytes, int]]
+    known: Cache[tuple[str, str], _Known] = field(default_factory=lambda: Cache(KEYS_MOST))
+    """Keys examined by these, by holder and pin. Good ones alone: what one party says wrongly keeps nobody from hearing
+    another."""
 
-    def read_again(self) -> bool:
-        """Whether the files have changed; if they are no good now, those of before stay in force."""
-        try:
-            if not self._files.look():
-                return False
-        except ConfigurationError as exc:
-            log.error("what was read before stays in force: %s", exc)
-            return False
-        log.info("authorities and revoked certificates read again: %d, %d", *map(len, self._files.value))
-        return True
+    @classmethod
+    def read(cls, ca: Path, revoked: Path | None) -> Authorities:
+        """Raises ConfigurationError."""
+        anchors = _certificates(ca, "ca")
+        return cls(anchors, frozenset(_serials(revoked, anchors) if revoked is not None else ()))
 
     def examine(self, holder: str, key: SigningKey, pin: str, now: float) -> _Known:
         """Owner of the key: with `pin` who has the certificate with that SHA-256, or with the key with it (RFC 7469,
@@ -239,16 +236,15 @@ class Authorities:
 
     def _path(self, leaf: x509.Certificate, between: Sequence[x509.Certificate]) -> list[x509.Certificate]:
         """From the holder's certificate to the highest that is believed, both included. Raises SignatureError."""
-        anchors, revoked = self._files.value
         path = [leaf]
         if why := _unfit(leaf):
             raise SignatureError(f"its certificate may not sign: {why}")
         while True:  # also from one that is believed to those above it, which may have revoked it
             below = path[-1]
-            if (below.issuer.public_bytes(), below.serial_number) in revoked:
+            if (below.issuer.public_bytes(), below.serial_number) in self.revoked:
                 raise SignatureError(f"the certificate of {identity_of(below)} is revoked")
-            is_believed = below in anchors
-            candidates = (each for each in (*anchors, *(() if is_believed else between)) if each not in path)
+            is_believed = below in self.anchors
+            candidates = (each for each in (*self.anchors, *(() if is_believed else between)) if each not in path)
             issuer = next((each for each in candidates if _has_issued(each, below, len(path) - 1)), None)
             if issuer is not None:
                 path.append(issuer)
@@ -257,27 +253,21 @@ class Authorities:
             else:
                 raise SignatureError(f"its certificate, {identity_of(leaf)}, is of no authority in [tls] ca")
 
-    def _read(self) -> tuple[list[x509.Certificate], frozenset[tuple[bytes, int]]]:
-        anchors = _certificates(self._ca, "ca")
-        return anchors, frozenset(self._serials(anchors))
 
-    def _serials(self, anchors: Sequence[x509.Certificate]) -> Iterator[tuple[bytes, int]]:
-        """(issuer, serial number) of all that is revoked."""
-        path = self._revoked_file
-        if path is None:
-            return
-        try:
-            lists = [x509.load_pem_x509_crl(block) for block in _blocks(path.read_bytes(), b"X509 CRL")]
-        except (OSError, ValueError) as exc:
-            raise ConfigurationError(f"[tls] revoked {path}: {_line(exc)}", hint="Give a PEM file of a CRL") from exc
-        for each in lists:
-            if not any(a.subject == each.issuer and _is_list_of(each, a) for a in anchors):
-                raise ConfigurationError(
-                    f"[tls] revoked {path}: a list of {each.issuer.rfc4514_string()}, which is none of [tls] ca",
-                    hint="Give the list that your authority has made",
-                )
-            issuer = each.issuer.public_bytes()
-            yield from ((issuer, entry.serial_number) for entry in each)
+def _serials(path: Path, anchors: Sequence[x509.Certificate]) -> Iterator[tuple[bytes, int]]:
+    """(issuer, serial number) of all that is revoked. Raises ConfigurationError."""
+    try:
+        lists = [x509.load_pem_x509_crl(block) for block in _blocks(path.read_bytes(), b"X509 CRL")]
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"[tls] revoked {path}: {_line(exc)}", hint="Give a PEM file of a CRL") from exc
+    for each in lists:
+        if not any(a.subject == each.issuer and _is_list_of(each, a) for a in anchors):
+            raise ConfigurationError(
+                f"[tls] revoked {path}: a list of {each.issuer.rfc4514_string()}, which is none of [tls] ca",
+                hint="Give the list that your authority has made",
+            )
+        issuer = each.issuer.public_bytes()
+        yield from ((issuer, entry.serial_number) for entry in each)
 
 
 def _pins(der: bytes) -> tuple[str, str]:

@@ -439,6 +439,32 @@ def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: py
         caplog.clear()
 
 
+def test_a_key_that_is_examined_while_it_is_revoked_is_not_remembered(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a verifier that examines a key
+    now = time.time()
+    goes, revoked = authority.issue("goes.example"), authority.revoke()
+    verifier, by = CertificateVerifier(authority.ca, revoked, clock=lambda: now), signer(goes)
+    uid, bound = registered(by)
+    verify, steps = signature._holds, iter(range(9))
+
+    def held_up(*args: Any) -> bool:
+        nonlocal now
+        if next(steps) == 0:  # when its certificate is revoked, and another thread reads that
+            authority.revoke(goes.certificate)
+            now += 2
+            with pytest.raises(SignatureError, match="is revoked"):
+                verifier.check(uid, b"said", by.sign(b"said"), lambda _: [bound])
+        return bool(verify(*args))
+
+    monkeypatch.setattr(signature, "_holds", held_up)
+    assert verifier.check(uid, b"said", by.sign(b"said"), lambda _: [bound]) == "goes.example"
+    # Expect it to count no more from then on
+    with pytest.raises(SignatureError, match="is revoked"):
+        verifier.check(uid, b"said", by.sign(b"said"), lambda _: [bound])
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_with_an_authority_all_whom_it_has_certified_are_revoked(
     is_shared: bool, authority: Authority, tmp_path: Path
@@ -503,7 +529,7 @@ def test_what_is_remembered_is_bounded(authority: Authority, monkeypatch: pytest
     keys = [registered(by, f"{number:032}") for number in range(10)]
     for uid, bound in keys:
         verifier.check_key(uid, bound)
-    assert [holder for holder, _ in verifier._known] == [uid for uid, _ in keys[-3:]]
+    assert [holder for holder, _ in verifier._files.value.known] == [uid for uid, _ in keys[-3:]]
 
 
 @pytest.mark.parametrize("hostile", [{"key": ""}, {"key": "####"}, {"chain": ""}, {"chain": " " * 100},
