@@ -6,7 +6,6 @@ import contextlib
 import heapq
 import itertools
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from .agenda import Agenda
 from .errors import JbiError, ProtocolError, WireError
 from .guard import guarded, note
 from .ticker import Job
@@ -43,9 +43,6 @@ RETRY_PART: Final = 1 / 16
 THREAD_SECONDS: Final = 0.1
 """Seconds until the next try when the system has no thread for a renewal: listeners and servers end some meanwhile."""
 
-SWEPT: Final = 64
-"""Entries of removed leases that are not worth a sweep, as in a Landlord."""
-
 
 @dataclass(slots=True)
 class _Held:
@@ -54,7 +51,6 @@ class _Held:
     grantor: Hashable
     renew: Callable[[], float]
     lost: Callable[[JbiError], None]
-    scheduled: float = math.inf  # the time of its one valid entry in the heap
 
 
 class LeaseRenewalManager:
@@ -68,7 +64,7 @@ class LeaseRenewalManager:
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()  # covers all state
         self._held: dict[Hashable, _Held] = {}
-        self._due: list[tuple[float, int, Hashable, _Held]] = []
+        self._due: Agenda[Hashable] = Agenda()
         self._waiting: dict[Hashable, list[tuple[float, int, Hashable, _Held]]] = {}
         """For each grantor that is asked now its other leases that are due: a heap, the first to expire first."""
         self._ready: deque[tuple[Hashable, _Held]] = deque()
@@ -101,20 +97,19 @@ class LeaseRenewalManager:
     def hasten(self, key: Hashable) -> None:
         """Renew the lease now: its grantor may have a longer term by now. Unknown keys are ignored."""
         with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                self._schedule(time.monotonic(), key, held)
+            if key in self._held:
+                self._schedule(time.monotonic(), key)
 
     def remove(self, key: Hashable) -> None:
         """Stop renewing; the lease itself is not cancelled. Unknown keys are ignored."""
         with self._lock:
             self._held.pop(key, None)
-            self._sweep()
+            self._due.discard(key)
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the threads. The leases then run out unless they are cancelled."""
         with self._lock:
-            self._held.clear()
+            self._held, self._due = {}, Agenda()
         self._job.stop(timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -122,30 +117,19 @@ class LeaseRenewalManager:
         return len(self._held)
 
     def _schedule_renewal(self, now: float, key: Hashable, held: _Held) -> None:
-        self._schedule(now + max(PAUSE_LEAST, min(held.duration, TERM_MOST) * RENEW_AT), key, held)
+        self._schedule(now + max(PAUSE_LEAST, min(held.duration, TERM_MOST) * RENEW_AT), key)
 
-    def _schedule(self, when: float, key: Hashable, held: _Held) -> None:
-        held.scheduled = when
-        heapq.heappush(self._due, (when, next(self._tie), key, held))
-        self._sweep()
-        if when <= self._due[0][0]:
+    def _schedule(self, when: float, key: Hashable) -> None:
+        self._due.set(key, when)
+        if when <= self._due.first():
             self._job.wake()
-
-    def _sweep(self) -> None:
-        """Take out the entries of leases that are not managed any more, when they outnumber the others."""
-        if len(self._due) > 2 * len(self._held) + SWEPT:
-            self._due = [entry for entry in self._due if self._is_due(*entry)]
-            heapq.heapify(self._due)
-
-    def _is_due(self, when: float, _tie: int, key: Hashable, held: _Held) -> bool:
-        return self._held.get(key) is held and held.scheduled == when
 
     def _hand_out(self) -> float:
         """Have workers look at what is due; seconds until something is."""
         with self._lock:
-            while self._due and self._due[0][0] <= time.monotonic():
-                self._make_ready(heapq.heappop(self._due))
-            pause = self._due[0][0] - time.monotonic() if self._due else math.inf
+            while (key := self._due.pop(time.monotonic())) is not None:
+                self._make_ready(key)
+            pause = self._due.first() - time.monotonic()
             ready = len(self._ready)
         try:
             for _ in range(min(ready, RENEWALS_AT_ONCE)):
@@ -155,15 +139,12 @@ class LeaseRenewalManager:
             return min(pause, THREAD_SECONDS)
         return pause
 
-    def _make_ready(self, entry: tuple[float, int, Hashable, _Held]) -> None:
+    def _make_ready(self, key: Hashable) -> None:
         """Under the lock: a lease that is due is renewed next, or behind the others of its grantor."""
-        if not self._is_due(*entry):
-            return
-        _, tie, key, held = entry
-        held.scheduled = math.inf
+        held = self._held[key]
         waiting = self._waiting.get(held.grantor)
         if waiting is not None:
-            heapq.heappush(waiting, (held.expires, tie, key, held))
+            heapq.heappush(waiting, (held.expires, next(self._tie), key, held))
         else:
             self._waiting[held.grantor] = []
             self._ready.append((key, held))
@@ -219,13 +200,14 @@ class LeaseRenewalManager:
         pause = max(PAUSE_LEAST / 2, min(held.duration, TERM_MOST) * RETRY_PART)
         with self._lock:
             if self._held.get(key) is held:
-                self._schedule(now + pause, key, held)
+                self._schedule(now + pause, key)
 
     def _lose(self, key: Hashable, held: _Held, why: JbiError) -> None:
         with self._lock:
             known = self._held.get(key) is held
             if known:
                 del self._held[key]
+                self._due.discard(key)
         if known:
             held.lost(why)
 

@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from .agenda import Agenda
 from .guard import guarded
 
 log = logging.getLogger("jbi_pubsub.ticker")
 
 HELD_SECONDS: Final = 1.0
 """Time that a job that is not slow may take."""
-WORKERS_MOST: Final = 8
-"""Threads of slow jobs: so many disks or peers may hang until others are late."""
+WORKERS_MOST: Final = 64
+"""Threads of slow jobs: so many disks or peers may hang until others are late. Of many adapters in a process each may
+look for a lookup service that is gone."""
 LATE_SECONDS: Final = 0.02
 """Time that a slow job waits for a worker before a further one is started."""
 IDLE_SECONDS: Final = 10.0
@@ -40,7 +42,7 @@ class Job:
     """A step that is called every `seconds` seconds, counted from its return, once it is started. The ticker's lock
     covers all of it."""
 
-    __slots__ = ("_ticker", "due", "is_over", "is_slow", "name", "seconds", "step", "thread", "woken")
+    __slots__ = ("_ticker", "is_over", "is_slow", "name", "seconds", "step", "thread", "woken")
 
     def __init__(
         self, name: str, seconds: float, step: Step, *, slow: bool = False, ticker: Ticker | None = None
@@ -48,8 +50,6 @@ class Job:
         """`name`: for the log, and counts of faults."""
         self._ticker = ticker or _OF_PROCESS
         self.name, self.seconds, self.step, self.is_slow = name, seconds, step, slow
-        self.due = math.inf
-        """When it is called next (monotonic seconds); infinity: when it is woken, or it is under way."""
         self.is_over = False
         """Whether it was stopped."""
         self.woken = math.inf
@@ -87,7 +87,8 @@ class Ticker:
         """For the thread of all, and who waits for an end."""
         self._filled = threading.Condition(self._lock)
         """For workers: there is a slow job that is due, or no job any more."""
-        self._jobs: dict[Job, None] = {}
+        self._jobs: Agenda[Job] = Agenda()
+        """When each is called next; infinity: when it is woken, or it is under way."""
         self._late: dict[Job, float] = {}
         """Slow ones that are due, in order, and since when."""
         self._thread: threading.Thread | None = None
@@ -104,8 +105,7 @@ class Ticker:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
-            job.due = self._clock() + after
-            self._jobs[job] = None
+            self._jobs.set(job, self._clock() + after)
             self._changed.notify_all()
 
     def wake(self, job: Job, after: float) -> None:
@@ -114,8 +114,8 @@ class Ticker:
             when = self._clock() + after
             if job.thread is not None or job in self._late:
                 job.woken = min(job.woken, when)
-            elif when < job.due:
-                job.due = when
+            elif when < self._jobs.time(job):
+                self._jobs.set(job, when)
                 self._changed.notify_all()
 
     def stop(self, job: Job, timeout: float) -> bool:
@@ -123,12 +123,12 @@ class Ticker:
         us = threading.current_thread()
         with self._lock:
             job.is_over = True
-            self._jobs.pop(job, None)
+            self._jobs.discard(job)
             self._late.pop(job, None)
             threads = {*self._workers, *([self._thread] if self._thread is not None else [])}
             self._changed.notify_all()
             self._filled.notify_all()
-            has_ended = self._changed.wait_for(lambda: job.thread in (None, us), timeout)
+            has_ended = self._changed.wait_for(lambda: job.thread in (None, us) or not job.thread.is_alive(), timeout)
             if us not in threads:
                 self._changed.wait_for(lambda: self._jobs or not (self._thread or self._workers), timeout)
             ended = threads - self._workers - {self._thread, us}
@@ -147,12 +147,11 @@ class Ticker:
         with self._lock:
             while self._jobs:
                 now = self._clock()
-                job = min(self._jobs, key=lambda each: each.due)
-                if job.due > now:
-                    left = min(job.due - now, self._help(now))
+                job = self._jobs.pop(now)
+                if job is None:
+                    left = min(self._jobs.first() - now, self._help(now))
                     self._changed.wait(left if left < threading.TIMEOUT_MAX else None)
                     continue
-                job.due = math.inf
                 if not job.is_slow:
                     job.thread = threading.current_thread()
                     return job
@@ -198,15 +197,19 @@ class Ticker:
 
     def _call(self, job: Job) -> None:
         pause, began = job.seconds, self._clock()
-        with guarded(job.name):
-            said = job.step()
-            pause = job.seconds if said is None else said
+        try:
+            with guarded(job.name):
+                said = job.step()
+                pause = job.seconds if said is None else said
+        except SystemExit:  # as it ends a thread: it ends the job, and none of the others
+            self.stop(job, 0.0)
         now = self._clock()
         if not job.is_slow and now - began > HELD_SECONDS:
             log.warning("%s has held up all other jobs for %.1f s: it does not any more", job.name, now - began)
         with self._lock:
             job.is_slow |= now - began > HELD_SECONDS
-            job.due = min(now + pause, job.woken)
+            if job in self._jobs:
+                self._jobs.set(job, min(now + pause, job.woken))
             job.woken, job.thread = math.inf, None
             self._changed.notify_all()
 

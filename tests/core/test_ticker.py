@@ -99,6 +99,22 @@ def test_a_job_that_fails_is_told_and_called_again(ticker: Ticker, eventually: E
     _stop(job)
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_step_that_exits_ends_its_job_and_none_of_the_others(
+    ticker: Ticker, eventually: Eventually, *, slow: bool
+) -> None:
+    calls: list[str] = []
+
+    def leave() -> None:
+        calls.append("leaves")
+        sys.exit()
+
+    jobs = [_job(ticker, 0.0, "leaves", leave, slow=slow), _job(ticker, 0.01, "stays", lambda: calls.append("stays"))]
+    eventually(lambda: calls.count("stays") > 3)
+    assert calls.count("leaves") == 1
+    _stop(*jobs)
+
+
 def test_after_stop_no_step_begins_and_none_is_under_way(ticker: Ticker) -> None:
     begun, under_way = threading.Event(), list[int]()
 
@@ -208,24 +224,26 @@ def test_a_job_may_begin_later_and_never_does_when_it_was_stopped(ticker: Ticker
 
 
 FORKING = """
-import os, threading, warnings
+import os, threading, time, warnings
 from jbi_pubsub.core.ticker import Job
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork in a process with threads
-began = threading.Event()
-parents = Job("parent's", 0.01, began.set)
+began, go_on = threading.Event(), threading.Event()
+parents = Job("parent's", 60.0, lambda: began.set() or go_on.wait(60.0))
 parents.start()
 assert began.wait(60.0)
 child = os.fork()
 if not child:
-    called = threading.Event()
+    has_ended, called = parents.stop(60.0), threading.Event()
     Job("child's", 60.0, called.set).start()
-    os._exit(not called.wait(60.0))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), parents.stop())
+    os._exit(not (has_ended and called.wait(60.0)))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), go_on.set(), parents.stop())
 """
 
 
 @pytest.mark.processes
-def test_a_forked_child_has_jobs_of_its_own() -> None:
+def test_a_forked_child_has_jobs_of_its_own_and_waits_for_none_of_its_parents() -> None:
+    begun = time.monotonic()
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "0 True\n", done.stderr
+    assert done.stdout == "0 None True\n", done.stderr
+    assert time.monotonic() - begun < 60.0
