@@ -36,7 +36,7 @@ class Agenda(Generic[K]):
         """When the key is due; minus infinity for one that is not here."""
         return self._times.get(key, -math.inf)
 
-    def set(self, key: K, when: float) -> None:
+    def set_time(self, key: K, when: float) -> None:
         """The key is due then, and at no other time any more."""
         self._times[key] = when
         if when < math.inf:
@@ -61,6 +61,17 @@ class Agenda(Generic[K]):
         key = heapq.heappop(self._heap)[2]
         self._times[key] = math.inf
         return key
+
+    def until(self, now: float) -> set[K]:
+        """The keys that are due; costs as many steps as there are."""
+        places, found = [0], set[K]()
+        while places:
+            place = places.pop()
+            if place < len(self._heap) and self._heap[place][0] <= now:  # else what lies below is later still
+                places += (2 * place + 1, 2 * place + 2)
+                if self._is_valid(self._heap[place]):
+                    found.add(self._heap[place][2])
+        return found
 
     def _is_valid(self, entry: tuple[float, int, K]) -> bool:
         return self._times.get(entry[2]) == entry[0]

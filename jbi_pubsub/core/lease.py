@@ -11,7 +11,6 @@ Rules (Jini Distributed Leasing Specification; Apache River's Landlord):
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 import msgspec
 
+from .agenda import Agenda
 from .errors import LeaseDeniedError, UnknownLeaseError
 
 ANY: Final = -1.0
@@ -119,15 +119,13 @@ T = TypeVar("T")
 class _Leased(Generic[T]):
     resource: T
     expires: float
-    scheduled: float  # the time of its one valid heap entry, never later than `expires`
 
 
 class Landlord(Generic[T]):
-    """The lease book of one grantor: a map and a heap. Not thread-safe; the owner's lock covers it.
+    """The lease book of one grantor: a map and an agenda. Not thread-safe; the owner's lock covers it.
 
-    A renewal only moves the deadline in the map; the heap entry is corrected when it comes up (lazy deadlines),
-    so renewing is one dictionary access. Heap entries of leases that went another way are skipped, and swept out
-    when they outnumber the valid ones, so the heap stays within twice the book.
+    A renewal only moves the deadline in the map; the agenda has it when the one of before comes up (lazy deadlines), so
+    renewing is one dictionary access.
 
     `stall`: seconds; the owner looks into the book more often, if only with `expire`. A longer gap between two looks is
     its own stall, in which nobody could renew: the leases that stood before it run longer by the gap.
@@ -145,7 +143,7 @@ class Landlord(Generic[T]):
         self._stall = stall
         self._looked = math.inf
         self._book: dict[str, _Leased[T]] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._due: Agenda[str] = Agenda()
 
     def __len__(self) -> int:
         return len(self._book)
@@ -160,23 +158,22 @@ class Landlord(Generic[T]):
 
     def restore(self, lease_id: str, resource: T, expires: float) -> None:
         """Put a known lease back into the book, past the policy: its term was granted before."""
-        self._book[lease_id] = _Leased(resource, expires, expires)
-        self._schedule(expires, lease_id)
+        self._book[lease_id] = _Leased(resource, expires)
+        self._due.set_time(lease_id, expires)
 
     def renew(self, lease_id: str, requested: float, now: float) -> Lease:
         """A new term from now on. Raises UnknownLeaseError; a failed renewal leaves the lease as it was."""
         leased = self._live(lease_id, now)
         duration = self.policy.period(check_duration(requested), leased.expires - now)
         leased.expires = now + duration
-        if leased.expires < leased.scheduled:  # a lazy deadline may come up too early, never too late
-            leased.scheduled = leased.expires
-            self._schedule(leased.expires, lease_id)
+        if leased.expires < self._due.time(lease_id):  # a lazy deadline may come up too early, never too late
+            self._due.set_time(lease_id, leased.expires)
         return Lease(lease_id, duration)
 
     def cancel(self, lease_id: str, now: float) -> T:
         """End the lease and hand back its resource. Raises UnknownLeaseError."""
         resource = self._live(lease_id, now).resource
-        del self._book[lease_id]
+        self.drop(lease_id)
         return resource
 
     def resource(self, lease_id: str, now: float) -> T:
@@ -186,6 +183,7 @@ class Landlord(Generic[T]):
     def drop(self, lease_id: str) -> None:
         """Forget the lease, known or not: its resource has gone another way."""
         self._book.pop(lease_id, None)
+        self._due.discard(lease_id)
 
     def is_live(self, lease_id: str, now: float) -> bool:
         """Whether the lease exists and its time has not passed."""
@@ -204,40 +202,26 @@ class Landlord(Generic[T]):
         """Take out at most `limit` leases whose time has passed; their resources, earliest first."""
         self._look(now)
         gone: list[T] = []
-        while len(gone) < limit:
-            due = self.next_deadline()
-            if due is None or due > now:
-                break
-            _, lease_id = heapq.heappop(self._heap)
+        while len(gone) < limit and (lease_id := self._due.pop(now)) is not None:
             leased = self._book[lease_id]
             if leased.expires > now:
-                leased.scheduled = leased.expires
-                heapq.heappush(self._heap, (leased.expires, lease_id))
+                self._due.set_time(lease_id, leased.expires)
             else:
-                gone.append(self._book.pop(lease_id).resource)
+                self.drop(lease_id)
+                gone.append(leased.resource)
         return gone
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which `expire` may have work, or None."""
-        while self._heap and not self._is_valid(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        first = self._due.first()
+        return first if first < math.inf else None
 
     def overdue(self, now: float) -> Iterator[T]:
         """The resources of the leases whose time has passed and that `expire` has not taken out, in any order; costs
         as many steps as there are."""
         self._look(now)
-        places, seen = [0], set[str]()
-        while places:
-            place = places.pop()
-            if place >= len(self._heap) or self._heap[place][0] > now:
-                continue  # what lies below in the heap comes up later still
-            places += (2 * place + 1, 2 * place + 2)
-            lease_id = self._heap[place][1]
-            leased = self._book.get(lease_id)
-            if leased is not None and leased.expires <= now and lease_id not in seen:
-                seen.add(lease_id)
-                yield leased.resource
+        there = (self._book[lease_id] for lease_id in self._due.until(now))
+        return (leased.resource for leased in there if leased.expires <= now)
 
     def items(self) -> Iterator[tuple[str, T, float]]:
         """(lease id, resource, expiry) of everything in the book, expired or not."""
@@ -249,16 +233,6 @@ class Landlord(Generic[T]):
             for leased in self._book.values():
                 if leased.expires > since:  # the heap need not know: a lazy deadline comes up too early, never too late
                     leased.expires += now - since - STALL_COUNTS
-
-    def _is_valid(self, entry: tuple[float, str]) -> bool:
-        leased = self._book.get(entry[1])
-        return leased is not None and leased.scheduled == entry[0]
-
-    def _schedule(self, at: float, lease_id: str) -> None:
-        heapq.heappush(self._heap, (at, lease_id))
-        if len(self._heap) > 2 * len(self._book) + 64:  # 64: a small book is not worth a sweep
-            self._heap = [(leased.scheduled, known) for known, leased in self._book.items()]
-            heapq.heapify(self._heap)
 
     def _live(self, lease_id: str, now: float) -> _Leased[T]:
         self._look(now)

@@ -120,7 +120,7 @@ class LeaseRenewalManager:
         self._schedule(now + max(PAUSE_LEAST, min(held.duration, TERM_MOST) * RENEW_AT), key)
 
     def _schedule(self, when: float, key: Hashable) -> None:
-        self._due.set(key, when)
+        self._due.set_time(key, when)
         if when <= self._due.first():
             self._job.wake()
 

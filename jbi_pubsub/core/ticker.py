@@ -105,7 +105,7 @@ class Ticker:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
-            self._jobs.set(job, self._clock() + after)
+            self._jobs.set_time(job, self._clock() + after)
             self._changed.notify_all()
 
     def wake(self, job: Job, after: float) -> None:
@@ -115,7 +115,7 @@ class Ticker:
             if job.thread is not None or job in self._late:
                 job.woken = min(job.woken, when)
             elif when < self._jobs.time(job):
-                self._jobs.set(job, when)
+                self._jobs.set_time(job, when)
                 self._changed.notify_all()
 
     def stop(self, job: Job, timeout: float) -> bool:
@@ -209,7 +209,7 @@ class Ticker:
         with self._lock:
             job.is_slow |= now - began > HELD_SECONDS
             if job in self._jobs:
-                self._jobs.set(job, min(now + pause, job.woken))
+                self._jobs.set_time(job, min(now + pause, job.woken))
             job.woken, job.thread = math.inf, None
             self._changed.notify_all()
 

@@ -18,7 +18,7 @@ def test_it_says_what_a_plain_dict_of_times_says(steps: list[tuple[str, float] |
     agenda, times = Agenda[str](), dict[str, float]()
     for step in steps:
         if isinstance(step, tuple):
-            agenda.set(*step)
+            agenda.set_time(*step)
             times[step[0]] = step[1]
         elif isinstance(step, str):
             agenda.discard(step)
@@ -30,21 +30,22 @@ def test_it_says_what_a_plain_dict_of_times_says(steps: list[tuple[str, float] |
             times[key] = math.inf
         assert agenda.first() == min(times.values(), default=math.inf)
         assert {key: agenda.time(key) for key in agenda} == times
+        assert agenda.until(2.0) == {key for key, when in times.items() if when <= 2.0}
 
 
 def test_of_equal_times_the_first_said_is_the_first_due() -> None:
     agenda = Agenda[str]()
     for key in "cab":
-        agenda.set(key, 1.0)
+        agenda.set_time(key, 1.0)
     assert [agenda.pop(1.0) for _ in range(4)] == ["c", "a", "b", None]
 
 
 def test_keys_that_come_and_go_and_times_that_change_leave_little_behind() -> None:
     agenda = Agenda[int]()
-    agenda.set(0, 5.0)
+    agenda.set_time(0, 5.0)
     for number in range(1, 5000):
-        agenda.set(number, 10.0 + number)
+        agenda.set_time(number, 10.0 + number)
         agenda.discard(number)
-        agenda.set(0, 5.0 + number)
+        agenda.set_time(0, 5.0 + number)
         assert len(agenda._heap) <= 2 * 2 + SWEPT
     assert list(agenda) == [0]

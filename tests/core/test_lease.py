@@ -110,7 +110,7 @@ def test_a_fixed_policy_needs_a_default_within_its_maximum(maximum, default):
 
 
 def test_memory_is_bounded_by_the_live_leases():
-    """Given long leases cancelled at once, or shortened over and over, the book and its heap stay small."""
+    """Given long leases cancelled at once, or shortened over and over, the book and its agenda stay small."""
     book = landlord()
     for _ in range(5000):
         book.cancel(book.grant("it", 100.0, 0.0).lease_id, 0.0)
@@ -118,7 +118,7 @@ def test_memory_is_bounded_by_the_live_leases():
     for _ in range(5000):
         book.renew(lease.lease_id, 90.0, 0.0)
         book.renew(lease.lease_id, 10.0, 0.0)
-    assert len(book._heap) < 200
+    assert len(book._due._heap) < 200
     assert book.next_deadline() == 10.0
 
 
