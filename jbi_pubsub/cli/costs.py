@@ -141,7 +141,7 @@ class _Bench:
                 deliveries, begin = Deliveries(), time.thread_time()
                 self._delegate.publishers.publish(registration, run, deliveries)
                 judged = time.thread_time()
-                self._delegate.pipeline.deliver(deliveries)
+                self._delegate.pipeline.distribution.deliver(deliveries)
                 judging, delivering = judging + judged - begin, delivering + time.thread_time() - judged
                 out += sum(len(each.metadata) + each.payload_bytes for each in publications[at : at + RUN])
                 if out > SETTLE_BYTES:

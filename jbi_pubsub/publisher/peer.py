@@ -155,8 +155,8 @@ class PublisherAdapter:
                     ids.append(parcel.head.object_id)
                     taken.append(parcel)
             finally:
-                pipeline.deliver(deliveries)
-                lost = pipeline.sync(taken)
+                pipeline.distribution.deliver(deliveries)
+                lost = pipeline.persistence.sync(taken)
             for parcel, why in lost:
                 why.facts |= {"published": ids.index(parcel.head.object_id), "delivered": True}
                 raise why

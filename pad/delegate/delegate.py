@@ -32,6 +32,9 @@ from jbi_pubsub.pad.delegate.subscribers import SubscriptionRegistry
 from jbi_pubsub.pad.delegate.tables import ContractEvents, Tables
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.late_join import LateJoiners
+from jbi_pubsub.pad.ingress.control import AdmissionControl
+from jbi_pubsub.pad.ingress.distribution import Distribution
+from jbi_pubsub.pad.ingress.persistence import Persistence
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.ingress.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.matching.signatures import Seals
@@ -75,9 +78,12 @@ class Delegate:
         core = DelegateCore(config, self.tables, self.contracts, self.events)
         self.mail: Final = MailSubscriptions(core, options, name=short, forget=lambda key: self.subscribers.forget(key))
         self.pipeline: Final = Pipeline(
-            config=config, stages=stages, budget=budget, sessions=self.tables.sessions, mail=self.mail.dispatcher,
-            account=self.tables.account, seals=self.seals, clock=clock,
-        )  # fmt: skip
+            stages,
+            AdmissionControl(config, stages, budget, clock),
+            Persistence(stages, self.mail.dispatcher, clock),
+            self._distribution_of(stages, clock),
+            clock,
+        )
         self.history: Final = self._history_of(stages, config, options)
         node = options.node or (stages.archive.keeping.id if stages.archive is not None else "") or delegate_id
         self.registrations: Final = Registrations(
@@ -94,15 +100,25 @@ class Delegate:
         self.reports: Final = StatusReports(core, self.subscribers.late_joiners, self.mail.dispatcher, budget)
         self.mail.start()
 
+    def _distribution_of(self, stages: Stages, clock: Callable[[], float]) -> Distribution:
+        return Distribution(
+            self.tables.sessions,
+            self.mail.dispatcher,
+            self.tables.account,
+            seal=self.seals.seal if self.seals is not None else None,
+            shaper=stages.quality.shaper if stages.quality is not None else None,
+            clock=clock,
+        )
+
     def _late_joiners_of(self, stages: Stages, budget: Budget) -> LateJoiners:
         return LateJoiners(
             stages.buffers,
             budget,
-            self.pipeline.mail_out,
+            self.pipeline.distribution.mail_out,
             name=f"catch-up-{self.delegate_id[:8]}",
             seal=self.seals.seal if self.seals is not None else None,
             shaper=stages.quality.shaper if stages.quality is not None else None,
-            refuse=self.pipeline.refuse,
+            refuse=self.pipeline.distribution.refuse,
         )
 
     def _history_of(self, stages: Stages, config: Config, options: DelegateOptions) -> ArchiveService | None:
@@ -171,7 +187,7 @@ class Delegate:
 
     def close(self) -> None:
         """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""
-        self.pipeline.stopping.set()
+        self.pipeline.control.stopping.set()
         self.subscribers.late_joiners.stop()
         if self.history is not None:
             self.history.stop()

@@ -16,7 +16,8 @@ from jbi_pubsub.pad.delegate.contracts import DelegateCore
 from jbi_pubsub.pad.delegate.registrations import Registrations
 from jbi_pubsub.pad.delegate.tables import PublisherConnection
 from jbi_pubsub.pad.egress.session import Deliveries
-from jbi_pubsub.pad.ingress.pipeline import GAP_MOST, Pipeline, Refused
+from jbi_pubsub.pad.ingress.persistence import Refused
+from jbi_pubsub.pad.ingress.pipeline import GAP_MOST, Pipeline
 from jbi_pubsub.pad.matching.registration import Registration
 
 
@@ -151,7 +152,7 @@ class PublisherConnections:
                 self._tables.connection(connection_id)
                 standing = len(self._registration(connection_id, uid).topic.table)
                 left = deadline - time.monotonic()
-                if standing >= count or left <= 0 or self._pipeline.stopping.is_set():
+                if standing >= count or left <= 0 or self._pipeline.control.stopping.is_set():
                     return standing
                 self._tables.changed.wait(left)
 

@@ -24,7 +24,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.pad.egress.session import SubscriberSession
-from jbi_pubsub.pad.ingress.totals import Account
+from jbi_pubsub.pad.ingress.totals import Totals
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.matching.topics import Topics
@@ -122,7 +122,7 @@ class Tables:
         """Of each session."""
         self.ending: Final[list[Subscription]] = []
         """Gone, and not yet in the totals of what has ended."""
-        self.account: Final = Account()
+        self.account: Final = Totals()
         self._number = 0
 
     def next_number(self) -> int:

@@ -1,1 +1,1 @@
-"""The way of an object into the delegate: admission, levels of importance, the pipeline."""
+"""The way of an object into the delegate: admission, the lanes of registrations, the pipeline."""

@@ -17,15 +17,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.pad.egress.session import Deliveries
-from jbi_pubsub.pad.ingress.pipeline import Pipeline, Refused, Staged, fault_of
+from jbi_pubsub.pad.ingress.distribution import Distribution
+from jbi_pubsub.pad.ingress.persistence import Persistence, Refused
 from jbi_pubsub.pad.matching.dissemination import Selected
 from jbi_pubsub.pad.matching.partition import Partition
+from jbi_pubsub.pad.matching.recent import Kept
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.quality import Turns
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -40,22 +45,22 @@ Entry = Parcel | int
 """An object that was admitted, or the number of one that was refused or known already."""
 
 
-class Handing:
+class DeliveringWork:
     """Work that hands out what objects come to. What subscribers under policy `block` have no room for is tried again;
     nothing else is done meanwhile."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
         self._blocked: Deliveries | None = None
         """Deliveries that there is no room for."""
         self._since = math.inf
         """When it began to wait."""
         self._backoff = Backoff(2 * AGAIN_FIRST, AGAIN_MOST)
-        self._left: list[Piece] = []
+        self._left: list[DeferredPiece] = []
         """Goes on when all else that the step came to is handed out: what is behind that is for some of those."""
 
     def _is_handed_out(self, deliveries: Deliveries) -> bool:
-        self._blocked = self._pipeline.deliver_without_waiting(deliveries)
+        self._blocked = self._distribution.deliver_without_waiting(deliveries)
         if self._blocked is None:
             return True
         self._since = time.monotonic()
@@ -64,7 +69,7 @@ class Handing:
     def _is_unblocked(self) -> bool:
         """Whether subscribers have room by now, or have lost it."""
         assert self._blocked is not None
-        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
+        self._blocked = self._distribution.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
         if self._blocked is None:
             self._has_room()
         return self._blocked is None
@@ -74,7 +79,7 @@ class Handing:
         self._backoff.reset()
 
 
-class Batch(NamedTuple):
+class LaneBatch(NamedTuple):
     """Consecutive ones of a lane, what judging them costs in proportion to (bytes of metadata, at least 1 each), and
     their bytes."""
 
@@ -83,106 +88,126 @@ class Batch(NamedTuple):
     whole: int
 
 
-class Run:
+class JudgedRun:
     """Objects that were judged in one step, until they are done."""
 
     __slots__ = ("batch", "left", "mail")
 
     def __init__(self) -> None:
-        self.batch = Batch([], 0, 0)
+        self.batch = LaneBatch([], 0, 0)
         self.mail = 0
         """Number of their last mail; 0: none."""
         self.left = 1
         """Pieces of them that are not done; the step itself is one."""
 
 
-class Piece(Protocol):
-    """The rest of the work for one object."""
+@dataclass(eq=False, slots=True)
+class StagedObject:
+    """An object that goes through the levels of a partitioned table: the next one (-1: it is through), whether it
+    matched anybody before, and for how many levels it waits, or is not handed out."""
 
-    rest: Rest
-    run: Run
-    parcel: Parcel
-    size: int
-    """Bytes that its cost is in proportion to, at least 1."""
+    kept: Kept
+    parts: Partition
+    level: int
+    is_matched: bool = False
+    waits: int = 0
 
-    def do(self, rests: Rests, deliveries: Deliveries) -> None:
+    def leave(self) -> None:
+        """If it is through all levels, and handed out."""
+        if self.level < 0 and not self.waits:
+            self.parts.between.pop(self.kept.position, None)
+
+
+class ObjectJudge(Protocol):
+    """See Pipeline."""
+
+    @property
+    def distribution(self) -> Distribution: ...
+    @property
+    def persistence(self) -> Persistence: ...
+    def judge_at(
+        self, registration: Registration, staged: StagedObject, deliveries: Deliveries, later: DeferredWork
+    ) -> int: ...
+
+
+class DeferredPiece:
+    """A part of the deferred work, for one object."""
+
+    __slots__ = ("parcel", "run", "size", "task")
+
+    def __init__(self, task: DeferredTask, run: JudgedRun, parcel: Parcel, size: int) -> None:
+        """`size`: bytes that its cost is in proportion to, at least 1."""
+        self.task, self.run, self.parcel, self.size = task, run, parcel, size
+
+    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
         """With the baton."""
-        ...
+        raise NotImplementedError
 
-    def done(self, rests: Rests) -> None:
+    def done(self, work: DeferredWork) -> None:
         """Note that it is handed out."""
-        ...
+        raise NotImplementedError
 
 
-class Matching:
+class DeferredMatch(DeferredPiece):
     """An object is matched for the subscriptions of one level."""
 
-    __slots__ = ("parcel", "rest", "run", "size", "staged")
+    __slots__ = ("staged",)
 
-    def __init__(self, rest: Rest, run: Run, staged: Staged) -> None:
-        self.rest = rest
-        self.run = run
+    def __init__(self, task: DeferredTask, run: JudgedRun, staged: StagedObject) -> None:
+        parcel = staged.kept.parcel
+        super().__init__(task, run, parcel, len(parcel.head.metadata) or 1)
         self.staged = staged
-        self.parcel = staged.kept.parcel
-        self.size = len(self.parcel.head.metadata) or 1
         staged.waits += 1
 
-    def do(self, rests: Rests, deliveries: Deliveries) -> None:
-        """With the baton."""
-        rests.pipeline.judge_at(rests.registration, self.staged, deliveries, rests)
+    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
+        work.judge.judge_at(work.registration, self.staged, deliveries, work)
 
-    def done(self, rests: Rests) -> None:  # noqa: ARG002  # as those of others
-        """Note that it is handed out."""
+    def done(self, work: DeferredWork) -> None:  # noqa: ARG002  # as those of others
         self.staged.waits -= 1
         self.staged.leave()
 
 
-class Shaping:
+class DeferredShaping(DeferredPiece):
     """An object's payload is shaped for these subscriptions, or was for one before it."""
 
-    __slots__ = ("parcel", "rest", "run", "selected", "size")
+    __slots__ = ("selected",)
 
-    def __init__(self, rest: Rest, run: Run, parcel: Parcel, selected: Sequence[Selected]) -> None:
-        self.rest = rest
-        self.run = run
-        self.parcel = parcel
+    def __init__(self, task: DeferredTask, run: JudgedRun, parcel: Parcel, selected: Sequence[Selected]) -> None:
+        super().__init__(task, run, parcel, max(1, len(selected[0].parcel.payload)))
         self.selected = selected
-        self.size = max(1, len(selected[0].parcel.payload))
 
-    def do(self, rests: Rests, deliveries: Deliveries) -> None:
-        """With the baton."""
-        rests.pipeline.shape(self.parcel, self.selected, deliveries)
+    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
+        work.judge.distribution.shape(self.parcel, self.selected, deliveries)
 
-    def done(self, rests: Rests) -> None:
-        """Note that it is handed out."""
+    def done(self, work: DeferredWork) -> None:
         for each in self.selected:
-            rests.has_caught_up(each.subscription)
+            work.has_caught_up(each.subscription)
 
 
-class Rest(Handing):
+class DeferredTask(DeliveringWork):
     """Pieces of one kind and level: work of a task (see Turns)."""
 
-    def __init__(self, rests: Rests, kind: str, level: int) -> None:
-        super().__init__(rests.pipeline)
+    def __init__(self, work: DeferredWork, kind: str, level: int) -> None:
+        super().__init__(work.judge.distribution)
         self.kind = kind
         self.level = level
-        self._rests = rests
-        self._waiting: deque[Piece] = deque()
-        self._in_hand: list[Piece] = []
+        self._work = work
+        self._waiting: deque[DeferredPiece] = deque()
+        self._in_hand: list[DeferredPiece] = []
         """Which are blocked."""
-        self.task = rests.turns.task(kind, self)
+        self.task = work.turns.task(kind, self)
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: DeferredPiece) -> None:
         """Behind the others."""
         self._waiting.append(piece)
-        self._rests.turns.submit(self.task)
+        self._work.turns.submit(self.task)
 
-    def has_of(self, run: Run) -> bool:
+    def has_of(self, run: JudgedRun) -> bool:
         """Whether it has pieces of that run."""
         return any(piece.run is run for piece in (*self._in_hand, *self._waiting))
 
     @property
-    def first(self) -> Piece | None:
+    def first(self) -> DeferredPiece | None:
         """The oldest that is not done."""
         pieces = self._in_hand or self._waiting
         return pieces[0] if pieces else None
@@ -192,7 +217,7 @@ class Rest(Handing):
     def importance(self) -> int:
         """The importance of the next piece."""
         first = self.first
-        return min(self.level + 1, self._rests.importance_of(first.parcel)) if first is not None else self.level + 1
+        return min(self.level + 1, self._work.importance_of(first.parcel)) if first is not None else self.level + 1
 
     def size(self) -> int:
         """The size of the next piece."""
@@ -207,9 +232,10 @@ class Rest(Handing):
             self._finish()
         size = 0
         deliveries = Deliveries()
-        mails = self._pipeline.mails
+        persistence = self._work.judge.persistence
+        mails = persistence.mails
         while self._waiting and (not size or size + self._waiting[0].size <= most):
-            before = self._rests.before(self._waiting[0])
+            before = self._work.before(self._waiting[0])
             if before is not None and not size:
                 return 0, 0, before.step(1)[2]  # one piece, which says nothing of what ours cost
             if before is not None:
@@ -217,46 +243,46 @@ class Rest(Handing):
             piece = self._waiting.popleft()
             size += piece.size
             self._in_hand.append(piece)
-            self._rests.do(piece, deliveries)
-        self._left = self._rests.taken()
+            self._work.do(piece, deliveries)
+        self._left = self._work.taken()
         count = len(self._in_hand)
-        if self._pipeline.mails != mails:
+        if persistence.mails != mails:
             for piece in self._in_hand:
-                piece.run.mail = self._pipeline.mails
+                piece.run.mail = persistence.mails
         if not self._is_handed_out(deliveries):
             return count, size, self._backoff.pause()
         self._finish()
         return count, size, 0.0
 
     def _finish(self) -> None:
-        self._rests.put_all(self._left)
+        self._work.put_all(self._left)
         done, self._in_hand = self._in_hand, []
         for piece in done:
-            piece.done(self._rests)
-            self._rests.close(piece.run)
+            piece.done(self._work)
+            self._work.close(piece.run)
 
 
-class Rests:
+class DeferredWork:
     """All that is left of one registration's objects. Whoever has the baton uses it."""
 
     def __init__(
         self,
         turns: Turns,
-        pipeline: Pipeline,
+        judge: ObjectJudge,
         registration: Registration,
         credit: tuple[int, int],
-        finish: Callable[[Batch, int], None],
+        finish: Callable[[LaneBatch, int], None],
         refuse: Callable[[Refused], None],
     ) -> None:
         """`credit` in objects and bytes; `finish(batch, mail)`: they are done, when the mail up to that number is on
         disk; `refuse` tells of faults."""
         self.turns = turns
-        self.pipeline = pipeline
-        self.behind: dict[Subscription, tuple[Rest, int]] = {}
+        self.judge = judge
+        self.behind: dict[Subscription, tuple[DeferredTask, int]] = {}
         """Subscriptions that wait for a payload that is being shaped: where, and for how many objects."""
-        self.runs: deque[Run] = deque()
+        self.runs: deque[JudgedRun] = deque()
         """That are not done."""
-        self.run: Run | None = None
+        self.run: JudgedRun | None = None
         """That which is worked on, if anything is left of it; None at the beginning of a step."""
         self.registration = registration
         self._contract = registration.contract or Contract()
@@ -267,8 +293,8 @@ class Rests:
         """The registration is to wait until less is left."""
         self._finished = finish
         self._refuse = refuse
-        self._rests: dict[tuple[str, int], Rest] = {}
-        self._fresh: list[Piece] = []
+        self._tasks: dict[tuple[str, int], DeferredTask] = {}
+        self._fresh: list[DeferredPiece] = []
         """Pieces that this step has left."""
 
     def importance_of(self, parcel: Parcel) -> int:
@@ -279,60 +305,60 @@ class Rests:
 
     def below(self, parts: Partition, level: int) -> int:
         """The next level that an object has to go through, so that it passes none before it."""
-        waiting = [rest for rest in self._rests.values() if rest.kind == "match" and rest.first is not None]
-        waiting += [piece.rest for piece in self._fresh if isinstance(piece, Matching)]
-        return max(parts.below(level), *(rest.level for rest in waiting if rest.level < level), -1)
+        waiting = [task for task in self._tasks.values() if task.kind == "match" and task.first is not None]
+        waiting += [piece.task for piece in self._fresh if isinstance(piece, DeferredMatch)]
+        return max(parts.below(level), *(task.level for task in waiting if task.level < level), -1)
 
-    def may_match(self, staged: Staged) -> bool:
+    def may_match(self, staged: StagedObject) -> bool:
         """Whether no object before it is to be matched first."""
-        rest = self._rests.get(("match", staged.level))
-        return (rest is None or rest.first is None) and self._barring(staged) is None
+        task = self._tasks.get(("match", staged.level))
+        return (task is None or task.first is None) and self._barring(staged) is None
 
-    def match(self, staged: Staged) -> None:
+    def match(self, staged: StagedObject) -> None:
         """An object for the subscriptions of its level, later."""
-        self._fresh.append(Matching(self._rest("match", staged.level), self._open(), staged))
+        self._fresh.append(DeferredMatch(self._task_of("match", staged.level), self._open(), staged))
 
-    def before(self, piece: Piece) -> Rest | None:
-        """The rest that is to be done first."""
-        return self._barring(piece.staged) if isinstance(piece, Matching) else None
+    def before(self, piece: DeferredPiece) -> DeferredTask | None:
+        """The task that is to be done first."""
+        return self._barring(piece.staged) if isinstance(piece, DeferredMatch) else None
 
-    def _barring(self, staged: Staged) -> Rest | None:
+    def _barring(self, staged: StagedObject) -> DeferredTask | None:
         """Where an object waits that is on the other side of a barrier."""
         barriers, position = staged.parts.barriers, staged.kept.position
-        for rest in self._rests.values() if barriers else ():
-            if isinstance(first := rest.first, Matching):
+        for task in self._tasks.values() if barriers else ():
+            if isinstance(first := task.first, DeferredMatch):
                 oldest = first.staged.kept.position
                 if any(oldest <= barrier < position for barrier in barriers):
-                    return rest
+                    return task
         return None
 
     @property
     def seconds(self) -> float:
         """That matching takes for one object at all of these levels. Any thread."""
         parts = self.registration.judgement.table.parts
-        rests = list(self._rests.values()) if parts is not None else []
-        return sum(self.turns.seconds(r.task) for r in rests if r.kind == "match" and parts and parts.has(r.level))
+        tasks = list(self._tasks.values()) if parts is not None else []
+        return sum(self.turns.seconds(t.task) for t in tasks if t.kind == "match" and parts and parts.has(t.level))
 
     def shape(self, published: Parcel, selected: Sequence[Selected]) -> None:
         """For these an object is shaped later, or comes behind one that is."""
-        places: dict[Rest, list[Selected]] = {}
+        places: dict[DeferredTask, list[Selected]] = {}
         for each in selected:
             known = self.behind.get(each.subscription)
-            rest = known[0] if known is not None else self._rest("shape", self._level(published, selected))
-            self.behind[each.subscription] = rest, 1 + (known[1] if known is not None else 0)
-            places.setdefault(rest, []).append(each)
-        for rest, those in places.items():
-            self._fresh.append(Shaping(rest, self._open(), published, those))
+            task = known[0] if known is not None else self._task_of("shape", self._level(published, selected))
+            self.behind[each.subscription] = task, 1 + (known[1] if known is not None else 0)
+            places.setdefault(task, []).append(each)
+        for task, those in places.items():
+            self._fresh.append(DeferredShaping(task, self._open(), published, those))
 
-    def taken(self) -> list[Piece]:
+    def taken(self) -> list[DeferredPiece]:
         """Take what the step has left; to be `put_all`, when all else that it came to is handed out."""
         taken, self._fresh = self._fresh, []
         return taken
 
-    def put_all(self, pieces: list[Piece]) -> None:
+    def put_all(self, pieces: list[DeferredPiece]) -> None:
         """Put these where they wait for their turn."""
         for piece in pieces:
-            piece.rest.put(piece)
+            piece.task.put(piece)
         pieces.clear()
 
     def _level(self, published: Parcel, selected: Sequence[Selected]) -> int:
@@ -342,11 +368,11 @@ class Rests:
 
     def has_caught_up(self, subscription: Subscription) -> None:
         """Note that it has one object less to wait for."""
-        rest, count = self.behind.pop(subscription)
+        task, count = self.behind.pop(subscription)
         if count > 1:
-            self.behind[subscription] = rest, count - 1
+            self.behind[subscription] = task, count - 1
 
-    def do(self, piece: Piece, deliveries: Deliveries) -> None:
+    def do(self, piece: DeferredPiece, deliveries: Deliveries) -> None:
         """One piece; what fails is told to its publisher."""
         self.run = piece.run
         try:
@@ -355,30 +381,30 @@ class Rests:
             self._refuse([(piece.parcel, fault_of(exc))])
         self.run = None
 
-    def _rest(self, kind: str, level: int) -> Rest:
-        rest = self._rests.get((kind, level))
-        if rest is None:
-            rest = self._rests[kind, level] = Rest(self, kind, level)
-        return rest
+    def _task_of(self, kind: str, level: int) -> DeferredTask:
+        task = self._tasks.get((kind, level))
+        if task is None:
+            task = self._tasks[kind, level] = DeferredTask(self, kind, level)
+        return task
 
     # -- when all is done ----------------------------------------------------------------------------------------
 
-    def _open(self) -> Run:
+    def _open(self) -> JudgedRun:
         """The run that is worked on, of which one more piece is left."""
         if self.run is None:
-            self.run = Run()
+            self.run = JudgedRun()
         self.run.left += 1
         return self.run
 
-    def put(self, batch: Batch, mail: int) -> Run:
+    def put(self, batch: LaneBatch, mail: int) -> JudgedRun:
         """Note what a step has judged, whatever is left of it; `close` when the step's own part is done."""
-        run, self.run = self.run or Run(), None
+        run, self.run = self.run or JudgedRun(), None
         run.batch, run.mail = batch, max(run.mail, mail)
         self.runs.append(run)
         self._count(run, 1)
         return run
 
-    def close(self, run: Run) -> None:
+    def close(self, run: JudgedRun) -> None:
         """One piece of it is done. Runs are done in their order."""
         run.left -= 1
         while self.runs and not self.runs[0].left:
@@ -386,7 +412,7 @@ class Rests:
             self._count(first, -1)
             self._finished(first.batch, first.mail)
 
-    def _count(self, run: Run, sign: int) -> None:
+    def _count(self, run: JudgedRun, sign: int) -> None:
         self._left += sign * len(run.batch.entries)
         self._left_bytes += sign * run.batch.whole
         self.is_too_much = self._left >= self._most[0] or self._left_bytes >= self._most[1]
@@ -394,4 +420,10 @@ class Rests:
     def step(self) -> float:
         """Do a piece of the oldest run that is left; seconds until there may be a next one."""
         run = self.runs[0]
-        return next(rest for rest in self._rests.values() if rest.has_of(run)).step(1)[2]
+        return next(task for task in self._tasks.values() if task.has_of(run)).step(1)[2]
+
+
+def fault_of(exc: Exception) -> JbiError:
+    """The error that a publisher is told for a fault of ours, which is noted here."""
+    note("judging an object", exc)
+    return JbiError("the delegate failed on this object", hint="Its log says how")

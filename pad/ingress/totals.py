@@ -16,7 +16,7 @@ OF_REGISTRATIONS: Final = ("published", "refused", "unmatched", "signed", "bad_s
 OF_SUBSCRIPTIONS: Final = ("matched", "suppressed", "delivered", "mailed", "replayed")
 
 
-class Account:
+class Totals:
     """Totals of registrations and subscriptions that have ended, and of what came for those. Any thread."""
 
     def __init__(self) -> None:

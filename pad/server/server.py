@@ -69,8 +69,9 @@ from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.sessions import PART_SECONDS
 from jbi_pubsub.pad.delegate.store import DelegateOptions, SubscriptionStore
 from jbi_pubsub.pad.egress.session import Deliveries
-from jbi_pubsub.pad.ingress.admission import Intake, Reports, reported
-from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, RUN_MOST, Refused
+from jbi_pubsub.pad.ingress.admission import Admission, ReportThread, reported
+from jbi_pubsub.pad.ingress.persistence import Refused
+from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, RUN_MOST
 from jbi_pubsub.pad.ingress.stages import stages_of
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.matching.registration import Registration
@@ -169,7 +170,7 @@ class DisseminationServer:
         self._balanced = 0.0
         """When it was looked at last."""
         self._tasks = self._stages.quality.tasks if self._stages.quality is not None else None
-        self._reports = Reports(self.name) if self._tasks is not None else None
+        self._reports = ReportThread(self.name) if self._tasks is not None else None
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
@@ -629,13 +630,8 @@ class DisseminationServer:
         """The receiver of a publisher's data connections, one after the other."""
         coming = self._coming.setdefault(connection_id, defaultdict(self._gathering))
         if self._tasks is not None and self._reports is not None:
-            qos = self._config.qos
-            pipeline, reports = self.delegate.pipeline, self._reports
-            intake = Intake(self._tasks, pipeline, reports, qos.credit, qos.credit_bytes, self.granted)
-            intake.receiver = Receiver(
-                lambda items: self._admit(connection_id, items, coming, intake), intake.note, opened=intake.tell_again
-            )
-            return intake.receiver
+            admission = Admission(self._tasks, self.delegate.pipeline, self._reports, self._config.qos, self.granted)
+            return admission.receive(lambda items: self._admit(connection_id, items, coming, admission))
         refused: list[tuple[str, ErrorReport]] = []
         return Receiver(
             lambda items: self._publish(connection_id, items, coming, refused), lambda: _encode_refusals(refused)
@@ -674,34 +670,36 @@ class DisseminationServer:
                 refusals = self._judge(registrations, number, run, deliveries)
                 refused += [reported(parcel, why) for parcel, why in refusals]
             finally:  # what was taken is delivered, also when something behind it ends the connection
-                pipeline.deliver(deliveries)
-            if pipeline.archives:
+                pipeline.distribution.deliver(deliveries)
+            if pipeline.persistence.archives:
                 taken += (kept := [parcel for parcel in run if parcel.position])
                 comes_again |= len(kept) < len(run) and number in registrations and registrations[number].persist
         if not taken and not comes_again:
-            pipeline.sync()
+            pipeline.persistence.sync()
             return None
 
         def settle() -> None:
-            lost = pipeline.sync(taken, comes_again=comes_again)
+            lost = pipeline.persistence.sync(taken, comes_again=comes_again)
             refused.extend([reported(parcel, why) for parcel, why in lost])
 
         return settle
 
-    def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, Gathering], intake: Intake) -> None:
+    def _admit(
+        self, connection_id: str, items: list[memoryview], coming: dict[int, Gathering], admission: Admission
+    ) -> None:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
         try:
             registrations = (connection := self.delegate.tables.connection(connection_id)).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        intake.tell(self.delegate.publishers.refusals(connection))
-        intake.begin()
+        admission.tell(self.delegate.publishers.refusals(connection))
+        admission.begin()
         try:
             for number, run in _runs(items, coming, self._clock()):
                 self.refuse_when_stopping()
-                intake.take(registrations, number, run)
+                admission.take(registrations, number, run)
         finally:
-            intake.end()
+            admission.end()
 
     def granted(self, registration: Registration) -> Registered:
         """The terms that the publisher of a registration is told."""

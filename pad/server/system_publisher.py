@@ -85,8 +85,8 @@ class OwnRegistration:
         try:
             refused = self._delegate.publishers.publish(registration, parcels, deliveries)
         finally:
-            self._delegate.pipeline.deliver(deliveries)
-        self._delegate.pipeline.sync()
+            self._delegate.pipeline.distribution.deliver(deliveries)
+        self._delegate.pipeline.persistence.sync()
         fault = str(refused[0][1]) if refused else ""
         if fault and fault != self._fault:  # the log is told when that changes
             log.error("%d %s were refused: %s", len(refused), self._what, fault)

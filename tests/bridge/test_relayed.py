@@ -139,7 +139,7 @@ def test_what_a_bridge_of_before_says_is_told(relay: Any) -> None:
     # When it does so, expect that told
     delegate.publishers.tell_filtered(connection, UID, 3)
     delegate.publishers.publish(made, [packed(relay.object(9)).relayed("far")], deliveries := Deliveries())
-    delegate.pipeline.deliver(deliveries)
+    delegate.pipeline.distribution.deliver(deliveries)
     assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [9]
     assert adapter.losses(uid) == {"filtered": 3}
 

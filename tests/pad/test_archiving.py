@@ -76,8 +76,8 @@ class Archived(World):
         refused = self.delegate.publishers.publish(registration, run, deliveries)
 
         def deliver() -> Refusals:
-            self.delegate.pipeline.deliver(deliveries)
-            refused.extend(self.delegate.pipeline.sync(run))
+            self.delegate.pipeline.distribution.deliver(deliveries)
+            refused.extend(self.delegate.pipeline.persistence.sync(run))
             return [(parcel.head.sequence, why) for parcel, why in refused]
 
         return deliver
@@ -266,7 +266,7 @@ def test_what_comes_again_waits_for_the_disk_as_well(place: Archived, keeping: M
     assert refused() == []
     assert keeping.synced == 0  # nothing of this batch was appended
     # Expect whoever acknowledges them to wait for what was
-    assert place.delegate.pipeline.sync((), comes_again=True) == []
+    assert place.delegate.pipeline.persistence.sync((), comes_again=True) == []
     assert keeping.synced == 2
 
 
@@ -446,7 +446,8 @@ ours = ("jbi_pubsub.archive", "jbi_pubsub.pad.past.archiving", "jbi_pubsub.pad.p
 found = [name for name in sys.modules if name.startswith(ours)]
 before = {thread.name.rpartition("-")[0] for thread in threading.enumerate()} - {""}
 found += sorted(before - {"deliver", "mail", "pad-a-b", "ticker"})
-found += ["room"] if server.delegate.pipeline.has_stages or server.delegate.pipeline.archives else []
+pipeline = server.delegate.pipeline
+found += ["room"] if pipeline.control.has_stages or pipeline.persistence.archives else []
 server.stop(0.0)
 print(found)
 """

@@ -122,7 +122,7 @@ class World:
         deliveries = Deliveries()
         self.published[uid, sequence] = self.now
         take(self.delegate, registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
-        self.delegate.pipeline.deliver(deliveries)
+        self.delegate.pipeline.distribution.deliver(deliveries)
 
     def subscribe(self, age: float, *, session: str = "", **options: Any) -> str:
         name = f"s{next(self._names)}"
@@ -546,7 +546,7 @@ def test_a_publisher_that_fills_the_buffers_at_once_waits_once_for_late_joiners(
     # Given room for about ten objects, a flooding publisher, and one that is quiet
     world = make(keep_bytes=20_000, settle_seconds=2.0)
     waits: list[float] = []
-    world.delegate.pipeline.stopping.wait = waits.append  # type: ignore[assignment]
+    world.delegate.pipeline.control.stopping.wait = waits.append  # type: ignore[assignment]
     loud, quiet = world.register(), world.register(EntryRep(UNIT, ("quiet",)))
     world.publish(quiet)
     # While nobody was told of it that has not come, it waits for nobody
@@ -574,7 +574,7 @@ def test_numbers_that_no_publisher_can_have_skipped_are_refused(world: World) ->
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", b"<m/>", 0)
         deliveries = Deliveries()
         take(world.delegate, registration, Parcel.received(b"".join(pack(head, b"").parts)), deliveries)
-        world.delegate.pipeline.deliver(deliveries)
+        world.delegate.pipeline.distribution.deliver(deliveries)
 
     with pytest.raises(MetadataError, match="leaves out"):
         skip_to(2**53)
@@ -605,7 +605,7 @@ class Interleaved(World):
         self.hook(self.delegate.tables.buffers, "look")
         self.hook(self.delegate.tables.buffers, "owes")
         self.hook(self.delegate.subscribers.late_joiners, "_let_go")
-        self.hook(self.delegate.pipeline, "hand_out")
+        self.hook(self.delegate.pipeline.distribution, "hand_out")
         for topic in self.delegate.tables.topics:
             self.hook(topic.table, "add")
             self.hook(topic.table, "match")

@@ -101,7 +101,7 @@ class World:
         for _, why in self.delegate.publishers.publish(self.registration, [parcel], deliveries):
             raise why
         if offer:
-            self.delegate.pipeline.deliver(deliveries)
+            self.delegate.pipeline.distribution.deliver(deliveries)
         return deliveries
 
     def subscribe(self, *requests: SubscriptionRequest) -> str:
@@ -258,7 +258,7 @@ def test_what_matched_as_the_session_ended_is_lost_for_the_same_reason(cause: Ca
     session = world.subscribe(DIRECT)
     deliveries = world.publish(1, offer=False)
     world.delegate.sessions.drop(session, cause)
-    world.delegate.pipeline.deliver(deliveries)
+    world.delegate.pipeline.distribution.deliver(deliveries)
     assert world.totals() == (1, {cause: 1})
 
 

@@ -261,7 +261,7 @@ def test_a_node_with_limits_asks_nobody(federation: Federation, limit: str, mode
 
 
 def test_without_limits_of_its_own_a_node_has_no_stage_for_them(federation: Federation) -> None:
-    assert not federation.pad().delegate.pipeline.has_stages
+    assert not federation.pad().delegate.pipeline.control.has_stages
     assert ClientSection().max_metadata == MAX_METADATA_BYTES
     assert ClientSection().max_payload >= MAX_PAYLOAD_BYTES
 

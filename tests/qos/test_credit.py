@@ -20,7 +20,8 @@ from jbi_pubsub.core.errors import BackPressureError, JbiError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.quality import Rate, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
-from jbi_pubsub.pad.ingress.admission import REPORT_AGAIN, Intake, Reports
+from jbi_pubsub.pad.ingress.admission import REPORT_AGAIN, Admission, ReportThread
+from jbi_pubsub.pad.ingress.control import AdmissionControl
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.protocol.ownership import owned_uid
@@ -355,8 +356,8 @@ def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_pu
 ) -> None:
     # Given: a delegate that has no memory for what is not important
     has_room = threading.Event()
-    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
-    monkeypatch.setattr(Pipeline, "has_room", lambda _, importance: importance > 1 or has_room.is_set())
+    monkeypatch.setattr(AdmissionControl, "is_clear", lambda *_: False)
+    monkeypatch.setattr(AdmissionControl, "has_memory", lambda _, importance: importance > 1 or has_room.is_set())
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
     normal, important = register(publisher, "normal", at), register(publisher, "important", at)
@@ -383,8 +384,8 @@ def test_what_finds_no_memory_in_time_is_refused_and_told(
     # Given
     queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
     federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue)))
-    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
-    monkeypatch.setattr(Pipeline, "has_room", lambda *_: False)
+    monkeypatch.setattr(AdmissionControl, "is_clear", lambda *_: False)
+    monkeypatch.setattr(AdmissionControl, "has_memory", lambda *_: False)
     told: list[tuple[str, JbiError]] = []
     publisher = federation.light(refused=lambda *error: told.append(error))
     registration = register(publisher, "normal")
@@ -411,7 +412,7 @@ def test_a_stage_without_room_for_one_registration_holds_up_no_other_of_its_publ
     # Given
     asked: list[tuple[str, int]] = []
     has_room = threading.Event()
-    delegate.delegate.pipeline._room = (lambda *_: 0.0, crowded(asked, has_room))
+    delegate.delegate.pipeline.control._stages = (lambda *_: 0.0, crowded(asked, has_room))
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
     normal, important = register(publisher, "normal", at), register(publisher, "important", at)
@@ -448,7 +449,7 @@ def test_what_a_stage_has_no_room_for_is_refused_and_what_is_behind_it_goes_on(
             raise BackPressureError("the archive is full")
         return 0.05 * (parcel.head.sequence == 3)
 
-    pad.delegate.pipeline._room = (room,)
+    pad.delegate.pipeline.control._stages = (room,)
     told: list[str] = []
     publisher = federation.light(refused=lambda _, error: told.append(error.message))
     registration = register(publisher, "normal")
@@ -475,7 +476,7 @@ def test_without_quality_of_service_the_publisher_waits_for_a_stage_and_is_refus
         asked.append(parcel.head.sequence)
         return 0.0 if parcel.head.sequence == 1 and len(asked) > 5 else 0.01
 
-    pad.delegate.pipeline._room = (room,)
+    pad.delegate.pipeline.control._stages = (room,)
     told: list[type[JbiError]] = []
     publisher = federation.light(refused=lambda _, error: told.append(type(error)))
     registration = figures.register(publisher)
@@ -768,14 +769,14 @@ class Told:
 
 def test_who_can_not_be_told_holds_up_nobody_and_is_told_at_last() -> None:
     # Given
-    reports = Reports("test")
+    reports = ReportThread("test")
     stuck, good = Told(ready=False), Told(ready=True)
     # When
     began = time.monotonic()
-    reports.wanted(cast("Intake", stuck))
+    reports.wanted(cast("Admission", stuck))
     eventually(lambda: stuck.tries)
     for count in range(1, 101):
-        reports.wanted(cast("Intake", good))
+        reports.wanted(cast("Admission", good))
         while good.tries < count:
             time.sleep(0.0005)
     # Expect: it was tried again now and then, not each time
@@ -790,7 +791,7 @@ def test_who_can_not_be_told_holds_up_nobody_and_is_told_at_last() -> None:
 
 def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
     # Given somebody who waits for reports to be told, as `flush` does, before the thread that tells them waits for more
-    reports, first, second = Reports("test"), Told(ready=True), Told(ready=True)
+    reports, first, second = ReportThread("test"), Told(ready=True), Told(ready=True)
     ended = threading.Event()
 
     def waits() -> None:
@@ -801,10 +802,10 @@ def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
     waiting = threading.Thread(target=waits)
     waiting.start()
     eventually(lambda: len(reports._changed._waiters) == 1)  # type: ignore[attr-defined]
-    reports.wanted(cast("Intake", first))
+    reports.wanted(cast("Admission", first))
     eventually(lambda: len(reports._changed._waiters) == 2)  # type: ignore[attr-defined]
     # When there is more to tell
-    reports.wanted(cast("Intake", second))
+    reports.wanted(cast("Admission", second))
     # Expect
     eventually(lambda: second.tries == 1)
     ended.set()

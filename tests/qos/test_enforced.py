@@ -19,7 +19,8 @@ from lxml import etree
 from jbi_pubsub import RegistrationUid, Wish
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.pad.ingress.admission import Intake, Lane
+from jbi_pubsub.pad.ingress.admission import Admission
+from jbi_pubsub.pad.ingress.lane import RegistrationLane
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.policy import condition, manager, policyfile
 from jbi_pubsub.policy.policy import PolicySet
@@ -128,16 +129,16 @@ def test_with_one_bin_objects_are_judged_as_they_come(
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+def lanes(monkeypatch: pytest.MonkeyPatch) -> list[RegistrationLane]:
     """Of all registrations at delegates of the test, as their first objects come."""
-    known: list[Lane] = []
-    opened = Intake._open
+    known: list[RegistrationLane] = []
+    opened = Admission._open
 
-    def noted(self: Intake, *arguments: Any) -> Lane:
+    def noted(self: Admission, *arguments: Any) -> RegistrationLane:
         known.append(opened(self, *arguments))
         return known[-1]
 
-    monkeypatch.setattr(Intake, "_open", noted)
+    monkeypatch.setattr(Admission, "_open", noted)
     return known
 
 
@@ -146,7 +147,7 @@ def test_of_equals_the_one_with_less_to_read_is_judged_first(
     rules: Callable[..., Path],
     figures: Any,
     judging: Judging,
-    lanes: list[Lane],
+    lanes: list[RegistrationLane],
     eventually: Callable[..., Any],
 ) -> None:
     # Given two registrations whose objects have cost a millisecond for what figure 1 has to read
@@ -175,7 +176,11 @@ def test_of_equals_the_one_with_less_to_read_is_judged_first(
 
 
 def test_what_costs_twice_as_much_is_known_to_after_fifty_objects(
-    federation: Any, rules: Callable[..., Path], figures: Any, lanes: list[Lane], monkeypatch: pytest.MonkeyPatch
+    federation: Any,
+    rules: Callable[..., Path],
+    figures: Any,
+    lanes: list[RegistrationLane],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a delegate that takes 3 ms of CPU for an object and each subscription
     rules("")

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub import Config
+from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
 from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 from jbi_pubsub.examples.overload import document, predicate
-from jbi_pubsub.pad.ingress import admission as intake
-from jbi_pubsub.pad.ingress.admission import PUBLISHED_LEAST, Intake, Lane
+from jbi_pubsub.pad.ingress import lane as lane_module
+from jbi_pubsub.pad.ingress.admission import Admission
+from jbi_pubsub.pad.ingress.lane import PUBLISHED_LEAST, RegistrationLane
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS, UNITED_SECONDS, MatchTable
 from jbi_pubsub.pad.matching.registration import Registration
@@ -157,11 +159,15 @@ class Lanes:
         self.turns = turns or AnyTurns()
         self.pipeline: Pipeline = self.delegate.pipeline
         reports = SimpleNamespace(wanted=lambda _: None)
-        self.intake = Intake(
-            self.turns, self.pipeline, cast("Any", reports), 64, 1 << 20, lambda _: Registered(64, 3, 0, 1 << 20)
+        self.admission = Admission(
+            self.turns,
+            self.pipeline,
+            cast("Any", reports),
+            QosSection(credit=64, credit_bytes=1 << 20),
+            lambda _: Registered(64, 3, 0, 1 << 20),
         )
         self.registrations = [self.world.register(), self.world.register()]
-        self.lanes: dict[int, Lane] = self.intake._lanes
+        self.lanes: dict[int, RegistrationLane] = self.admission._lanes
         self.session = self.delegate.sessions.open("subscriber", 1e6)[0]
         self.standing: dict[str, Subscription] = {}
         self.wanted: dict[str, tuple[str, bool]] = {}
@@ -176,8 +182,8 @@ class Lanes:
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", metadata, len(payload))
         parcel = Parcel.received(b"".join(pack(head, payload).parts))
         lane = self.lanes.get(registration.number)
-        if lane is None or lane.admitted < 64:
-            self.intake.take({registration.number: registration}, registration.number, [parcel])
+        if lane is None or lane.progress.admitted < 64:
+            self.admission.take({registration.number: registration}, registration.number, [parcel])
 
     def subscribe(self, said: str, importance: int, *, before: bool = False, **options: Any) -> str:
         name = self.world.subscribe(1000.0 if before else -1e9, session=self.session, predicate=said, **options)
@@ -238,7 +244,7 @@ def test_a_step_that_turns_out_to_take_long_ends_and_the_rest_keeps_its_order(
     lanes: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch, seconds: float, judged: list[int]
 ) -> None:
     # Given objects that were thought to be cheap, and take more than that, or do not
-    monkeypatch.setattr(intake, "STEP_LONG", seconds)
+    monkeypatch.setattr(lane_module, "STEP_LONG", seconds)
     made = lanes()
     name = made.subscribe("", 3)
     made.turns.submit = lambda _task: None
@@ -250,7 +256,7 @@ def test_a_step_that_turns_out_to_take_long_ends_and_the_rest_keeps_its_order(
     # Expect some in each step, and all of them in order
     assert steps == judged
     assert lane.size() == 0
-    assert lane.admitted == lane.size_admitted == 0
+    assert lane.progress.admitted == lane.progress.bytes == 0
     made.world.read()
     assert [sequence for _, sequence in made.world.got[name]] == list(range(1, 36))
 
@@ -262,10 +268,10 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
     chance = Random(seed)
     looked = pytest.MonkeyPatch()
     if seed % 2:  # and steps that turn out to take too long
-        looked.setattr(intake, "LOOKED_AFTER", 1)
-        looked.setattr(intake, "STEP_LONG", -1.0)
+        looked.setattr(lane_module, "LOOKED_AFTER", 1)
+        looked.setattr(lane_module, "STEP_LONG", -1.0)
     lanes = Lanes()
-    lanes.pipeline._shaper = cast("Any", AnyShapes())
+    lanes.pipeline.distribution.shaper = cast("Any", AnyShapes())
     cancelled: dict[str, Subscription] = {}
     kept: list[tuple[int, str, int, int]] = []
     keep = lanes.delegate.tables.buffers.keep
@@ -316,8 +322,8 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
             elif what == "serve":
                 lanes.world.serve()
             for lane in lanes.lanes.values():
-                left = [each for run in lane.rests.runs for each in run.batch.entries]
-                assert all(lane.done < each.head.sequence for each in left if isinstance(each, Parcel))
+                left = [each for run in lane.deferred.runs for each in run.batch.entries]
+                assert all(lane.progress.done < each.head.sequence for each in left if isinstance(each, Parcel))
         lanes.finish()
         # Expect: who stands has each object that it matches, once, those of a registration in their order
         for name, found in (lanes.standing | cancelled).items():
@@ -333,8 +339,12 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
                 assert got == (due if name in lanes.standing else due[: len(got)]), (name, found.place, got, due)
         # Expect: all is done, and nothing is left
         for lane in lanes.lanes.values():
-            assert (lane.admitted, lane.size_admitted, lane.done) == (0, 0, lane.registration.sequence)
-            assert (list(lane.rests.runs), lane.rests.behind, lane.rests._left) == ([], {}, 0)
+            assert (lane.progress.admitted, lane.progress.bytes, lane.progress.done) == (
+                0,
+                0,
+                lane.registration.sequence,
+            )
+            assert (list(lane.deferred.runs), lane.deferred.behind, lane.deferred._left) == ([], {}, 0)
         lanes.balance()
         if lanes.table.parts is not None:
             assert not lanes.table.parts.between
@@ -392,7 +402,7 @@ def test_importance_that_changes_all_the_time_on_another_thread_loses_and_double
             for _ in range(3):
                 made.turns.step(chance.randrange(50))
             made.world.read()
-            while made.lanes[1].admitted > 50:
+            while made.lanes[1].progress.admitted > 50:
                 made.turns.step(chance.randrange(50))
         made.finish()
     finally:
@@ -418,7 +428,7 @@ def test_who_is_important_waits_for_few_predicates_however_many_there_are(lanes:
     for each in made.registrations:
         each.contract = contract
     delays: dict[int, list[int]] = {1: [], 5: []}
-    hand_out = made.pipeline.hand_out
+    hand_out = made.pipeline.distribution.hand_out
 
     def noted(parcel: Parcel, matched: list[Subscription], *rest: Any, **options: Any) -> None:
         for each in matched:
@@ -426,7 +436,7 @@ def test_who_is_important_waits_for_few_predicates_however_many_there_are(lanes:
             delays[each.contract.settings.importance].append(made.table.stats()["xpath_evaluations"])
         hand_out(parcel, matched, *rest, **options)
 
-    made.pipeline.hand_out = noted  # type: ignore[method-assign]
+    made.pipeline.distribution.hand_out = noted  # type: ignore[method-assign]
     p95 = {}
     for is_partitioned in (False, True):
         if is_partitioned:

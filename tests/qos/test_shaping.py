@@ -412,7 +412,7 @@ def test_the_switch_of_the_space_turns_all_shapes_off_and_leaves_the_sizes(manag
     uid = subscriber.register_subscriber(type_name=TYPE)
     registration = figures.register(publisher)
     assert subscriber.wait_matched(uid) == 1
-    shaper = server.delegate.pipeline._shaper
+    shaper = server.delegate.pipeline.distribution.shaper
     shaper.is_on = False
     [subscription] = stand_under(
         server.delegate, uid, shapes=(Shape("truncate", (3,)),), max_size=len(figures.figure_1) + 10

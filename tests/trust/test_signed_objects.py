@@ -79,13 +79,13 @@ class Ear:
 
 def _forged(pad: DisseminationServer, tamper: Callable[[Parcel], Parcel | None]) -> None:
     """The delegate is hostile from now on: what it hands out is what `tamper` makes of it, if that is something."""
-    hand_out = pad.delegate.pipeline.hand_out
+    hand_out = pad.delegate.pipeline.distribution.hand_out
 
     def hostile(parcel: Parcel, *rest: Any, **options: Any) -> None:
         made = tamper(parcel)
         hand_out(parcel if made is None else made, *rest, **options)
 
-    pad.delegate.pipeline.hand_out = hostile  # type: ignore[method-assign]  # the point of it
+    pad.delegate.pipeline.distribution.hand_out = hostile  # type: ignore[method-assign]  # the point of it
 
 
 @pytest.mark.parametrize("kind", ["delegate", "peer"])
@@ -215,7 +215,7 @@ def test_what_a_hostile_delegate_makes_of_an_object_is_told(
     if verify == "warn":
         del tampers["another number"]  # the rest would be duplicates then: who warns believes it
     made = iter(tampers.values())
-    del pad.delegate.pipeline.hand_out  # honest again
+    del pad.delegate.pipeline.distribution.hand_out  # honest again
     _forged(pad, lambda parcel: next(made, lambda same: same)(parcel))
 
     # When that many are published, and one that it leaves alone
@@ -450,7 +450,7 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
         whole = original + (bytes(64) if lie == "no signature" else by.sign(said))
         return whole[:32] + whole[64:96] + bytes(32) if lie == "half of it" else whole
 
-    pad.delegate.pipeline._seal = seal
+    pad.delegate.pipeline.distribution._seal = seal
     if lie == "no filter":
 
         def cut(parcel: Parcel) -> Parcel:
@@ -467,7 +467,7 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
     assert subscriber.queue_size(uid) == 0
 
     # When the same delegate tells the truth
-    pad.delegate.pipeline._seal = honest.seal
+    pad.delegate.pipeline.distribution._seal = honest.seal
     if lie not in ("another certificate", "no filter"):
         for payload in (TRACKS + b" ", TRACKS + b"\n"):
             adapter.publish(registration, figures.figure_1, payload)
