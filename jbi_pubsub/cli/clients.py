@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -336,17 +336,15 @@ def _check_let_in(config: Config) -> None:
     why: AccessDeniedError | None = None
     for item in items:
         at = ServiceRef("", SUBSCRIPTIONS, item.proxy.endpoints)
-        proxy = SubscriptionsProxy(at, config.security(), timeout=MATCHED_SECONDS)
         try:
-            proxy.close_session(proxy.open("jbi", MATCHED_SECONDS).uid)
+            with closing(SubscriptionsProxy(at, config.security(), timeout=MATCHED_SECONDS)) as proxy:
+                proxy.close_session(proxy.open("jbi", MATCHED_SECONDS).uid)
         except AccessDeniedError as exc:
             why = exc
         except JbiError:
             return  # who is away now may let us in later
         else:
             return
-        finally:
-            proxy.close()
     if why is not None:
         raise why
 

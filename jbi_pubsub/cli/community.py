@@ -65,12 +65,10 @@ def calling(
     make: Callable[..., P], ref: ServiceRef, config: Config, exported: str = "", otherwise: JbiError | None = None
 ) -> Iterator[P]:
     """A proxy of `ref`, closed at the end. Raises `otherwise` for a server that has no `exported`."""
-    proxy = make(ref, config.security(), timeout=config.lookup.timeout)
     try:
-        yield proxy
+        with closing(make(ref, config.security(), timeout=config.lookup.timeout)) as proxy:
+            yield proxy
     except ProtocolError as exc:
         if otherwise is None or not lacks(exc, exported):
             raise
         raise otherwise from exc
-    finally:
-        proxy.close()

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -92,14 +92,12 @@ class _NodePlace(_NodeFolder):
 
         config = self.settings.load()
         address = check_endpoint(self.at) if self.at is not None else self.running()[1].address
-        proxy = NodeProxy(address, config.security(), timeout=config.lookup.timeout)
         try:
-            yield proxy
+            with closing(NodeProxy(address, config.security(), timeout=config.lookup.timeout)) as proxy:
+                yield proxy
         except ProtocolError as exc:
             hint = "A node's address is that of its delegate, not of its lookup service: see `jbi services`"
             raise ProtocolError(f"{address} is no node of this version: {exc.message}", hint=exc.hint or hint) from exc
-        finally:
-            proxy.close()
 
 
 class _NodeShow(_NodePlace, JsonArguments):
@@ -300,11 +298,8 @@ def _status(config: Config, at: str) -> dict[str, Any]:
     from jbi_pubsub.core.wire.control import ControlClient
     from jbi_pubsub.protocol.services import STATUS
 
-    client = ControlClient(ServiceRef("", STATUS, (at,)), config.security())
-    try:
+    with closing(ControlClient(ServiceRef("", STATUS, (at,)), config.security())) as client:
         return client.call("overview", dict[str, Any])
-    finally:
-        client.close()
 
 
 @command(node, _NodeShow)

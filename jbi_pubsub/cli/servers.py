@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
@@ -204,16 +204,14 @@ def destroy(settings: Settings) -> None:
 @contextmanager
 def _registrar(settings: Settings) -> Iterator[RegistrarProxy]:
     address = check_endpoint(click.get_current_context().meta["jbi.address"])
-    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (address,)), settings.load().security())
     try:
-        yield proxy
+        with closing(RegistrarProxy(ServiceRef("", EXPORTED, (address,)), settings.load().security())) as proxy:
+            yield proxy
     except ProtocolError as exc:
         raise ProtocolError(
             f"{address} is no lookup service of this version: {exc.message}",
             hint="`jbi services` lists those there are",
         ) from exc
-    finally:
-        proxy.close()
 
 
 class _Pad(JsonArguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 import click
@@ -158,15 +159,14 @@ def asked(
     lease has run out."""
     for proxy in proxies:
         try:
-            answer = ask(proxy)
+            with closing(proxy):
+                answer = ask(proxy)
         except UnknownUidError:
             continue  # what is asked for does not stand at this one
         except WireError as exc:
             click.echo(f"jbi: passed over: {exc.message}", err=True)
         else:
             yield proxy.ref, answer
-        finally:
-            proxy.close()
 
 
 def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 from nicegui import ui
@@ -211,50 +212,40 @@ def _cancel(console: Console, uid: str) -> int:
     count, refusal = 0, None
     for server in console.observer.snapshot().servers:
         if server.kind == "delegate" and server.facts is not None:
-            proxy = AdminProxy(server.ref, console.config.security(), timeout=ANSWER_SECONDS)
             try:
-                count += proxy.cancel(uid)
+                with _admin(console, server.ref) as proxy:
+                    count += proxy.cancel(uid)
             except JbiError as exc:
                 refusal = exc
-            finally:
-                proxy.close()
     if not count and refusal is not None:
         raise refusal
     return count
 
 
 def _drain(console: Console, ref: ServiceRef) -> int:
-    proxy = AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
-    try:
+    with _admin(console, ref) as proxy:
         return proxy.drain(DRAIN_SECONDS)
-    finally:
-        proxy.close()
 
 
 def _resume(console: Console, ref: ServiceRef) -> None:
-    proxy = AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
-    try:
+    with _admin(console, ref) as proxy:
         proxy.resume()
-    finally:
-        proxy.close()
 
 
 def _groups(console: Console, ref: ServiceRef, names: Sequence[str]) -> str:
-    proxy = _registrar(console, ref)
-    try:
+    with _registrar(console, ref) as proxy:
         return ", ".join(name or "public" for name in proxy.set_groups(names).groups)
-    finally:
-        proxy.close()
 
 
 def _locators(console: Console, ref: ServiceRef, given: Sequence[str]) -> str:
-    proxy = _registrar(console, ref)
-    try:
+    with _registrar(console, ref) as proxy:
         return ", ".join(proxy.set_locators(given).locators) or "nobody by address"
-    finally:
-        proxy.close()
 
 
-def _registrar(console: Console, ref: ServiceRef) -> RegistrarProxy:
+def _admin(console: Console, ref: ServiceRef) -> closing[AdminProxy]:
+    return closing(AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS))
+
+
+def _registrar(console: Console, ref: ServiceRef) -> closing[RegistrarProxy]:
     own = ServiceRef(ref.service_id, EXPORTED, ref.endpoints, (), ref.certificate)
-    return RegistrarProxy(own, console.config.security(), timeout=ANSWER_SECONDS)
+    return closing(RegistrarProxy(own, console.config.security(), timeout=ANSWER_SECONDS))

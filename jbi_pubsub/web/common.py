@@ -26,6 +26,7 @@ from jbi_pubsub.capi import (
     InfoObject,
     InfoObjectDescriptor,
     InvalidMetadataException,
+    MetadataRepository,
     PermissionDeniedException,
     PropertyDescriptor,
     PublisherSequence,
@@ -34,7 +35,7 @@ from jbi_pubsub.capi import (
     SubscriberSequence,
     bindings,
 )
-from jbi_pubsub.capi.connection import NodeDetails, Share
+from jbi_pubsub.capi.connection import Share
 from jbi_pubsub.capi.objects import made
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ArgumentError, BackPressureError
@@ -145,7 +146,7 @@ class Common:
         held = self._find(given)
         held.calls += 1
         try:
-            call: Callable[..., Any] = getattr(self, f"_{name}")
+            call: Callable[..., Any] = _CALLS.get(name) or getattr(self, f"_{name}")
             if "sequence" not in given:
                 return call(held, given, body)
             sequence = held.sequences.get(given["sequence"])
@@ -202,15 +203,6 @@ class Common:
             )
         held.connection.authenticate(body.document)
 
-    def _connect(self, held: _Held, _: Any, __: None) -> None:
-        held.connection.connect()
-
-    def _disconnect(self, held: _Held, _: Any, __: None) -> None:
-        held.connection.disconnect()
-
-    def _getNodeDetails(self, held: _Held, _: Any, __: None) -> NodeDetails:  # noqa: N802
-        return held.connection.getNodeDetails()
-
     def _createSequence(self, held: _Held, _: Any, asked: SequenceAsked) -> SequenceSaid:  # noqa: N802
         makers: dict[str, Callable[[str, str], Sequence]] = {
             "publisher": held.connection.createPublisherSequence,
@@ -234,25 +226,6 @@ class Common:
         held.connection.destroySequence(sequence)
         with self.lock:
             held.kept = {key: size for key, size in held.kept.items() if key[0] != given["sequence"]}
-
-    def _getSequenceState(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> SequenceSaid:  # noqa: N802
-        return _sequence(given["sequence"], sequence)
-
-    def _activateSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
-        sequence.activateSequence()
-
-    def _pauseSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
-        sequence.pauseSequence()
-
-    def _resumeSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
-        sequence.resumeSequence()
-
-    def _getSequenceAttributes(self, _: _Held, sequence: Sequence, *__: Any) -> Attributes:  # noqa: N802
-        return Attributes(tuple(Attribute(*each) for each in sequence.getSequenceAttributes()))
-
-    def _getSequenceAttribute(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> Attribute:  # noqa: N802
-        name, version = given["name"], given["version"]
-        return Attribute(name, version, sequence.getSequenceAttribute(name, version))
 
     def _setSequenceAttribute(  # noqa: N802
         self, held: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document
@@ -312,27 +285,6 @@ class Common:
         else:
             query.executeQuery()
 
-    def _cancelQuery(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
-        _query(sequence).cancelQuery()
-
-    def _getMissingAnswers(self, _: _Held, sequence: Sequence, *__: Any) -> MissingAnswers:  # noqa: N802
-        return MissingAnswers(tuple(_query(sequence).getMissingAnswers()))
-
-    def _getResultCount(self, _: _Held, sequence: Sequence, *__: Any) -> ResultCount:  # noqa: N802
-        return ResultCount(_query(sequence).getResultCount())
-
-    def _addDescriptor(self, held: _Held, _: Any, body: Descriptor) -> None:  # noqa: N802
-        held.connection.getMetadataRepository().add(_descriptor(body))
-
-    def _updateDescriptor(self, held: _Held, _: Any, body: Descriptor) -> None:  # noqa: N802
-        held.connection.getMetadataRepository().update(_descriptor(body))
-
-    def _removeDescriptor(self, held: _Held, given: Mapping[str, Any], _: None) -> None:  # noqa: N802
-        held.connection.getMetadataRepository().remove(_named(given))
-
-    def _getDescriptor(self, held: _Held, given: Mapping[str, Any], _: None) -> Descriptor:  # noqa: N802
-        return _described(held.connection.getMetadataRepository().get(_named(given)))
-
     def _listDescriptors(self, held: _Held, given: Mapping[str, Any], _: None) -> Descriptors:  # noqa: N802
         of = None
         if "type" in given:
@@ -340,6 +292,36 @@ class Common:
             assert isinstance(found, InfoObjectDescriptor)
             of = found
         return Descriptors(tuple(_described(each) for each in held.connection.getMetadataRepository().list(of)))
+
+
+_CALLS: Final[Mapping[str, Callable[..., Any]]] = {
+    "connect": lambda held, *_: held.connection.connect(),
+    "disconnect": lambda held, *_: held.connection.disconnect(),
+    "getNodeDetails": lambda held, *_: held.connection.getNodeDetails(),
+    "addDescriptor": lambda held, _, body: _repository(held).add(_descriptor(body)),
+    "updateDescriptor": lambda held, _, body: _repository(held).update(_descriptor(body)),
+    "removeDescriptor": lambda held, given, _: _repository(held).remove(_named(given)),
+    "getDescriptor": lambda held, given, _: _described(_repository(held).get(_named(given))),
+    "getSequenceState": lambda _, sequence, given, __: _sequence(given["sequence"], sequence),
+    "activateSequence": lambda _, sequence, *__: sequence.activateSequence(),
+    "pauseSequence": lambda _, sequence, *__: sequence.pauseSequence(),
+    "resumeSequence": lambda _, sequence, *__: sequence.resumeSequence(),
+    "getSequenceAttributes": lambda _, sequence, *__: Attributes(
+        tuple(Attribute(*each) for each in sequence.getSequenceAttributes())
+    ),
+    "getSequenceAttribute": lambda _, sequence, given, __: Attribute(
+        given["name"], given["version"], sequence.getSequenceAttribute(given["name"], given["version"])
+    ),
+    "cancelQuery": lambda _, sequence, *__: _query(sequence).cancelQuery(),
+    "getMissingAnswers": lambda _, sequence, *__: MissingAnswers(tuple(_query(sequence).getMissingAnswers())),
+    "getResultCount": lambda _, sequence, *__: ResultCount(_query(sequence).getResultCount()),
+}
+"""Calls that are handed on: of a connection, the values of the path and the body; or of a connection, its sequence and
+those two."""
+
+
+def _repository(held: _Held) -> MetadataRepository:
+    return held.connection.getMetadataRepository()
 
 
 def _no_such_call(sequence: Sequence) -> SequenceStateException:

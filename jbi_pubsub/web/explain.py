@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -122,15 +123,13 @@ def _asked(console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]
         if server.facts is None or server.kind not in ("delegate", "peer"):
             continue
         ref = msgspec.structs.replace(server.ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
-        proxy = SubscriptionsProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
         try:
-            found.append(answer_of(server.title, harmless(ask(proxy))))
+            with closing(SubscriptionsProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)) as proxy:
+                found.append(answer_of(server.title, harmless(ask(proxy))))
         except UnknownUidError:
             continue
         except JbiError as exc:
             errors.append(f"{server.title}: {said(exc)}")
-        finally:
-            proxy.close()
     return found, errors
 
 

@@ -14,13 +14,13 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.info_object import InfoObject, LossNotice
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.subscriber import SubscriptionUid
 
@@ -52,6 +52,52 @@ class Event:
         return len(self.what.metadata) + self.what.payload_size if isinstance(self.what, InfoObject) else 200
 
 
+class EventQueue:
+    """Events in their order, and their bytes."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque()
+        self.size = 0
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Put them behind all others."""
+        for event in events:
+            self.events.append(event)
+            self.size += event.size
+
+    def put_back(self, events: Sequence[Event]) -> None:
+        """Put them before all others, in their order."""
+        self.events.extendleft(reversed(events))
+        self.size += sum(event.size for event in events)
+
+    def pop(self) -> Event:
+        """Take the first one."""
+        event = self.events.popleft()
+        self.size -= event.size
+        return event
+
+    def clear(self) -> list[Event]:
+        """Take all."""
+        taken = list(self.events)
+        self.events.clear()
+        self.size = 0
+        return taken
+
+
+class LoopSignal:
+    """An asyncio.Event that any thread may set."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._event = asyncio.Event()
+        self.wait, self.clear = self._event.wait, self._event.clear
+
+    def set(self) -> None:
+        """Wake who waits; nothing when the loop has ended."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._event.set)
+
+
 class Feed:
     """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
 
@@ -67,19 +113,16 @@ class Feed:
         """Whether the last object has come with a position, by which its client can go on without it."""
         self.given = 0
         """Number of the last event that its client was given."""
-        self._loop = loop
+        self.is_ending = False
         self._clock = clock
         self._changed = threading.Condition()
-        self._waiting: deque[Event] = deque()
-        self._kept: deque[Event] = deque()
-        self._waiting_bytes = self._kept_bytes = 0
-        self._number = 0
+        self._waiting = EventQueue()
+        self._kept = EventQueue()
         self._closed = False
-        self.is_ending = False
         self._readers = 0
         self._reader = 0
         self._read_at = clock()
-        self._come = asyncio.Event()
+        self._come = LoopSignal(loop)
 
     # -- the adapter's side -------------------------------------------------------------------------------------
 
@@ -93,21 +136,20 @@ class Feed:
 
     def _put(self, what: InfoObject | LossNotice) -> None:
         with self._changed:
-            while not self._closed and (len(self._waiting) >= WAITING or self._waiting_bytes >= WAITING_BYTES):
+            waiting = self._waiting
+            while not self._closed and (len(waiting.events) >= WAITING or waiting.size >= WAITING_BYTES):
                 self._changed.wait(TURN_SECONDS)
             if self._closed:
                 return
-            self._number += 1
-            event = Event(self._number, what)
-            self._waiting.append(event)
-            self._waiting_bytes += event.size
-            is_first = len(self._waiting) == 1
+            is_first = not waiting.events
+            waiting.add([Event(self.last_number + 1, what)])
         if is_first:
-            self._wake()
+            self._come.set()
 
-    def _wake(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._come.set)
+    @property
+    def last_number(self) -> int:
+        """Number of the last event that has come: those that were given end with `given`."""
+        return self._waiting.events[-1].number if self._waiting.events else self.given
 
     # -- the client's side --------------------------------------------------------------------------------------
 
@@ -129,19 +171,17 @@ class Feed:
     def go_back(self, after: int) -> int:
         """The client has had all up to this number: what came later comes again. How many are not there any more."""
         with self._changed:
-            again = [event for event in self._kept if event.number > after]
-            first = (again or self._waiting or [Event(self._number + 1, LossNotice("", Cause.MISSED, 0))])[0].number
-            self._kept.clear()
-            self._kept_bytes = 0
+            again = [event for event in self._kept.clear() if event.number > after]
+            waiting = [*again, *self._waiting.events]
+            first = waiting[0].number if waiting else self.last_number + 1
             self.given = first - 1
-            self._waiting.extendleft(reversed(again))
-            self._waiting_bytes += sum(event.size for event in again)
+            self._waiting.put_back(again)
             return max(0, first - after - 1)
 
     async def take(self, reader: int, most: int, timeout: float) -> list[Event] | None:
         """The next events, at least one unless `timeout` seconds are over; None when the feed, or the turn of this
         reader, is over."""
-        until = self._loop.time() + timeout
+        until = time.monotonic() + timeout
         while True:
             self._come.clear()
             with self._changed:
@@ -149,14 +189,12 @@ class Feed:
                     return None
                 found: list[Event] = []
                 size = 0
-                while self._waiting and len(found) < most and size < WAITING_BYTES:
-                    event = self._waiting.popleft()
-                    found.append(event)
-                    size += event.size
-                self._waiting_bytes -= size
+                while self._waiting.events and len(found) < most and size < WAITING_BYTES:
+                    found.append(self._waiting.pop())
+                    size += found[-1].size
                 self._keep(found)
                 self._changed.notify_all()
-            left = until - self._loop.time()
+            left = until - time.monotonic()
             if found or left <= 0:
                 return found
             try:
@@ -169,10 +207,10 @@ class Feed:
         if not events:
             return
         self.given = events[-1].number
-        self._kept.extend(events)
-        self._kept_bytes += sum(event.size for event in events)
-        while len(self._kept) > len(events) and (len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES):
-            self._kept_bytes -= self._kept.popleft().size
+        kept = self._kept
+        kept.add(events)
+        while len(kept.events) > len(events) and (len(kept.events) > KEPT or kept.size > KEPT_BYTES):
+            kept.pop()
 
     def close(self) -> None:
         """No more events; who waits is told."""
@@ -181,7 +219,7 @@ class Feed:
             self._waiting.clear()
             self._kept.clear()
             self._changed.notify_all()
-        self._wake()
+        self._come.set()
 
     def is_read_by(self, reader: int) -> bool:
         """Whether no other has come since."""

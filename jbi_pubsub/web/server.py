@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -34,7 +33,7 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.places import Place, has_more, peer_of, room, share_of
 
 from .gate import ENTER, Gate, Receive, Scope, Send
-from .problem import PROBLEM, RETRY_SECONDS, problem
+from .replies import problem_reply
 
 log = logging.getLogger("jbi_pubsub.web")
 
@@ -251,15 +250,8 @@ _NOWHERE: Final = ("", 0)
 
 
 async def _full(_: Scope, __: Receive, send: Send) -> None:
-    told = problem(BackPressureError("no connection is free here for yours", hint="Close others, or come again"), 503)
-    body = msgspec.json.encode(told)
-    headers = {
-        "content-type": PROBLEM, "content-length": str(len(body)), "retry-after": str(RETRY_SECONDS),
-        "connection": "close",
-    }  # fmt: skip
-    said = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": told.status, "headers": said})
-    await send({"type": "http.response.body", "body": body})
+    told = BackPressureError("no connection is free here for yours", hint="Close others, or come again")
+    await problem_reply(told, 503, (("connection", "close"),)).write(send)
 
 
 class InTime(asyncio.Protocol):

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs
 
@@ -28,6 +27,7 @@ from starlette.concurrency import run_in_threadpool
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
+from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.protocol.mail_links import LINK_ACTIONS, LinkAction, uid_of
@@ -106,35 +106,27 @@ def observed(observer: Observer) -> Callable[[], Sequence[ServiceRef]]:
     return lambda: [s.ref for s in observer.snapshot().servers if s.kind in ("delegate", "peer")]
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Tokens that fill up at a rate, to a bound."""
-
-    left: float
-    at: float
-
-    def take(self, now: float, rate: float, burst: float) -> bool:
-        self.left = min(burst, self.left + max(0.0, now - self.at) * rate)
-        self.at = now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
-
-
 class Limits:
     """Limits of requests let through, by address and altogether; of addresses the last ADDRESSES_MOST are known.
     Not thread-safe: of the server's event loop."""
 
     def __init__(self, now: float) -> None:
-        self._all = _Bucket(BURST, now)
-        self._each: Cache[str, _Bucket] = Cache(ADDRESSES_MOST)
+        self._all = TokenBucket(RATE, BURST, now)
+        self._each: Cache[str, TokenBucket] = Cache(ADDRESSES_MOST)
 
     def take(self, address: str, now: float) -> bool:
         """Whether a request of that address is let through."""
         key = _network(address)
-        bucket = self._each[key] = self._each.get(key) or _Bucket(ADDRESS_BURST, now)
-        return bucket.take(now, ADDRESS_RATE, ADDRESS_BURST) and self._all.take(now, RATE, BURST)
+        bucket = self._each[key] = self._each.get(key) or TokenBucket(ADDRESS_RATE, ADDRESS_BURST, now)
+        return all(_spend(each, now) for each in (bucket, self._all))
+
+
+def _spend(bucket: TokenBucket, now: float) -> bool:
+    """Whether it had a token, which is taken."""
+    if bucket.fill(now) < 1:
+        return False
+    bucket.take(1, now)
+    return True
 
 
 def router(links: MailLinks, *, clock: Callable[[], float] = time.monotonic) -> APIRouter:

@@ -20,7 +20,7 @@ from jbi_pubsub.core.config import GatewaySection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, WireError
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.publisher import lanes
-from jbi_pubsub.web import feeds, gateway
+from jbi_pubsub.web import connection, feeds, gateway
 from jbi_pubsub.web.gateway import Gateway
 from jbi_pubsub.web.operations import OBJECTS_MOST, objects_in
 
@@ -342,7 +342,7 @@ def test_a_client_that_never_reads_delays_nobody_and_is_cut_off(
     reached: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given one that subscribes and does not read, one that stops in the middle of a request, one that sends rubbish
-    monkeypatch.setattr(gateway, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "STALL_SECONDS", 0.5)
     it = reached(archive=False)
     address = ("127.0.0.1", it.gateway.port)
     with closing(socket.socket()) as silent, closing(socket.socket()) as halfway, closing(socket.socket()) as rubbish:
@@ -394,7 +394,7 @@ def test_a_feed_that_is_full_holds_up_its_own_listener_alone(reached: Callable[.
         assert answer["objects"]
         count, last = count + len(answer["objects"]), answer["last"]
     feed = it.gateway.guests.own.feeds.find(quiet.split("/")[3])
-    assert feed._waiting_bytes <= feeds.WAITING_BYTES + 21_000
+    assert feed._waiting.size <= feeds.WAITING_BYTES + 21_000
     # Expect the first to get all of it when it comes
     last = count = 0
     while count < 200:
@@ -434,7 +434,7 @@ def test_a_gateway_that_was_kept_from_listening_ends_nothing_for_that(
 
     # When the gateway is kept from its work for longer
     feed = it.gateway.guests.own.feeds.find(at.split("/")[3])
-    feed._loop.call_soon_threadsafe(time.sleep, 1.6)
+    feed._come.loop.call_soon_threadsafe(time.sleep, 1.6)
 
     # Expect both to be there when they are used next, and to end when nobody uses them then
     assert it.ask("GET", f"{at}?timeout=0").status == 200

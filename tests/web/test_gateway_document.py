@@ -14,7 +14,7 @@ from jbi_pubsub.capi.objects import type_of
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.errors import ArgumentError, JbiError
 from jbi_pubsub.subscriber.moments import seconds_at, start_at
-from jbi_pubsub.web.gateway import _namespaces
+from jbi_pubsub.web.handlers import namespaces_of
 from jbi_pubsub.web.listing import OPERATIONS
 from jbi_pubsub.web.operations import Parameter, Table
 
@@ -54,7 +54,7 @@ def test_names_versions_and_prefixes_of_the_document_are_taken(examples: int) ->
         name, version = (data.draw(texts(said[each])) for each in ("type", "version"))
         assert type_of(name, version).version == version
         prefix = data.draw(texts(schema_of("queryObjects", "ns")))
-        assert _namespaces([prefix])
+        assert namespaces_of([prefix])
 
     taken()
 

@@ -19,7 +19,7 @@ from jbi_pubsub.core import spool
 from jbi_pubsub.core.errors import BackPressureError, OversizeError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.core.wire.places import PeerShares
-from jbi_pubsub.web import common, feeds, gateway, server
+from jbi_pubsub.web import common, feeds, gateway, handlers, replies, server
 from jbi_pubsub.web.feeds import Feed, Feeds
 from jbi_pubsub.web.operations import objects_in
 
@@ -44,14 +44,14 @@ def test_an_answer_that_was_lost_comes_again_and_what_can_not_is_told(
     at = it.ask("POST", f"{TYPE}/subscriptions").json()["next"]
     it.publish(*((report(n), LARGE) for n in range(4)), at=ANY)
     feed = it.gateway.guests.own.feeds.find(at.split("/")[3])
-    eventually(lambda: feed._number >= 2)
+    eventually(lambda: feed.last_number >= 2)
     first = it.ask("GET", f"{at}?count=2&timeout=20").json()
     assert [each["metadata"] for each in first["objects"]] == [report(n).decode() for n in range(2)]
     # Expect the last answer to come again, whole
     again = it.ask("GET", f"{at}?after=0&count=2&timeout=20").json()
     assert again == first
     # When one more has been given; Expect the loss of the one before it to be told
-    eventually(lambda: feed._number == 4)
+    eventually(lambda: feed.last_number == 4)
     assert it.ask("GET", f"{at}?count=2&timeout=20").json()["last"] == 4
     late = it.ask("GET", f"{at}?after=0&count=2&timeout=20").json()
     assert [(each["cause"], each["count"]) for each in late["lost"]] == [("missed", 2)]
@@ -90,14 +90,14 @@ def test_what_is_told_of_a_loss_leaves_the_position() -> None:
     # Given a feed whose last object had a position
     loop = asyncio.new_event_loop()
     feed = Feed(loop)
-    told = gateway._event(feed, feeds.Event(1, _object(position=7)))
+    told = handlers.event_frame(feed, feeds.Event(1, _object(position=7)))
     assert b"\nid: 7\n" in told
     # Expect a loss to have no id, and an object without a position its own
     lost = feeds.Event(2, LossNotice("s", Cause.QUEUE_OVERFLOW, 1))
-    assert b"\nid:" not in gateway._event(feed, lost)
-    assert f"id: {feed.key}-3\n".encode() in gateway._event(feed, feeds.Event(3, _object(position=0)))
+    assert b"\nid:" not in handlers.event_frame(feed, lost)
+    assert f"id: {feed.key}-3\n".encode() in handlers.event_frame(feed, feeds.Event(3, _object(position=0)))
     assert not feed.is_placed
-    assert f"id: {feed.key}-2\n".encode() in gateway._event(feed, lost)
+    assert f"id: {feed.key}-2\n".encode() in handlers.event_frame(feed, lost)
     loop.close()
 
 
@@ -254,7 +254,7 @@ def test_answers_that_nobody_takes_are_bounded(
     assert it.ask("GET", path).body == b"x" * 30_000_000
 
 
-@pytest.mark.parametrize("size", [0, 1, gateway.PART - 1, gateway.PART, gateway.PART + 1, 2 * gateway.PART + 1])
+@pytest.mark.parametrize("size", [0, 1, replies.PART - 1, replies.PART, replies.PART + 1, 2 * replies.PART + 1])
 def test_an_answer_of_any_size_is_whole(size: int) -> None:
     sent: list[Any] = []
 
@@ -262,7 +262,7 @@ def test_an_answer_of_any_size_is_whole(size: int) -> None:
         sent.append(message)
 
     whole = bytes(size)
-    asyncio.run(gateway._write(send, gateway.Reply(200, whole)))
+    asyncio.run(replies.Reply(200, whole).write(send))
     assert b"".join(message["body"] for message in sent[1:]) == whole
     assert [bool(message.get("more_body")) for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
 
