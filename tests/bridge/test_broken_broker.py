@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.bridge import mqtt
-from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, Topic
+from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, MqttTopic
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 
@@ -120,7 +119,7 @@ def side(tmp_path: Path) -> Iterator[Callable[..., tuple[Broker, MqttPlatform, H
         *sent: bytes, connack: bytes = CONNACK, granted: bytes = b"\x01", **given: Any
     ) -> tuple[Broker, MqttPlatform, Heard]:
         broker, heard = Broker(*sent, connack=connack, granted=granted), Heard()
-        settings = MqttSide(f"127.0.0.1:{broker.port}", topic=(Topic("open/+", "t"),), **given)
+        settings = MqttSide(f"127.0.0.1:{broker.port}", topic=(MqttTopic("open/+", "t"),), **given)
         platform = MqttPlatform("field", settings, "b", folder=tmp_path)
         made.extend((platform, broker))
         platform.subscribe((), heard)
@@ -251,7 +250,7 @@ def test_a_broker_that_ends_each_connection_is_asked_ever_less_often(tmp_path: P
                         came.append(time.monotonic())
 
         threading.Thread(target=serve, daemon=True).start()
-        side = MqttSide(f"127.0.0.1:{listener.getsockname()[1]}", topic=(Topic("open/+", "t"),))
+        side = MqttSide(f"127.0.0.1:{listener.getsockname()[1]}", topic=(MqttTopic("open/+", "t"),))
         platform = MqttPlatform("field", side, "b", folder=tmp_path)
         # When it was connected to three times
         eventually(lambda: len(came) >= 3, what=platform.status)
@@ -307,12 +306,12 @@ def test_a_broker_that_reads_nothing_does_not_take_our_memory(
     # Given a broker for which more packets wait than may, as it sends and does not read
     _broker, platform, heard = side(b"", publication(1, b"good"))
     eventually(lambda: platform.status()["connected"])
-    monkeypatch.setattr(mqtt, "ANSWERS_MOST", -1)
+    monkeypatch.setattr("jbi_pubsub.bridge.mqtt.client.ANSWERS_MOST", -1)
     # When it sends something
     _broker.next.set()
     # Expect the connection given up, and another one when it reads
     eventually(lambda: "it does not read" in caplog.text)
-    monkeypatch.setattr(mqtt, "ANSWERS_MOST", 10_000)
+    monkeypatch.setattr("jbi_pubsub.bridge.mqtt.client.ANSWERS_MOST", 10_000)
     eventually(lambda: heard.payloads == [b"good"], what=platform.status)
 
 
@@ -320,7 +319,7 @@ def test_a_broker_that_acknowledges_nothing_does_not_take_our_memory(
     side: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a broker that acknowledges nothing, and a bound of bytes
-    monkeypatch.setattr(mqtt, "UNACKNOWLEDGED_BYTES", 10_000)
+    monkeypatch.setattr("jbi_pubsub.bridge.mqtt.waiting.UNACKNOWLEDGED_BYTES", 10_000)
     _broker, platform, _heard = side(b"")
     eventually(lambda: platform.status()["connected"])
     obj = InfoObject("i", TypeName("t"), b"<m/>", bytes(4_000), Platform(0.0, "r", 1, 4, 4_000))
@@ -351,7 +350,7 @@ def test_what_came_by_a_former_connection_is_not_acknowledged_to_the_next(side: 
     eventually(lambda: heard.payloads)
     broker.next.set()
     # When it is taken, and another one is there
-    eventually(lambda: platform._waiting.qsize() == 1)
+    eventually(lambda: platform._inbox._waiting.qsize() == 1)
     heard.may.set()
     # Expect
     eventually(lambda: heard.payloads == [b"first", b"second"])

@@ -22,7 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
-from jbi_pubsub.bridge.mqtt import ENVELOPE, METADATA_MOST, MqttPlatform, MqttSide, Topic, check_side
+from jbi_pubsub.bridge.mqtt import ENVELOPE, METADATA_MOST, MqttPlatform, MqttSide, MqttTopic, check_side
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import ArchiveSection
@@ -124,7 +124,7 @@ def bridged(place: Callable[..., Place], broker: Broker, tmp_path: Path, eventua
         here = place(ALPHA)
 
         def made(name: str = "b1", **side: Any) -> Mirror:
-            given = {"topic": (Topic("sensors/#", "field.Reading"), Topic("open/+"))} | side
+            given = {"topic": (MqttTopic("sensors/#", "field.Reading"), MqttTopic("open/+"))} | side
             a = JbiPlatform("alpha", here.federation.config, ALPHA, name)
             b = MqttPlatform("field", MqttSide(f"127.0.0.1:{broker.port}", **given), name, folder=tmp_path)
             terms = Terms(poll=0.2)
@@ -235,7 +235,7 @@ def test_a_message_may_say_its_type_and_metadata_itself(bridged: Any, eventually
 
 def test_nothing_comes_back_from_a_broker(bridged: Any, figures: Any, eventually: Any) -> None:
     # Given two bridges that publish to the topics that they listen to
-    mirrors = [bridged(name, topic=(Topic("jbi/#"),)) for name in ("b1", "b2")]
+    mirrors = [bridged(name, topic=(MqttTopic("jbi/#"),)) for name in ("b1", "b2")]
     adapter, uid = bridged.here.subscriber(type_name="Intel_Imagery")
     publisher, registration = bridged.here.publisher()
     # When an object is published
@@ -322,7 +322,7 @@ def test_messages_are_numbered_on_over_a_restart_of_the_bridge(bridged: Any) -> 
 def test_a_message_is_one_object_however_many_filters_it_matches(bridged: Any, eventually: Any) -> None:
     # Given filters that overlap, of two types, and the same one twice
     filters = ("sensors/+/x", "sensors/#", "#", "sensors/#")
-    mirror = bridged(topic=tuple(Topic(each, f"field.T{number}") for number, each in enumerate(filters)))
+    mirror = bridged(topic=tuple(MqttTopic(each, f"field.T{number}") for number, each in enumerate(filters)))
     party = bridged.party()
     adapter, uid = bridged.here.subscriber()
     # When messages come that match three, two, and one
@@ -347,7 +347,7 @@ def test_what_is_retained_comes_as_the_file_says(
     party = bridged.party()
     party.say("sensors/1", b"old", retain=True)
     adapter, uid = bridged.here.subscriber(type_name="field.Reading")
-    mirror = bridged(topic=(Topic("sensors/#", "field.Reading", retained=retained),), session=0)
+    mirror = bridged(topic=(MqttTopic("sensors/#", "field.Reading", retained=retained),), session=0)
     assert [obj.payload for obj in taken(adapter, uid, len(first))] == first
     # When the broker has forgotten us, and something else is retained on another topic meanwhile
     broker.stop()
@@ -405,8 +405,8 @@ def test_a_message_that_expires_while_it_waits_here_is_lost_and_told(
     party.say("sensors/1", b"first")
     party.say("sensors/1", b"late", more={"MessageExpiryInterval": 1})
     side = mirror.sides[1]
-    eventually(lambda: side._waiting.qsize() == 1)
-    waits = side._waiting.queue[0].message
+    eventually(lambda: side._inbox._waiting.qsize() == 1)
+    waits = side._inbox._waiting.queue[0].message
     eventually(lambda: time.monotonic() - waits.timestamp > 1.0)
     may.set()
     # Expect the first one, and its subscriber told of the other
@@ -516,15 +516,15 @@ type = "field.Reading"
     ("side", "why"),
     [
         (MqttSide("nowhere"), "no host:port"),
-        (MqttSide("127.0.0.1:1883", topic=(Topic("a/#/b"),)), "no topic filter"),
-        (MqttSide("127.0.0.1:1883", topic=(Topic("a+"),)), "no topic filter"),
-        (MqttSide("127.0.0.1:1883", topic=(Topic("$share/g/a"),)), "is a shared subscription"),
+        (MqttSide("127.0.0.1:1883", topic=(MqttTopic("a/#/b"),)), "no topic filter"),
+        (MqttSide("127.0.0.1:1883", topic=(MqttTopic("a+"),)), "no topic filter"),
+        (MqttSide("127.0.0.1:1883", topic=(MqttTopic("$share/g/a"),)), "is a shared subscription"),
         (MqttSide("127.0.0.1:1883", prefix="a/#"), "can't begin a topic"),
         (MqttSide("127.0.0.1:1883", prefix=""), "can't begin a topic"),
         (MqttSide("127.0.0.1:1883", prefix="$SYS"), "can't begin a topic"),
         (MqttSide("127.0.0.1:1883", prefix="x" * 65_000), "can't begin a topic"),
-        (MqttSide("127.0.0.1:1883", topic=(Topic("a", "t\n"),)), "no name and version"),
-        (MqttSide("127.0.0.1:1883", topic=(Topic("a", "t", ""),)), "no name and version"),
+        (MqttSide("127.0.0.1:1883", topic=(MqttTopic("a", "t\n"),)), "no name and version"),
+        (MqttSide("127.0.0.1:1883", topic=(MqttTopic("a", "t", ""),)), "no name and version"),
         (MqttSide("127.0.0.1:1883", user="x" * 65_536), "longer than"),
         (MqttSide("127.0.0.1:1883", client_id="x" * 65_536), "longer than"),
         (MqttSide("192.0.2.1:1883", password_file="x"), "in clear text"),

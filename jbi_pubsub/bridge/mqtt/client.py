@@ -1,0 +1,118 @@
+"""paho's client, with bounds on what a broker sends; what else of the library is used is had by `library`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.info_object import Cause
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client
+
+PROPERTIES_MOST: Final = 64 << 10
+"""Bytes of a message's properties; paho's time for them goes up with their square."""
+ANSWERS_MOST: Final = 10_000
+"""Packets that wait for a broker that reads none."""
+
+
+def lasting_client(
+    mqtt: Any,
+    broken: Callable[[Exception], bool],
+    unreadable: Callable[[int, Cause, str], None],
+    most: int,
+) -> type[Client]:
+    """paho's client, with bounds on what the broker sends. Its thread goes on when it has got what it can't read: paho
+    raises then, in the middle of a packet, whatever comes of it. `broken` is told, and says whether to go on;
+    `unreadable` is told packet identifier (0: QoS 0), cause and reason of a message that is left out alone; `most`:
+    bytes of a packet."""
+
+    class LastingClient(mqtt.Client):  # type: ignore[misc]  # known when it is there
+        def _sock_recv(self, size: int) -> Any:  # paho's, which takes an OSError (a ProtocolError is one) for the end
+            head = self._in_packet
+            if head["remaining_length"] > most:
+                raise ValueError(f"a packet of {head['remaining_length']} bytes, the limit is {most}")
+            if head["command"] >> 4 == 3 and head["command"] & 0x04:  # paho keeps these until they are released
+                raise ValueError("a message of QoS 2, which nobody has asked for")
+            if len(self._out_packet) > ANSWERS_MOST:
+                raise ValueError(f"it does not read: {ANSWERS_MOST} packets wait for it")
+            return super()._sock_recv(size)
+
+        def _handle_publish(self) -> Any:  # paho's
+            command, packet = self._in_packet["command"], self._in_packet["packet"]
+            number = 0
+            try:
+                at = 2 + int.from_bytes(packet[:2])
+                if command & 0x06:
+                    number = int.from_bytes(packet[at : at + 2])
+                    at += 2
+                if _variable(packet[at : at + 4]) <= PROPERTIES_MOST:
+                    return super()._handle_publish()
+            except JbiError:
+                raise  # ours: the connection is over
+            except Exception as exc:  # of any kind, as below
+                if not number and command & 0x06:
+                    raise
+                unreadable(number, Cause.INVALID, f"{type(exc).__name__}: {exc}")
+            else:
+                unreadable(number, Cause.OVERSIZE, f"it has more than {PROPERTIES_MOST} bytes of properties")
+            return mqtt.MQTT_ERR_SUCCESS
+
+        def allow(self, most: int) -> None:
+            """So many messages may be under way from now on: for the others it waits for acknowledgements."""
+            self._max_inflight_messages = most
+            with self._out_message_mutex:
+                for message in list(self._out_messages.values())[most:]:
+                    message.state = mqtt.mqtt_ms_queued
+
+        def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> Any:  # paho's
+            while True:
+                try:
+                    return super().loop_forever(timeout, retry_first_connection)
+                except Exception as exc:  # noqa: BLE001  # of any kind: KeyError, struct.error, UnicodeDecodeError ...
+                    if not broken(exc):
+                        return mqtt.MQTT_ERR_PROTOCOL
+
+    return LastingClient
+
+
+def _variable(data: bytes) -> int:
+    """A variable byte integer (section 1.5.5)."""
+    found = 0
+    for at, byte in enumerate(data):
+        found |= (byte & 0x7F) << (7 * at)
+        if byte < 0x80:
+            return found
+    raise ValueError("a length that does not end")
+
+
+class MqttLibrary(NamedTuple):
+    """The parts of the library that are used."""
+
+    client: Any
+    properties: Any
+    packets: Any
+    options: Any
+
+
+def library() -> MqttLibrary:
+    """Raises ConfigurationError without it."""
+    try:
+        from paho.mqtt import client
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+        from paho.mqtt.subscribeoptions import SubscribeOptions
+    except ImportError as exc:
+        raise ConfigurationError(
+            "a side of kind mqtt needs the library paho-mqtt, which is not here",
+            hint="Install it: pip install 'jbi-pubsub[mqtt]'",
+        ) from exc
+    return MqttLibrary(client, Properties, PacketTypes, SubscribeOptions)
+
+
+def matches(wanted: str, topic: str) -> bool:
+    """Whether a topic matches a filter (MQTT 5, section 4.7)."""
+    from paho.mqtt.client import topic_matches_sub
+
+    return bool(topic_matches_sub(wanted, topic))

@@ -1,0 +1,442 @@
+"""Platform that is a broker of MQTT: its connection, what comes by it, and what goes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jbi_pubsub.bridge.plain import PlainPlatform
+from jbi_pubsub.bridge.platform import HANDED_SECONDS, Arrived, Handed, Published
+from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, ProtocolError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, SchemaBundle, TypeName, object_id_of
+
+from .client import lasting_client, library, matches
+from .message import MessageContent, RetainedMessages, content_of, message_of, reason_of, topic_of
+from .side import NO_TOPIC, SESSION_MOST, TOPIC_MOST, MqttSide, MqttTopic, address, check_side, context, password
+from .waiting import UNACKNOWLEDGED_MOST, WAITING_MOST, MqttArrival, MqttInbox, UnacknowledgedMessages
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client, MQTTMessage
+
+log = logging.getLogger("jbi_pubsub.bridge")
+
+TYPES_MOST: Final = 1_000
+"""Types that messages may bring."""
+SETTLE_SECONDS: Final = 0.002
+"""Until it is looked again what the other side has taken: the broker sends no more meanwhile."""
+PACKET_MOST: Final = 256 << 10
+"""Bytes of a packet beside the payload; the broker is told to send no larger ones."""
+ALIASES_MOST: Final = 16
+"""Topics that the broker may send as a number (Topic Alias Maximum)."""
+AGAIN_MOST: Final = 30.0
+"""Seconds until a broker is connected to again that ends connections, or sends what can't be read."""
+STEADY_SECONDS: Final = 10.0
+"""A connection that lasts so long is none of these."""
+ROOM_PAUSE: Final = 0.01
+CLOSE_SECONDS: Final = 5.0
+"""For the broker to acknowledge what it has got."""
+KEEPALIVE: Final = 30
+
+
+class MqttPlatform(PlainPlatform):
+    """A broker (see Platform). Nobody need be there yet: it is connected to again and again."""
+
+    def __init__(
+        self, name: str, side: MqttSide, bridge: str, *, folder: Path, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Raises ConfigurationError. `folder` is that of the file names in `side`."""
+        check_side(side, folder)
+        super().__init__("mqtt", name, wall)
+        self._side = side
+        self._arrived: Arrived | None = None
+        for topic in side.topic:
+            if topic.type:
+                self._registration(TypeName(topic.type, topic.version))
+        self._inbox = MqttInbox(side.max_payload)
+        self._handed = Handed[MqttArrival](self._acknowledge)
+        """Messages that the other side was given, or that are no objects, until they are acknowledged, in order."""
+        self._open: dict[int, MqttArrival] = {}
+        """These by their packet identifiers."""
+        self._is_settling = True
+        self._connection = 0
+        self._since = 0.0
+        """When it began (monotonic seconds)."""
+        self._backoff = Backoff(2.0, AGAIN_MOST)
+        self._aliases: dict[int, bytes] = {}
+        self._retained = RetainedMessages()
+        self._is_refused = False
+        self._has_identifiers = True
+        self._is_kept = False
+        """The broker had our session when this connection began."""
+        self._lost_sessions = 0
+        self._unacknowledged = UnacknowledgedMessages()
+        self._expirations: dict[str, float] = {}
+        self.refused = 0
+        self._lost: Counter[str] = Counter()
+        self._packet_most = 0
+        self._trouble = ""
+        self._told = ""
+        self._is_listening = True
+        self._may = threading.Event()
+        """Somebody is told of objects, or we leave."""
+        self._stopping = threading.Event()
+        self._client = self._opened(side, bridge, folder)
+        self._thread = threading.Thread(target=self._run, name=f"bridge-mqtt-{name}", daemon=True)
+        self._thread.start()
+        self._client.loop_start()
+
+    def _opened(self, side: MqttSide, bridge: str, folder: Path) -> Client:
+        paho = library()
+        mqtt = paho.client
+        self._packets = PACKET_MOST + side.max_payload
+        client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._packets)(
+            mqtt.CallbackAPIVersion.VERSION2,
+            client_id=side.client_id or f"jbi-{bridge}-{self.name}",  # the same in each process
+            protocol=mqtt.MQTTv5,
+            manual_ack=True,
+        )
+        client.max_queued_messages_set(UNACKNOWLEDGED_MOST)
+        client.reconnect_delay_set(1, int(AGAIN_MOST))
+        if side.user:
+            client.username_pw_set(side.user, password(side, folder))
+        if (secured := context(side, folder)) is not None:
+            client.tls_set_context(secured)
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_connect_fail = self._on_connect_fail
+        client.on_message, client.on_publish = self._on_message, self._on_publish
+        client.on_subscribe = self._on_subscribe
+        wanted = paho.properties(paho.packets.CONNECT)
+        wanted.ReceiveMaximum = self._inbox.most
+        wanted.MaximumPacketSize = min(self._packets, (1 << 32) - 1)
+        wanted.SessionExpiryInterval = side.session
+        wanted.TopicAliasMaximum = ALIASES_MOST
+        host, port = address(side)
+        self._connect = partial(
+            client.connect_async, host, port, keepalive=KEEPALIVE, clean_start=False, properties=wanted
+        )
+        self._connect()
+        return client
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def _registration(self, type_: TypeName) -> Published | None:
+        """The one of a type; None: there are too many."""
+        with self._lock:
+            known = self._published.get(type_)
+            if known is not None or len(self._published) >= TYPES_MOST:
+                return known
+            made = self._published[type_] = self._registration_of(type_, f"{type_.name}\0{type_.version}")
+        self._changed()
+        return made
+
+    # -- objects from there ---------------------------------------------------------------------------------------
+
+    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:  # noqa: ARG002  # of topics, not of types
+        """Have objects told, from now on."""
+        self._arrived = arrived
+        self._may.set()
+        if self._client.is_connected():
+            self._subscribe_topics()
+
+    def _subscribe_topics(self) -> None:
+        """Again with each connection: in a session that the broker has kept that changes nothing."""
+        if self._arrived is None:
+            return
+        paho = library()
+        for topic in {one.filter: one for one in reversed(self._side.topic)}.values():
+            handling = {"new": 0, "change": 1, "never": 2}[topic.retained]  # section 3.8.3.1
+            options = paho.options(qos=1, noLocal=True, retainHandling=handling)
+            properties = paho.properties(paho.packets.SUBSCRIBE)
+            if self._has_identifiers:
+                properties.SubscriptionIdentifier = topic.identifier
+            self._client.subscribe([(topic.filter, options)], properties=properties)
+
+    def _run(self) -> None:
+        self._may.wait()
+        is_over = False
+        while not is_over:
+            with guarded(self._thread.name):
+                try:
+                    one = self._inbox.take(SETTLE_SECONDS if self._handed else None)
+                except queue.Empty:
+                    pass
+                else:
+                    if one is None:
+                        is_over = True
+                    else:
+                        self._take(one)
+                if self._arrived is not None and self._inbox.is_empty() and self._is_settling:
+                    self._handed.settle(self._arrived)
+
+    def _take(self, came: MqttArrival) -> None:
+        """A message for the other side; it is acknowledged when that has taken it, or when it is lost."""
+        message = came.message
+        if not self._is_listening or (came.number and came.connection != self._connection and self._is_kept):
+            return  # it comes again, to the next process, or by this connection
+        before = self._open.get(came.number) if message is not None and message.dup else None
+        if before is not None and message is not None and before.payload == hash(bytes(message.payload)):
+            before.connection = came.connection  # by the one before we could not acknowledge it
+            return
+        uid = ""
+        try:
+            obj = self._object(message) if message is not None else None
+            if obj is not None and self._arrived is not None:
+                uid = obj.platform.registration
+                self._arrived.arrived(obj)
+        finally:
+            if came.number and self._is_listening:  # or it may have been given up
+                came.message, came.payload = None, hash(bytes(message.payload)) if message is not None else 0
+                self._open[came.number] = came
+                self._handed.add(uid, came)
+
+    def _acknowledge(self, came: MqttArrival) -> None:
+        if self._open.get(came.number) is came:
+            del self._open[came.number]
+        if came.connection == self._connection:  # by another one its number is of another message
+            self._client.ack(came.number, 1)
+            self._inbox.acknowledge()
+
+    def _lose(self, cause: Cause, why: str, uid: str = "") -> None:
+        """A message is no object."""
+        with self._lock:
+            self._lost[cause] += 1
+        self._tell(why)
+        if self._arrived is not None:
+            self._arrived.lost(cause, 1, uid, self._next(uid) if uid else 0)
+
+    def _object(self, message: MQTTMessage) -> InfoObject | None:
+        """Object that a message stands for; None for a copy of another one, one that nobody wants, or a lost one."""
+        topic, wanted = "", None
+        try:
+            topic = topic_of(message)
+            wanted = next((one for one in self._side.topic if matches(one.filter, topic)), None)
+            identifiers = getattr(message.properties, "SubscriptionIdentifier", ())
+            if wanted is None or (identifiers and wanted.identifier not in identifiers):
+                return None  # of a filter that is not in the file any more; or the copy for another filter
+            if wanted.retained == "change" and self._retained.is_repeated(message, topic):
+                return None
+            expiry = getattr(message.properties, "MessageExpiryInterval", None)
+            if expiry is not None and time.monotonic() - message.timestamp >= expiry:
+                why = f"a message on {topic[:200]!r} has waited here for longer than its {expiry} s"
+                self._lose(Cause.EXPIRED, why, self._known(wanted))
+                return None
+            return self._numbered(content_of(message, topic, wanted, self._side.max_payload))
+        except JbiError as exc:
+            cause = Cause.OVERSIZE if isinstance(exc, OversizeError) else Cause.INVALID
+            self._lose(cause, f"a message on {topic[:200]!r} is left out: {exc.message}", self._known(wanted))
+            return None
+
+    def _known(self, topic: MqttTopic | None) -> str:
+        """The registration of what comes there, if the file says it."""
+        known = self._registration(TypeName(topic.type, topic.version)) if topic is not None and topic.type else None
+        return known.uid if known is not None else ""
+
+    def _numbered(self, content: MessageContent) -> InfoObject:
+        """Raises OversizeError."""
+        registration = self._registration(content.type)
+        if registration is None:
+            raise OversizeError(f"there are {TYPES_MOST} types already")
+        uid, metadata, payload, via = registration.uid, content.metadata, content.payload, content.via
+        number = self._next(uid)
+        platform = Platform(self._wall(), uid, number, len(metadata), len(payload), len(via), via)
+        return InfoObject(object_id_of(uid, number), content.type, metadata, payload, platform)
+
+    def stop_listening(self) -> None:
+        """Nothing is told any more; what was told is waited for, some seconds, and acknowledged."""
+        self._is_listening = False
+        deadline = time.monotonic() + HANDED_SECONDS
+        while self._handed and self._client.is_connected() and time.monotonic() < deadline:
+            time.sleep(ROOM_PAUSE)
+        self._is_settling = False
+
+    # -- objects to there -----------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        published: Published,
+        type_: TypeName,  # noqa: ARG002  # the protocol's, as what follows
+        bundle: SchemaBundle,  # noqa: ARG002
+        via: tuple[str, ...],  # noqa: ARG002
+        *,
+        validate: bool,  # noqa: ARG002
+    ) -> None:
+        """Nobody is to be told."""
+        self._expirations[published.uid] = published.expiration
+
+    def unregister(self, uid: str, *, waits: bool) -> bool:
+        """As above."""
+        if waits and self.unfinished(uid):
+            return False
+        self._expirations.pop(uid, None)
+        return True
+
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
+        """An object as a message. Raises BackPressureError, OversizeError."""
+        topic = f"{self._side.prefix}/{NO_TOPIC.sub('_', obj.type.name)}"
+        payload, properties = message_of(obj, source)
+        if expiration := self._expirations.get(uid):
+            properties.MessageExpiryInterval = min(math.ceil(expiration), SESSION_MOST)
+        if self._packet_most and len(payload) + len(obj.metadata) + TOPIC_MOST > self._packet_most:
+            raise OversizeError(f"object {obj.object_id} is larger than the broker takes ({self._packet_most} bytes)")
+        full = library().client.MQTT_ERR_QUEUE_SIZE
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._unacknowledged.has_room(len(payload)):
+                with self._client._out_message_mutex:  # in which paho tells what is acknowledged: not before we know it
+                    done = self._client.publish(topic, payload, qos=1, properties=properties)
+                    if done.rc != full:
+                        self._unacknowledged.add(done.mid, uid, len(payload))
+                        return
+            if self._stopping.is_set() or time.monotonic() >= deadline:
+                raise BackPressureError(f"{UNACKNOWLEDGED_MOST} messages wait for the broker {self._side.broker}")
+            time.sleep(ROOM_PAUSE)  # paho tells nobody
+
+    def unfinished(self, uid: str) -> int:
+        """Objects that the broker has not acknowledged."""
+        return self._unacknowledged.count(uid)
+
+    # -- paho's thread --------------------------------------------------------------------------------------------
+
+    def _on_connect(self, client: Any, _data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        with guarded(f"bridge-mqtt-{self.name}"):
+            self._is_refused = reason.is_failure
+            if self._is_refused:
+                self._tell(f"the broker refuses us: {reason} {reason_of(properties)}".strip())
+                return
+            self._since = time.monotonic()
+            self._aliases.clear()
+            self._packet_most = getattr(properties, "MaximumPacketSize", 0)
+            self._has_identifiers = bool(getattr(properties, "SubscriptionIdentifierAvailable", 1))
+            client.allow(min(WAITING_MOST, getattr(properties, "ReceiveMaximum", WAITING_MOST)))
+            self._tell("")
+            self._note_session(is_kept=flags.session_present, expiry=getattr(properties, "SessionExpiryInterval", None))
+            self._subscribe_topics()
+        if not getattr(properties, "MaximumQoS", 1):
+            raise ProtocolError("it has no QoS 1: nobody would know what is lost")
+
+    def _note_session(self, *, is_kept: bool, expiry: int | None) -> None:
+        """A connection begins; `expiry`: what the broker says instead of our seconds."""
+        seconds = self._side.session if expiry is None else expiry
+        with self._lock:
+            is_first, self._is_kept = not self._connection, is_kept
+            self._connection += 1
+            self._inbox.begin_connection()
+            self._lost_sessions += not (is_first or is_kept)
+        if seconds < self._side.session:
+            log.warning("%s (%s): it keeps our session for %d s alone", self.name, self._side.broker, seconds)
+        if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
+            self._arrived.lost("session_lost", 0)
+            self._tell("the broker has lost our session: what it kept for us, an unknown number of messages, is lost")
+
+    def _on_subscribe(self, _client: Client, _data: Any, _mid: int, reasons: Any, properties: Any) -> None:
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(f"the broker refuses a subscription: {reason} {reason_of(properties)}".strip())
+            elif not reason.value:
+                self._tell("the broker gives a subscription QoS 0 alone: what comes while we are away is lost")
+
+    def _on_disconnect(self, client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
+        if not self._stopping.is_set() and not self._is_refused:
+            pause, hint = self._pause(), ""
+            if reason == "Session taken over":
+                pause, hint = (
+                    AGAIN_MOST,
+                    "another process has our client id: each bridge has its own client_id, or name",
+                )
+            self._tell(" ".join(f"the broker is away: {reason} {reason_of(properties)} {hint}".split()))
+            client.reconnect_delay_set(int(pause), int(AGAIN_MOST))
+
+    def _pause(self) -> float:
+        """Seconds until the next connection: ever longer while none lasts."""
+        if time.monotonic() - self._since >= STEADY_SECONDS:
+            self._backoff.reset()
+        return self._backoff.pause()
+
+    def _on_connect_fail(self, _client: Client, _data: Any) -> None:
+        self._tell("the broker does not answer")
+
+    def _broken(self, exc: Exception) -> bool:
+        """The broker has sent what can't be read; a new connection begins with a new packet. Whether to go on."""
+        self._tell(f"the broker sends what is no MQTT: {type(exc).__name__}: {exc}"[:300])
+        self._connect()
+        return not self._stopping.wait(self._pause())
+
+    def _unreadable(self, number: int, cause: Cause, why: str) -> None:
+        """A message (0: of QoS 0) can't be read: it is left out, or the broker would send it for ever."""
+        self._lose(cause, f"a message is left out: {why}"[:300])
+        if number:
+            self._inbox.put(MqttArrival(self._connection, number, None))
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        """Raises ProtocolError for what no broker may send: the connection is made anew."""
+        self._unalias(message)
+        if not message.qos and self._inbox.is_full(len(message.payload)):  # of others the broker sends no more
+            self._lose(Cause.QUEUE_OVERFLOW, "messages of QoS 0 come faster than the other side takes them")
+        else:
+            self._inbox.put(MqttArrival(self._connection, message.mid if message.qos else 0, message))
+
+    def _unalias(self, message: MQTTMessage) -> None:
+        """A topic that is a number (section 3.3.2.3.4)."""
+        alias = getattr(message.properties, "TopicAlias", None)
+        if alias is None:
+            return
+        topic = message._topic  # the bytes: they may be no text
+        if not 1 <= alias <= ALIASES_MOST or not (topic or alias in self._aliases):
+            raise ProtocolError(f"topic alias {alias} is none that we may be sent")
+        if topic:
+            self._aliases[alias] = topic
+        message.topic = self._aliases[alias]
+
+    def _on_publish(self, _client: Client, _data: Any, number: int, reason: Any, properties: Any) -> None:
+        self._unacknowledged.remove(number)
+        if reason.is_failure:
+            self.refused += 1
+            self._tell(f"the broker refuses a message: {reason} {reason_of(properties)}".strip())
+
+    def _tell(self, trouble: str) -> None:
+        """Once, and when it is over."""
+        if trouble != self._told:
+            self._told = trouble
+            log.warning("%s (%s): %s", self.name, self._side.broker, trouble or "the broker answers")
+        self._trouble = trouble
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        with self._lock:
+            return {
+                "kind": "mqtt",
+                "connected": self._client.is_connected(),
+                "broker": self._side.broker,
+                "published": len(self._published),
+                "session": {"kept": self._is_kept, "lost": self._lost_sessions},
+                "unacknowledged": len(self._unacknowledged),
+                "refused": self.refused,
+                "lost": dict(self._lost),
+                "trouble": self._trouble,
+            }
+
+    def close(self) -> None:
+        """Leave, when the broker has acknowledged what was published, or after some seconds."""
+        self.stop_listening()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._unacknowledged and self._client.is_connected() and time.monotonic() < deadline:
+            time.sleep(ROOM_PAUSE)
+        if left := len(self._unacknowledged):
+            log.warning("%s (%s): %d messages are not acknowledged", self.name, self._side.broker, left)
+        self._client.disconnect()
+        self._client.loop_stop()
+        self._inbox.end()
+        self._may.set()
+        self._thread.join(CLOSE_SECONDS)

@@ -1,0 +1,144 @@
+"""Settings of a side of kind "mqtt", and whether they can work."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import ssl
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from jbi_pubsub.codegen.opening import checked_name
+from jbi_pubsub.core.errors import ConfigurationError, SchemaError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION
+from jbi_pubsub.core.wire.endpoint import check_endpoint
+
+from .client import library
+
+TOPIC_MOST: Final = 65_535
+"""Bytes of a topic (section 1.5.4)."""
+PREFIX_MOST: Final = 1_000
+"""Characters of the prefix of a topic, which a type's name follows."""
+SESSION_MOST: Final = (1 << 32) - 1
+NO_TOPIC: Final = re.compile("[+#\x00-\x1f\x7f]")
+"""Wildcards (section 4.7.1), and what a broker may refuse."""
+
+
+class MqttTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[side.NAME.topic]]`: messages that are objects for the other side."""
+
+    filter: str
+    """Topics, with the wildcards of MQTT."""
+    type: str = ""
+    """Information object type of what comes there; "": as each message says (`jbi-type`)."""
+    version: str = DEFAULT_VERSION
+    retained: Literal["change", "new", "never"] = "change"
+    """When the broker's retained messages come: when they have changed; anew with each connection; or never."""
+
+    @property
+    def identifier(self) -> int:
+        """Identifier of its subscription (section 3.8.2.1.2); the same in all files."""
+        return int.from_bytes(hashlib.sha256(self.filter.encode()).digest()[:4]) % ((1 << 28) - 1) + 1
+
+
+class MqttSide(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[side.NAME]` of kind "mqtt"."""
+
+    broker: str
+    """HOST:PORT."""
+    kind: str = "mqtt"
+    prefix: str = "jbi"
+    """Prefix of the topics that objects go to."""
+    topic: tuple[MqttTopic, ...] = ()
+    client_id: str = ""
+    """"": made of the names of bridge and side."""
+    session: Annotated[int, msgspec.Meta(ge=0, le=SESSION_MOST)] = 86_400
+    """Seconds for which the broker is to keep what comes for us while we are away (Session Expiry Interval)."""
+    user: str = ""
+    password_file: str = ""
+    """File with the password, from the bridge file's folder."""
+    tls: bool = False
+    ca: str = ""
+    """The broker's authority; "": those of this host."""
+    certificate: str = ""
+    key: str = ""
+    max_payload: Annotated[int, msgspec.Meta(ge=1)] = 16 << 20
+    """Bytes of a message's payload; larger ones are left out."""
+
+
+def check_side(side: MqttSide, folder: Path) -> None:
+    """Raises ConfigurationError for what can't work, whoever is there."""
+    host, port = address(side)
+    library()
+    for topic in side.topic:
+        if topic.filter.startswith("$share/"):  # there is no No Local for these (section 3.8.3.1)
+            raise ConfigurationError(
+                f"{topic.filter[:100]!r} is a shared subscription", hint="Give the bridges client ids of their own"
+            )
+        if not topic.filter or len(topic.filter.encode()) > TOPIC_MOST or not _is_filter(topic.filter):
+            raise ConfigurationError(
+                f"{topic.filter[:100]!r} is no topic filter", hint="'+' stands for a level, a last '#' for all below"
+            )
+        try:
+            checked_name(topic.type, topic.version)
+        except SchemaError as exc:
+            raise ConfigurationError(exc.message, hint=exc.hint) from exc
+    for name, text in (("client_id", side.client_id), ("user", side.user)):
+        if len(text.encode()) > TOPIC_MOST:  # as any text (section 1.5.4)
+            raise ConfigurationError(f"{name} is longer than {TOPIC_MOST} bytes")
+    if not side.prefix or NO_TOPIC.search(side.prefix) or side.prefix[0] == "$" or len(side.prefix) > PREFIX_MOST:
+        raise ConfigurationError(f"prefix {side.prefix[:100]!r} can't begin a topic")
+    if side.password_file and not side.tls and not _is_loopback(host):
+        raise ConfigurationError(
+            f"the password for {host}:{port} would go in clear text", hint="Set tls = true for this side"
+        )
+    password(side, folder)
+    context(side, folder)
+
+
+def _is_filter(text: str) -> bool:
+    """MQTT 5, section 4.7.1."""
+    levels = text.split("/")
+    return "\0" not in text and all(
+        level in ("+", "#") or not ("+" in level or "#" in level) for level in levels
+    ) and "#" not in levels[:-1]  # fmt: skip
+
+
+def address(side: MqttSide) -> tuple[str, int]:
+    host, _, port = check_endpoint(side.broker).rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def password(side: MqttSide, folder: Path) -> str | None:
+    """Raises ConfigurationError."""
+    if not side.password_file:
+        return None
+    try:
+        return (folder / side.password_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"password_file {side.password_file}: {exc}") from exc
+
+
+def context(side: MqttSide, folder: Path) -> ssl.SSLContext | None:
+    """Raises ConfigurationError."""
+    if not side.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=str(folder / side.ca) if side.ca else None)
+        if side.certificate:
+            context.load_cert_chain(folder / side.certificate, folder / side.key if side.key else None)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigurationError(
+            f"TLS to the broker {side.broker}: {exc}", hint="ca, certificate and key are PEM files"
+        ) from exc
+    return context
