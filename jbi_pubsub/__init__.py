@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from .publisher import PublisherAdapterLight as PublisherAdapterLight
     from .publisher import RegistrationUid as RegistrationUid
     from .subscriber import Conditions as Conditions
+    from .subscriber import ContentOptions as ContentOptions
     from .subscriber import Query as Query
     from .subscriber import QueryListener as QueryListener
     from .subscriber import SubscriberAdapter as SubscriberAdapter
     from .subscriber import SubscriptionListener as SubscriptionListener
+    from .subscriber import SubscriptionOptions as SubscriptionOptions
     from .subscriber import SubscriptionUid as SubscriptionUid
+    from .subscriber import TypeOptions as TypeOptions
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,7 @@ _HOMES = {
     # what they take and give
     "Cause": "core.info_object",
     "Conditions": "subscriber",
+    "ContentOptions": "subscriber",
     "Config": "core.config",
     "DelegateUid": "publisher",
     "GrantedQos": "core.quality",
@@ -51,8 +55,10 @@ _HOMES = {
     "QueryListener": "subscriber",
     "RegistrationUid": "publisher",
     "SubscriptionListener": "subscriber",
+    "SubscriptionOptions": "subscriber",
     "SubscriptionUid": "subscriber",
     "TypeName": "core.info_object",
+    "TypeOptions": "subscriber",
     "Wish": "core.quality",
     "bbox": "core.xpath",
     # the base of all errors; the others are in jbi_pubsub.core.errors

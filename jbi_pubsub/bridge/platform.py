@@ -46,9 +46,9 @@ from jbi_pubsub.publisher.light import DelegateUid
 from jbi_pubsub.publisher.peer import PeerArchive
 from jbi_pubsub.publisher.relay import RelayPublisher
 from jbi_pubsub.subscriber import SubscriberAdapter
-from jbi_pubsub.subscriber.asking import Asking, archives_with, key_of
-from jbi_pubsub.subscriber.query import QUERY_SECONDS, Query
-from jbi_pubsub.subscriber.subscription import SubscriptionUid
+from jbi_pubsub.subscriber.archives import archives_with
+from jbi_pubsub.subscriber.listeners import SubscriptionUid
+from jbi_pubsub.subscriber.query import QUERY_SECONDS, Query, QueryDraft
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
@@ -246,14 +246,14 @@ class SideSubscriber(SubscriberAdapter):
         the one that asks, whose server here has that id. Raises as `open_query`."""
         if not self.connected():
             raise LookupNotFoundError("no lookup service of the other platform answers its bridge")
-        items = [item for item in self._archive_items() if item.proxy.service_id != bridge]
+        items = [item for item in self._queries.archives() if item.proxy.service_id != bridge]
         try:
             name, archives = archives_with(request.type, items, is_published=lambda _: False)
         except UnknownUidError:  # nobody has anything of it
             return Answered(None)
         own = msgspec.structs.replace(request, type=name)
-        asking = Asking(own, archives, key_of(own), request.timeout or QUERY_SECONDS)
-        return Answered(self._open_query(asking, None))
+        draft = QueryDraft(own, archives, request.timeout or QUERY_SECONDS)
+        return Answered(self._queries.open(draft))
 
 
 class Answered:

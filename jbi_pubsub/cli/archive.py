@@ -18,7 +18,7 @@ from jbi_pubsub.core.history import MAX_POSITION, GivenUp
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
-from jbi_pubsub.subscriber.asking import archives_with
+from jbi_pubsub.subscriber.archives import archives_with
 from jbi_pubsub.subscriber.moments import seconds_at
 
 from .archives import CALL_SECONDS, AnyArchive, ArchiveServer, ObjectSelection, ServedArchive, names, opened

@@ -29,7 +29,7 @@ from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.publisher import PublisherAdapterLight
 from jbi_pubsub.publisher.publication import RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
-from jbi_pubsub.subscriber.adapter import matching_log
+from jbi_pubsub.subscriber.table import matching_log
 
 from .community import community
 from .options import (

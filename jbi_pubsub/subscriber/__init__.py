@@ -1,17 +1,20 @@
 """The subscribers' adapter (SA)."""
 
 from .adapter import SubscriberAdapter
-from .asking import Conditions
+from .listeners import SubscriptionListener, SubscriptionUid
+from .options import Conditions, ContentOptions, SubscriptionOptions, TypeOptions
 from .published import Matching
 from .query import Query, QueryListener
-from .subscription import SubscriptionListener, SubscriptionUid
 
 __all__ = [
     "Conditions",
+    "ContentOptions",
     "Matching",
     "Query",
     "QueryListener",
     "SubscriberAdapter",
     "SubscriptionListener",
+    "SubscriptionOptions",
     "SubscriptionUid",
+    "TypeOptions",
 ]

@@ -27,7 +27,7 @@ class Place(NamedTuple):
     """An address where archives are listed."""
 
     item: ServiceItem
-    """Who is asked there: whoever has the address answers."""
+    """Server that is asked there: whoever has the address answers."""
     listed: frozenset[str]
     """The incarnations that are known there."""
 
@@ -38,16 +38,16 @@ class Place(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What has become of asking at an address."""
+    """Outcome of asking at an address."""
 
     address: str
     listed: frozenset[str]
     incarnations: tuple[str, ...] = ()
-    """Of the archive that has answered."""
+    """Incarnations of the archive that has answered."""
     why: str = ""
     """Why nobody has, or not to the end."""
     lacks: str = ""
-    """What could not be read there."""
+    """Part that could not be read there."""
 
 
 def places_of(items: Sequence[ServiceItem]) -> list[Place]:
@@ -62,7 +62,7 @@ def places_of(items: Sequence[ServiceItem]) -> list[Place]:
 
 
 def missing(answers: Sequence[Answer]) -> list[str]:
-    """Of each, what is missing there and nowhere else; "" for nothing."""
+    """Missing parts: of each answer what is missing there and nowhere else; "" for nothing."""
     covered = {each for answer in answers if not answer.why for each in answer.incarnations}
     return [
         ("" if answer.listed and answer.listed <= covered else answer.why)
@@ -78,7 +78,7 @@ def named(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 
 def entry_of(item: ServiceItem) -> ArchiveEntry | None:
-    """What it says of its archive; None: nothing, or as another version does: asked, it will say."""
+    """Entry about its archive; None: nothing, or as another version does: asked, it will say."""
     rep = next((rep for rep in item.entries if rep.cls.name == ArchiveEntry.entry_name), None)
     try:
         return ArchiveEntry.from_rep(rep) if rep is not None else None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError
+from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.quality import GrantedQos
@@ -37,6 +36,9 @@ from jbi_pubsub.protocol.deliveries import (
 from jbi_pubsub.protocol.replies import Finished
 
 from .flows import DeliveryFlow, FlowTable
+from .link import SessionLink
+from .registry import RemoteRegistry
+from .session_queries import SessionQueries
 from .signed import SessionSignatures
 
 T = TypeVar("T")
@@ -45,40 +47,23 @@ Arrivals = dict[DeliveryFlow, list[InfoObject]]
 """Objects that have come, and are to be handed on together."""
 
 
-class DeliveryEvents(Protocol):
-    """The session, which acts on what a delegate delivers besides objects."""
-
-    def ask_again(self) -> None:
-        """The delegate's rules have changed: what it has refused may be asked for again."""
-
-    def part(self) -> None:
-        """Nothing comes any more, and what was lost is told."""
-
-    def expel(self, number: int) -> None:
-        """The delegate has ended a subscription or query."""
-
-    def end_query(self, flow: DeliveryFlow, how: Finished) -> None:
-        """Nothing comes behind what has come. Raises ProtocolError for what is no query."""
-
-    def deny(self, uid: str, why: JbiError) -> None:
-        """A subscription that stands is not evaluated for some registration."""
-
-
 class DeliveryReader:
     """See the module."""
 
     def __init__(
         self,
+        link: SessionLink,
         flows: FlowTable,
-        events: DeliveryEvents,
-        config: Config,
+        registry: RemoteRegistry,
+        queries: SessionQueries,
         spool: Spool,
         signatures: SessionSignatures | None,
     ) -> None:
         """`spool`: where large payloads are kept; `signatures`: the check that objects pass, if there is one."""
+        self._link = link
         self._flows = flows
-        self._events = events
-        self._config = config
+        self._registry = registry
+        self._queries = queries
         self._spool = spool
         self._signatures = signatures
 
@@ -141,13 +126,13 @@ class DeliveryReader:
                 self._take_large(flow, coming, place, arrived)
         elif kind == FINISHED:
             self._hand_on(arrived)  # what came before the end is there before it
-            self._events.end_query(flow, _decoded(Finished, body, "end of a query"))
+            self._queries.end(flow, _decoded(Finished, body, "end of a query"))
         elif kind == LOSS:
             self._hand_on(arrived)  # what came before the loss is told before it
             flow.coming = None  # the rest of it can't be read there
             notice = _decoded(LossNotice, body, "loss notice")
             if notice.cause is Cause.REFUSED and notice.detail:
-                self._events.deny(flow.subscription.uid, OversizeError(notice.detail))
+                self._registry.deny(flow.subscription.uid, OversizeError(notice.detail))
             flow.subscription.lose(notice.cause, notice.count, notice.detail)
         elif kind == QUALITY:
             flow.take_quality(_decoded(GrantedQos, body, "notice of quality"))
@@ -157,7 +142,7 @@ class DeliveryReader:
 
     def _gathering(self) -> Gathering:
         """A large object begins to come."""
-        config = self._config
+        config = self._link.config
         wait, looks = config.queue.block_seconds, self._signatures is not None
         return Gathering(self._spool, config.client.max_payload, wait, is_cut=True, is_looked_at=looks)
 
@@ -175,12 +160,14 @@ class DeliveryReader:
 
     def _take_end(self, number: int, arrived: Arrivals) -> None:
         if number == ASK_AGAIN:
-            self._events.ask_again()
-        elif number:
-            self._hand_on(arrived)
-            self._events.expel(number)
+            self._registry.ask_again()
+        elif not number:
+            self._link.is_parted = True
         else:
-            self._events.part()
+            self._hand_on(arrived)
+            flow = self._flows.by_number.get(number)
+            if flow is not None and not self._queries.expel(flow):
+                self._registry.expel(flow)
 
     def _of_number(self, number: int, arrived: Arrivals) -> DeliveryFlow | None:
         """The subscription of that number; None if it was cancelled meanwhile."""
@@ -204,7 +191,7 @@ class DeliveryReader:
     def _hand_on_looked_at(self, flow: DeliveryFlow, objects: Sequence[InfoObject]) -> None:
         of, good = flow.subscription, objects
         if self._signatures is not None:
-            looked = self._signatures.look(objects, of.filter_digests, takes_shapes=of.takes_shapes)
+            looked = self._signatures.look(objects, of.terms.filter_digests, takes_shapes=of.terms.takes_shapes)
             good = looked.objects
             if looked.dropped:
                 of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)

@@ -3,10 +3,10 @@ metadata are well-formed, or valid by that schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType as OpenType
@@ -14,54 +14,111 @@ from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.core.arguments import Document, Source, content, path_of, source
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, MetadataError, SchemaError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, TypeName
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.entries import InformationType
 
-from .asking import check_version
-from .fitness import Fitness
+from .options import TypeOptions, check_version
 from .published import Published
 
 XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
 
-@dataclass(frozen=True, kw_only=True)
+class Screening(NamedTuple):
+    """Objects that are left of those that were looked at, how many were dropped, and why the first of them."""
+
+    objects: Sequence[InfoObject]
+    dropped: int = 0
+    why: str = ""
+
+
+class Fitness:
+    """The check that metadata are well-formed, or valid by their type's schema, where a subscription or query is to
+    have those alone that are: publishers and delegates may not look at them. Any thread."""
+
+    def __init__(self, by: OpenType | None) -> None:
+        """`by`: the type that they are to be valid by; None: well-formed will do, and so will none at all."""
+        self._by = by
+        self._last: tuple[bytes, str] = b"", "" if by is None else "there are no metadata, which are to be valid"
+        """The metadata looked at last, and what was wrong with them."""
+
+    def look(self, objects: Sequence[InfoObject]) -> Screening:
+        """Drop those that are not."""
+        found = [self._fault(each) for each in objects]
+        if not any(found):
+            return Screening(objects)
+        good = [each for each, fault in zip(objects, found, strict=True) if not fault]
+        return Screening(good, len(objects) - len(good), next(filter(None, found)))
+
+    def _fault(self, obj: InfoObject) -> str:
+        """Fault of an object; "" for none."""
+        if self._by is not None and obj.type != self._by.type:
+            return f"it is of {obj.type}, and the schema of {self._by.type}"
+        metadata, fault = self._last
+        if obj.metadata != metadata:
+            fault = self._fault_of(obj.metadata)
+            self._last = obj.metadata, fault
+        return fault
+
+    def _fault_of(self, metadata: bytes) -> str:
+        if not metadata:
+            return "" if self._by is None else "there are no metadata, which are to be valid"
+        try:
+            root = parse_metadata(metadata)
+            if self._by is not None:
+                self._by.validate(root)
+        except JbiError as exc:
+            return exc.message
+        return ""
+
+
+@dataclass(frozen=True)
 class FirstLevel:
-    """What an application has given of the first level: the template is made of it, and made anew for another
-    predicate. `is_derived`: with what follows from the predicate."""
+    """Options that a template is made of, and made anew for another predicate. `is_derived`: with what follows from the
+    predicate."""
 
     template: Document | None
-    schema: Source | None = None
-    marks: Source | None = None
-    name: str = ""
-    version: str = ""
+    name: str
+    options: TypeOptions
     is_derived: bool = False
-    locations: Mapping[str, Path] = field(default_factory=dict)
-    well_formed: bool = False
-    """Whether metadata that are not are dropped by the subscriber."""
-    validate: bool = False
-    """Whether those are that are not valid by the schema."""
+
+    @property
+    def version(self) -> str:
+        """Version of the type; "" for every one."""
+        return self.options.get("version") or ""
+
+    def bundle(self, schema: Source) -> SchemaBundle:
+        """The schema with its marks. Raises SchemaError, MetadataError."""
+        marks = self.options.get("marks")
+        return read_bundle(
+            source(schema),
+            marks=None if marks is None else source(marks),
+            name=self.name,
+            version=self.version or DEFAULT_VERSION,
+            locations=self.options.get("locations") or {},
+        )
 
 
 class FirstLevelTemplates:
-    """Makes templates, and checks of metadata, of what an application has given. Safe for several threads."""
+    """Templates, and checks of metadata, made of what an application has given. Safe for several threads."""
 
-    def __init__(self, published: Published, config: Config, forget_if_idle: Callable[[TypeName | None], None]) -> None:
-        """`forget_if_idle(type)`: its schema was opened for nothing."""
+    def __init__(self, published: Published, config: Config, is_used: Callable[[TypeName], bool]) -> None:
+        """`is_used`: whether the schema of that type was opened for a template that is watched."""
         self._published = published
         self._types = TypeRepository(cache_dir=config.type_cache())
-        self._forget_if_idle = forget_if_idle
+        self._is_used = is_used
 
-    def forget(self, opened: TypeName) -> None:
-        """The schema of that type is not needed any more."""
-        self._types.forget(opened)
+    def forget_if_idle(self, opened: TypeName | None) -> None:
+        """Have the schema of a type that no template is watched for not stand in the way of another one."""
+        if opened is not None and not self._is_used(opened):
+            self._types.forget(opened)
 
     def entries(
         self, given: FirstLevel, predicate: str, namespaces: Mapping[str, str]
     ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
         """The templates of the first level, and the type whose schema was opened for them."""
-        name, version, schema = given.name, given.version, given.schema
+        name, version, schema = given.name, given.version, given.options.get("schema")
         check_version(version)
         root = None
         predicate = predicate if given.is_derived else ""
@@ -72,20 +129,13 @@ class FirstLevelTemplates:
             if root is not None:
                 return self._entries_by_name(root, name, version, predicate, namespaces), None
             return self._entries_of_type(name, version, predicate, namespaces), None
-        bundle = read_bundle(
-            source(schema),
-            marks=None if given.marks is None else source(given.marks),
-            name=name,
-            version=version or DEFAULT_VERSION,
-            locations=given.locations,
-        )
-        opened = self._types.open_schema(bundle)
+        opened = self._types.open_schema(given.bundle(schema))
         typed = InformationType(name=opened.type.name, version=version or None).rep()
         try:
             bound = () if root is None else opened.template(root)
             return (typed, *bound, *_derived(opened, predicate, namespaces)), opened.type
         except JbiError:
-            self._forget_if_idle(opened.type)
+            self.forget_if_idle(opened.type)
             raise
 
     def _entries_by_name(
@@ -116,14 +166,10 @@ class FirstLevelTemplates:
 
     def fitness(self, given: FirstLevel) -> Fitness | None:
         """The check that metadata have to pass here. Raises ConfigurationError, SchemaError."""
-        if not given.validate:
-            return Fitness(None) if given.well_formed else None
-        if given.schema is not None:
-            bundle = read_bundle(
-                source(given.schema), marks=None if given.marks is None else source(given.marks), name=given.name,
-                version=given.version or DEFAULT_VERSION, locations=given.locations,
-            )  # fmt: skip
-            return Fitness(self._published.by(bundle))
+        if not given.options.get("validate"):
+            return Fitness(None) if given.options.get("well_formed") else None
+        if (schema := given.options.get("schema")) is not None:
+            return Fitness(self._published.by(given.bundle(schema)))
         if not (given.name and given.version):
             raise ConfigurationError(
                 "validate=True needs the type and its version", hint="Name both, or give the schema"

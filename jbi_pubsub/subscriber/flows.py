@@ -47,24 +47,21 @@ class DeliveryFlow:
         self,
         subscription: LocalSubscription,
         number: int,
-        lease: Lease | None,
-        news: deque[DeliveryFlow],
-        due: Callable[[], None],
+        table: FlowTable,
+        lease: Lease | None = None,
         prefetch: int = 0,
     ) -> None:
-        """It puts itself among the `news` when something was consumed, and calls `due` when that is enough for a report
-        of its own."""
+        """`table`: told when something was consumed, and when that is enough for a report of its own."""
         self.subscription = subscription
         self.number = number
         self.lease = lease
         self.reported = 0
-        self.revision = subscription.revision
-        """Of the terms that it has there."""
+        self.revision = subscription.terms.revision
+        """Number of the terms that it has there."""
         self.quality = GrantedQos()
-        """What it has got there of what it wishes."""
-        self._news = news
+        """Grant of its wish."""
+        self._table = table
         self._is_news = False
-        self._due = due
         bound = subscription.request.bound
         self._report_after = max(1, min(bound, prefetch or bound) // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
@@ -77,7 +74,7 @@ class DeliveryFlow:
         """The incarnation of that."""
 
     def take_quality(self, granted: GrantedQos) -> None:
-        """What it has got there from now on. What is required and not offered is said once."""
+        """Take another grant. What is required and not offered is said once."""
         for each in granted.unmet:
             if each not in self.quality.unmet:
                 log.warning(
@@ -90,7 +87,7 @@ class DeliveryFlow:
         """So many objects more have come."""
 
     def delay(self) -> tuple[int, int] | None:
-        """How long the application lets objects wait: nobody asks."""
+        """Time that the application lets objects wait: nobody asks."""
         return None
 
     def consume(self, count: int) -> None:
@@ -99,9 +96,9 @@ class DeliveryFlow:
             self.consumed += count
         if not self._is_news:
             self._is_news = True
-            self._news.append(self)
+            self._table.news.append(self)
         if self.consumed - self.reported >= self._report_after:
-            self._due()
+            self._table.due()
 
     def may_lack(self, matched: Collection[str]) -> bool:
         """Whether something may be lost there that is not told; `matched`: registrations."""
@@ -130,7 +127,7 @@ class DeliveryFlow:
         """The last report may not have come."""
         self.reported = 0
         self._is_news = True
-        self._news.append(self)
+        self._table.news.append(self)
 
 
 class PlacedFlow(DeliveryFlow):
@@ -145,7 +142,7 @@ class PlacedFlow(DeliveryFlow):
         self.server = server
         self.is_placed = True
         self._runs: deque[list[int]] = deque()
-        """What came: how many the application is to take, how many were dropped behind these."""
+        """Runs of objects that came: how many the application is to take, how many were dropped behind these."""
         self._news_of: deque[int] = deque()
         """Positions that were acknowledged and not told yet."""
         self._told: deque[int] = deque(maxlen=self.subscription.request.bound)
@@ -190,7 +187,7 @@ class PlacedFlow(DeliveryFlow):
         """The application has acknowledged that object."""
         self._news_of.append(position)
         super().consume(0)
-        self._due()
+        self._table.due()
 
     def acknowledged(self) -> tuple[int, ...]:
         """Positions that the application has acknowledged since they were told last."""
@@ -245,7 +242,7 @@ class TimedFlow(DeliveryFlow):
             self._waited, self._probe, self._is_told = waited, None, False
 
     def delay(self) -> tuple[int, int] | None:
-        """What is new of it, for the delegate."""
+        """Microseconds that the application lets objects wait, and their jitter, if they are new."""
         if self._is_told or self._waited is None:
             return None
         self._is_told = True
@@ -261,6 +258,7 @@ class FlowTable:
         """`expects_answers`, called under the lock: whether the delegate may have granted more than we
         know; `due`: has what was consumed reported at once."""
         self.by_number: dict[int, DeliveryFlow] = {}
+        """Those whose objects are taken."""
         self.news: deque[DeliveryFlow] = deque()
         """Those of which something was consumed since the last acknowledgement."""
         self.highest = 0
@@ -268,14 +266,6 @@ class FlowTable:
         self.due = due
         self._changed = changed
         self._expects_answers = expects_answers
-
-    def add(self, flow: DeliveryFlow) -> None:
-        """Under the lock: its objects are taken from now on."""
-        self.by_number[flow.number] = flow
-
-    def remove(self, number: int) -> DeliveryFlow | None:
-        """Under the lock: its objects are dropped from now on. None if there is no such flow."""
-        return self.by_number.pop(number, None)
 
     def await_flow(self, number: int) -> DeliveryFlow | None:
         """The flow of that number. Its first object may overtake the answer to subscribe: wait for that, however often

@@ -13,10 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, NewType, Protocol, runtime_checkable
 
+from jbi_pubsub.core.arguments import called, may_have
 from jbi_pubsub.core.backoff import Backoff
-from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.guard import TOLD_WHOLE, guarded
+from jbi_pubsub.core.info_object import InfoObject, LossNotice
+from jbi_pubsub.core.quality import GrantedQos
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -26,42 +30,65 @@ notices so short a delay."""
 MAX_WORKERS: Final = 128
 """Threads at most: so many listeners may be slow at once before they delay others."""
 SPARE_SECONDS: Final = 10.0
-"""How long a worker that is not needed stays."""
+"""Time that a worker stays that is not needed."""
 
 
 TRIES: Final = 5
-"""How often a listener gets an object that it fails on."""
+"""Times that a listener gets an object that it fails on."""
 PAUSE_FIRST: Final = 0.1
 PAUSE_MOST: Final = 5.0
 """Seconds until it gets it again; they double with each failure, of whichever object, until it takes one."""
 
 
-class Tries:
-    """When a listener that has failed on an object gets it again. For one thread at a time."""
+SERVED_AT_ONCE: Final = 32
+"""Calls of one listener before others have their turn."""
 
-    def __init__(self) -> None:
+
+class ListenerCalls:
+    """Calls of one listener: what it raises is counted and logged, and an object that it fails on comes again, after a
+    pause, some times. For one thread at a time."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: of what it listens to, for the log."""
+        self.errors = self.given_up = 0
+        self._name = name
         self._object_id = ""
         self._tries = 0
         self._backoff = Backoff(PAUSE_FIRST, PAUSE_MOST)
 
-    def failed(self, object_id: str) -> float | None:
-        """Seconds until it gets it again; None: it has had it often enough."""
+    def call(self, method: Callable[..., object], *given: object) -> BaseException | None:
+        """Call it; the exception that it has raised."""
+        try:
+            called(method, *given)
+        except (Exception, SystemExit) as exc:  # an application's mistake must not stop its deliveries
+            self.errors = count = self.errors + 1
+            if count <= TOLD_WHOLE:
+                log.error("listener of %s failed", self._name, exc_info=exc)
+            elif count & (count - 1) == 0:
+                what = type(exc).__name__
+                log.error("listener of %s failed, %d times: %s: %s", self._name, count, what, exc)
+            return exc
+        return None
+
+    def pause_after(self, object_id: str) -> float | None:
+        """Seconds until it gets the object again that it has failed on; None: it has had it often enough."""
         if object_id != self._object_id:
             self._object_id, self._tries = object_id, 0
         self._tries += 1
         pause = self._backoff.pause()
         if self._tries >= TRIES:
             self._object_id = ""
+            self.given_up += 1
             return None
         return pause
 
-    def taken(self) -> None:
-        """It has not failed."""
+    def reset(self) -> None:
+        """Note that it has taken one."""
         self._backoff.reset()
 
 
 class Client(Protocol):
-    """Who has something to tell."""
+    """A subscription or query with something to tell."""
 
     def serve(self) -> bool:
         """Tell some of it; whether there is more."""
@@ -79,13 +106,13 @@ class ListenerPool:
         self._busy = 0
         self._watching = False
         self._turns = 0
-        """How often a client was taken: as long as that goes up somebody comes back to the queue."""
+        """Number of times that a client was taken: as long as that goes up somebody comes back to the queue."""
         self._started = 0
         self._stopping = False
 
     @property
     def workers(self) -> int:
-        """How many threads there are now."""
+        """Number of threads that there are now."""
         return len(self._threads)
 
     def submit(self, client: Client) -> None:
@@ -176,3 +203,49 @@ class ListenerPool:
     def _is_spare(self) -> bool:
         """Whether another one is idle as well."""
         return len(self._threads) - self._busy > 1
+
+
+SubscriptionUid = NewType("SubscriptionUid", str)
+"""Id that identifies a subscription, in all calls of the adapter that made it."""
+
+
+@may_have("qos_changed")
+@runtime_checkable
+class SubscriptionListener(Protocol):
+    """Receiver of a subscription in an application (paper section 2.4(5)). Calls are serial per subscription, on a
+    library thread: plain functions, no `async def`. A listener that takes its time delays only its own subscription
+    (see listeners.py).
+
+    A listener that raises has not taken the object, which a durable subscription does not acknowledge then: it gets it
+    again, five times at most, after pauses that double from 0.1 s to 5 s as long as it takes none, and what follows
+    waits. An object that it failed on each time is told as lost (`listener_failed`). Exceptions are counted and logged,
+    the first ones with their tracebacks, then each power of two; those of `lost` are nothing else.
+    """
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object arrived. It is consumed by this call and does not go to the queue."""
+
+    def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Objects were lost: how many (0: not known, `notice.detail` says whether perhaps none) and why."""
+
+
+@runtime_checkable
+class QualityListener(Protocol):
+    """Method that a listener may have besides."""
+
+    def qos_changed(self, subscription: SubscriptionUid, granted: GrantedQos) -> None:
+        """A delegate or peer publisher grants something else of what was wished than before."""
+
+
+class FunctionListener:
+    """A function as a listener: called with each object. Losses are logged and counted (`losses`)."""
+
+    def __init__(self, function: Callable[[SubscriptionUid, InfoObject], object]) -> None:
+        self._function = function
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object arrived."""
+        called(self._function, subscription, obj)
+
+    def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Do nothing: it is in the log and in the account already."""

@@ -28,7 +28,7 @@ KeyOf = Callable[[InfoObject], str]
 
 
 class Merge:
-    """What `parts` archives have for a query. Not safe for several threads."""
+    """Results of `parts` archives, merged. Not safe for several threads."""
 
     def __init__(self, parts: int, *, newest_first: bool = False, limit: int = 0, key: KeyOf | None = None) -> None:
         """`limit` 0 for none; `key` of an object, of each of which the newest alone is wanted: "" for what has none."""
@@ -48,14 +48,14 @@ class Merge:
         return [part for part, head in enumerate(self._heads) if head is None and not self._ended[part]]
 
     def offer(self, part: int, obj: InfoObject) -> None:
-        """What an archive that is wanted has next. Raises OversizeError."""
+        """Give what an archive that is wanted has next. Raises OversizeError."""
         if self._key is None:
             self._heads[part] = obj
         elif key := self._key(obj):
             self._keep_newest((obj.type.name, obj.type.version, key), obj)
 
     def end(self, part: int) -> None:
-        """It has no more."""
+        """Note that an archive has no more."""
         self._ended[part] = True
 
     def next(self) -> InfoObject | None:

@@ -69,8 +69,8 @@ def place_at(given: int | str, what: str) -> tuple[int, str]:
 
 
 def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> Start:
-    """What `start=` of a subscription asks for: "new", "all", "last", a moment, or the place (`Platform.place`), or
-    position of one archive, that the last object had which is not wanted again. Raises ConfigurationError."""
+    """Start that `start=` of a subscription asks for: "new", "all", "last", a moment, or the place (`Platform.place`),
+    or position of one archive, that the last object had which is not wanted again. Raises ConfigurationError."""
     if latest_by and given != "last":
         raise ConfigurationError('latest_by is for start="last"', hint="It says of which keys the newest objects come")
     if given is None or given == "new":

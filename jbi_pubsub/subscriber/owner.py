@@ -1,4 +1,4 @@
-"""Whose a durable subscription is: the secret of its user, which each of his processes finds in the same file.
+"""Owners of durable subscriptions: the secret of a user, which each of his processes finds in the same file.
 
 Where peers show certificates, the name in these counts. Else a delegate that knows a durable subscription's secret
 could take it over elsewhere: so each name has a secret of its own, made from the user's, which stays here.
@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
+from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.files import written
 from jbi_pubsub.protocol.ownership import MIN_SECRET
@@ -22,16 +23,16 @@ MOST: Final = 1_024
 """Bytes of the file."""
 
 
-def secret_of(name: str, file: str, user: str = "") -> str:
-    """The secret of the durable subscription `name`; `file` holds the user's, "" is the usual one. It is made if it is
-    missing. `user` is whom a password proves, of several whose files are one. Raises ConfigurationError,
-    StorageError."""
+def secret_of(name: str, client: ClientSection) -> str:
+    """The secret of the durable subscription `name`, made from its user's, which is made if it is missing: in the file
+    [client] owner, or the usual one. Whom a password proves counts as well, of several whose files are one. Raises
+    ConfigurationError, StorageError."""
     if not (name.isprintable() and 1 <= len(name) <= MAX_NAME) or name != name.strip():
         raise ConfigurationError(
             f"durable={name[:MAX_NAME]!r} is no name", hint=f"1 to {MAX_NAME} printable characters, as fusion-1"
         )
-    own = user_secret(file)
-    of = f"{user}\n{name}" if user else name  # a name has no line ends
+    own = user_secret(client.owner)
+    of = f"{client.user}\n{name}" if client.user and client.password else name  # a name has no line ends
     return hashlib.sha256(f"jbi-pubsub durable 1:{own}:{of}".encode()).hexdigest()
 
 
@@ -54,7 +55,7 @@ def _usual() -> Path:
 
 
 def _read(path: Path, what: str) -> str:
-    """What the file holds; "" if there is none. Raises ConfigurationError, OSError."""
+    """Content of the file; "" if there is none. Raises ConfigurationError, OSError."""
     try:
         with path.open("rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(MOST + 1)

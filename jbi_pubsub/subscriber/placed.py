@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
 import msgspec
 
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.core.intervals import LEAST, Intervals
 from jbi_pubsub.protocol.replies import Granted
-from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest
 
-from .intervals import LEAST, Intervals
-from .listeners import ListenerPool
-from .subscription import REGISTRATIONS_REMEMBERED, Consumer, LocalSubscription, SubscriptionListener
+from .listeners import FunctionListener, ListenerPool, SubscriptionListener, SubscriptionUid
+from .queue import Consumer
+from .subscription import REGISTRATIONS_REMEMBERED, LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -59,7 +60,7 @@ class PlacedSubscription(LocalSubscription):
     ) -> None:
         super().__init__(request, listener, listeners)
         self._held: OrderedDict[str, Intervals] = OrderedDict()
-        """What has come, by registration."""
+        """Numbers that have come, by registration."""
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """The first and the last position that came from each delegate."""
         self._archives: OrderedDict[str, str] = OrderedDict()
@@ -71,9 +72,9 @@ class PlacedSubscription(LocalSubscription):
         """Objects that the application has, or will have, and has not acknowledged: where they stand."""
 
     def request_at(self, server: str) -> SubscriptionRequest:
-        """It goes on behind what came from there, but for what may have been overtaken, and is dropped if it was not;
-        the position of a durable one is known there."""
-        with self._changed:
+        """Request to go on behind what came from there, but for what may have been overtaken, and is dropped if it was
+        not; the position of a durable one is known there."""
+        with self.queue.changed:
             place = self._places.get(server)
         if place is None or self.request.durable:
             return self.request
@@ -82,9 +83,9 @@ class PlacedSubscription(LocalSubscription):
         return msgspec.structs.replace(self.request, start=Start("after", after=after))
 
     def placed_at(self, address: str, granted: Granted) -> None:
-        """It is filled by the archive there, from now on. If that is not the one that it was to go on with, that is
-        told: what it lacks of the other one nobody knows."""
-        with self._changed:
+        """Note that it is filled by the archive there, from now on. If that is not the one that it was to go on with,
+        that is told: what it lacks of the other one nobody knows."""
+        with self.queue.changed:
             before = self._archives.pop(address, "")
             self._archives[address] = next(iter(granted.incarnations), "")
             if len(self._archives) > PLACES_REMEMBERED:
@@ -99,16 +100,15 @@ class PlacedSubscription(LocalSubscription):
 
     def may_lack(self, source: Consumer, matched: Collection[str], *, is_placed: bool) -> bool:  # noqa: ARG002
         """Not what an archive has, which gives it when it is there again."""
-        with self._changed:
+        with self.queue.changed:
             return not is_placed or source in self._unplaced
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come from where there is no archive."""
-        with self._changed:
+        with self.queue.changed:
             fresh, late = self._fresh(objects)
             kept = [(obj, consumed) for obj, is_new in zip(objects, fresh, strict=True) if is_new]
-            self._waiting.extend(kept)
-            self._announce()
+            self.queue.put(kept)
         if len(kept) < len(objects):
             consumed(len(objects) - len(kept))
         if late:
@@ -116,7 +116,7 @@ class PlacedSubscription(LocalSubscription):
 
     def add_placed(self, objects: Sequence[InfoObject], source: PlaceSource) -> None:
         """Objects have come with their positions. One thread for each source."""
-        with self._changed:
+        with self.queue.changed:
             fresh, late = self._fresh(objects)
             settled = self._await_acknowledgement(objects, fresh, source) if self._is_explicit else ()
             places = [obj.platform.position for obj in objects if obj.platform.position]
@@ -130,11 +130,10 @@ class PlacedSubscription(LocalSubscription):
             source.taken_over(count if is_new else 0, 0 if is_new else count)
         for position in settled:
             source.acknowledge(position)
-        with self._changed:
-            if not self._closed:
+        with self.queue.changed:
+            if not self.queue.is_closed:
                 kept = ((obj, source.consume) for obj, is_new in zip(objects, fresh, strict=True) if is_new)
-                self._waiting.extend(kept)
-                self._announce()
+                self.queue.put(kept)
         if late:
             self.lose(Cause.LATE, late)
 
@@ -147,7 +146,7 @@ class PlacedSubscription(LocalSubscription):
 
     def acknowledge(self, obj: InfoObject) -> bool:
         """Whether the object stood to be acknowledged; now it is."""
-        with self._changed:
+        with self.queue.changed:
             known = self._unacknowledged.pop(obj.object_id, None)
         if known is None:
             return False
@@ -157,7 +156,7 @@ class PlacedSubscription(LocalSubscription):
 
     def _fresh(self, objects: Sequence[InfoObject]) -> tuple[list[bool], int]:
         """Under the lock: which of them are new; of how many it can't be said any more that they came before."""
-        if self._closed:
+        if self.queue.is_closed:
             return [False] * len(objects), 0
         fresh, late = [], 0
         for obj in objects:
@@ -189,6 +188,17 @@ class PlacedSubscription(LocalSubscription):
         for obj, is_new in zip(objects, fresh, strict=True):
             if is_new or obj.object_id in self._unacknowledged:
                 self._unacknowledged[obj.object_id] = (source, obj.platform.position)
-            elif not self._closed:
+            elif not self.queue.is_closed:
                 settled.append(obj.platform.position)
         return settled
+
+
+def subscription_of(
+    request: SubscriptionRequest,
+    listener: SubscriptionListener | Callable[[SubscriptionUid, InfoObject], object] | None,
+    listeners: ListenerPool,
+) -> LocalSubscription:
+    """The subscription of a request; `listeners` call its listener."""
+    called = listener if listener is None or isinstance(listener, SubscriptionListener) else FunctionListener(listener)
+    kind = PlacedSubscription if request.durable or request.start != NEW else LocalSubscription
+    return kind(request, called, listeners)

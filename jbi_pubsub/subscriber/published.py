@@ -1,4 +1,4 @@
-"""What is published now, as the lookup services know it: what a subscription can match, and why it does not.
+"""Types that are published now, as the lookup services know them: what a subscription can match, and why it does not.
 
 Rules:
 - Nothing here decides what is delivered: a name that nobody publishes today may be published tomorrow.
@@ -39,7 +39,7 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 ASK_SECONDS: Final = 2.0
 """For one lookup service or delegate to answer: a subscription must not hang because one of them does."""
 FRESH_SECONDS: Final = 1.0
-"""How long an answer is used again: an application may subscribe a thousand times in a row."""
+"""Time that an answer is used again: an application may subscribe a thousand times in a row."""
 NAMES_SHOWN: Final = 5
 """Types that a message lists; nobody reads more."""
 TYPES_KEPT: Final = 32
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """How a subscription stands: how many registrations match it now, and when none does, `why` as far as known."""
+    """State of a subscription: how many registrations match it now, and when none does, `why` as far as known."""
 
     registrations: int
     why: str = ""
@@ -74,8 +74,17 @@ class Published:
         """By the digests of their schemas."""
         self._cache = config.type_cache()
 
+    def await_service(self, timeout: float) -> None:
+        """Wait until a lookup service answers. Raises LookupNotFoundError when none does within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._community.connected():
+            if time.monotonic() >= deadline or self._community.refused() is not None:
+                self._community.lookup(ServiceTemplate(), 1, timeout=0.0, waited=timeout)
+                return
+            time.sleep(0.005)  # sessions make progress on their own threads
+
     def meant(self, called: str) -> Described:
-        """What a template says of the type that is called so: the type of that name, or the only one with that local
+        """Template of the type that is called so: the type of that name, or the only one with that local
         name; if none is published, whatever will have that local name."""
         if self.is_published(called):
             return Described(name=called)
@@ -124,11 +133,15 @@ class Published:
         return opened if opened.digest == digest and opened.type == TypeName(name, version) else None
 
     def names(self) -> Sequence[str]:
-        """Of all types."""
+        """Names of all types."""
         return self._values(Described(), "name")
 
+    def types(self) -> list[TypeName]:
+        """Types and versions."""
+        return sorted(TypeName(name, version) for name in self.names() for version in self.versions(name))
+
     def versions(self, name: str) -> Sequence[str]:
-        """Of one type."""
+        """Versions of one type."""
         return self._values(Described(name=name), "version")
 
     def why_none(self, entries: Sequence[EntryRep]) -> str:
@@ -166,7 +179,7 @@ class Published:
         return sorted({value for value in values if value is not None})
 
     def _asked(self, ask: Callable[[RegistrarProxy], Iterable[T]]) -> list[T]:
-        """What all lookup services that answer have answered."""
+        """Answers of all lookup services that give one."""
         found: list[T] = []
         for session in self._community.sessions():
             if not session.connected:
@@ -193,7 +206,7 @@ class Published:
 
 
 def type_asked(entries: Sequence[EntryRep]) -> Described:
-    """Of a template; all fields None when it names none."""
+    """Type of a template; all fields None when it names none."""
     rep = next((rep for rep in entries if rep.cls.name == Described.entry_name), None)
     return Described() if rep is None else Described.from_rep(rep)
 

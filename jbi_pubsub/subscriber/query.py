@@ -13,22 +13,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from jbi_pubsub.core.arguments import called, checked
+from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, WireError, WireTimeoutError
-from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.history import Progress, State
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.replies import Finished, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
-from .asking import Count
 from .coverage import Answer, Place, missing, named
-from .fitness import Fitness
-from .listeners import ListenerPool, Tries
-from .merging import KeyOf, Merge
-from .subscription import SERVED_AT_ONCE, Consumer, LocalSubscription
+from .first_level import Fitness
+from .listeners import SERVED_AT_ONCE, ListenerCalls, ListenerPool
+from .merging import Merge
+from .options import key_of
+from .queue import Consumer
+from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -42,9 +43,33 @@ WAIT_SECONDS: Final = 1.0
 """The longest that a condition is awaited at a time."""
 
 
+class QueryDraft(NamedTuple):
+    """A query before it is opened: its request, and the archives that are asked."""
+
+    request: QueryRequest
+    archives: Sequence[ServiceItem]
+    timeout: float
+    fitness: Fitness | None = None
+    """Check that metadata of results have to pass. What is dropped here the archives do not know of: they are not told
+    `limit`, and count it."""
+
+
+class Count(int):
+    """A number of objects, of the archives that have answered."""
+
+    partial: tuple[str, ...]
+    """The archives (addresses) that have not, each with the reason: what they have is missing."""
+
+    def __new__(cls, count: int, partial: tuple[str, ...] = ()) -> Count:
+        """See the class."""
+        made = super().__new__(cls, count)
+        made.partial = partial
+        return made
+
+
 @runtime_checkable
 class QueryListener(Protocol):
-    """What an application is told of a query. Calls are serial per query, on a library thread: plain functions, no
+    """Receiver of a query in an application. Calls are serial per query, on a library thread: plain functions, no
     `async def`. A result that `arrived` fails on comes again, as an object of a subscription (SubscriptionListener);
     `Query.partial` says on how many it failed each time."""
 
@@ -59,16 +84,16 @@ class Asked(Protocol):
     """Where a part was asked for."""
 
     def progress(self, part: QueryPart) -> Progress | None:
-        """How it is getting on there; None: not known. Raises WireError."""
+        """Progress there; None: not known. Raises WireError."""
         ...
 
     def unask(self, part: QueryPart) -> None:
-        """It is not wanted any more. Never waits."""
+        """Want it no more. Never waits."""
         ...
 
 
 class QueryPart(LocalSubscription):
-    """What one archive has for a query."""
+    """Results of one archive for a query."""
 
     def __init__(
         self,
@@ -98,7 +123,7 @@ class QueryPart(LocalSubscription):
         self.ended: Finished | None = None
         self.error: JbiError | None = None
         self.lacks = ""
-        """What the archive could not read, though it has answered to the end."""
+        """Part that the archive could not read, though it has answered to the end."""
         self.tell: Callable[[], None] = lambda: None
         """Called when something has come or changed."""
         self.ask_at: Callable[[str], None] = lambda _: None
@@ -107,11 +132,11 @@ class QueryPart(LocalSubscription):
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Results have come."""
-        with self._changed:
-            dropped = len(objects) if self._closed else 0
+        with self.queue.changed:
+            dropped = len(objects) if self.queue.is_closed else 0
             if not dropped:
                 self.arrived += len(objects)
-                self._waiting.extend((obj, consumed) for obj in objects)
+                self.queue.waiting.extend((obj, consumed) for obj in objects)
         if dropped:
             consumed(dropped)
         else:
@@ -155,11 +180,11 @@ class QueryPart(LocalSubscription):
     @property
     def is_needless(self) -> bool:
         """Whether it is over, or nobody takes what comes."""
-        return self.is_over or self._closed
+        return self.is_over or self.queue.is_closed
 
     @property
     def answer(self) -> Answer:
-        """What has become of it so far."""
+        """Outcome so far."""
         if self.opened is None and self.error is None:
             return Answer(self.address, frozenset())
         told = self.opened.incarnations if self.opened is not None else ()
@@ -167,10 +192,52 @@ class QueryPart(LocalSubscription):
         return Answer(self.address, self.place.listed, told, why, self.lacks)
 
     def pop(self) -> tuple[InfoObject, Consumer] | None:
-        """What waits first, without waiting."""
+        """The first result that waits, without waiting."""
         with suppress(IndexError):
-            return self._waiting.popleft()
+            return self.queue.waiting.popleft()
         return None
+
+
+class MergedResults:
+    """Results of all parts of a query, as one sequence. The query's condition covers it."""
+
+    def __init__(self, parts: Sequence[QueryPart], draft: QueryDraft) -> None:
+        request = draft.request
+        self.parts = parts
+        self._merge = Merge(
+            len(parts), newest_first=request.order == "newest", limit=request.limit, key=key_of(request)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no result comes any more."""
+        return self._merge.is_over
+
+    def next(self, owed: list[Consumer]) -> InfoObject | None:
+        """The next result if it is known; `owed`: sources that get a credit. Raises OversizeError."""
+        for number in self._merge.wants():
+            part = self.parts[number]
+            is_over = part.is_over  # before it is looked: what came before its end is there then
+            if (taken := part.pop()) is not None:
+                owed.append(taken[1])
+                self._merge.offer(number, taken[0])
+            elif is_over:
+                self._merge.end(number)
+        return self._merge.next()
+
+    def is_stuck(self) -> bool:
+        """Whether nothing comes before an archive has said more."""
+        wanted = [self.parts[number] for number in self._merge.wants()]
+        return any(not (part.queue.waiting or part.is_over) for part in wanted)
+
+    def outcome(self) -> tuple[State, JbiError | None]:
+        """The end of a query of which nothing comes any more."""
+        errors = [part.error for part in self.parts]
+        if all(errors) and not self._merge.is_full:
+            return "failed", errors[0]
+        if any(part.ended is not None and part.ended.state == "timed_out" for part in self.parts):
+            return "timed_out", None
+        return "finished", None
 
 
 class Query:
@@ -183,34 +250,27 @@ class Query:
     def __init__(
         self,
         parts: Sequence[QueryPart],
-        *,
-        key: KeyOf | None,
-        timeout: float,
+        draft: QueryDraft,
         listener: QueryListener | None,
         listeners: ListenerPool,
         count: Callable[[float], Count],
-        limit: int | None = None,
     ) -> None:
-        """`count`: asks the archives how many results there are, within so many seconds. `limit`: results at most, if
-        that is not what archives are told."""
-        request = parts[0].asked
-        self._parts = parts
-        self._merge = Merge(
-            len(parts), newest_first=request.order == "newest", limit=request.limit if limit is None else limit, key=key
-        )
+        """`count`: asks the archives how many results there are, within so many seconds."""
+        self.adapter: object = None
+        """The adapter that it was opened with, which is not lost before it."""
+        self._results = MergedResults(parts, draft)
         self._changed = threading.Condition()
         self._state: State = "running"
         self._error: JbiError | None = None
-        self._until = time.monotonic() + timeout
-        self._timeout = timeout
+        self._until = time.monotonic() + draft.timeout
+        self._timeout = draft.timeout
         self._listener = listener
         self._listeners = listeners
         self._submitted = self._is_told = self._is_paused = False
         self._count = count
-        self._listener_errors = self._given_up = 0
-        self._tries = Tries()
+        self._calls = ListenerCalls("a query")
         self._again: InfoObject | None = None
-        """What the listener has failed on, and gets again."""
+        """Result that the listener has failed on, and gets again."""
         for part in parts:
             part.tell = self._tell
 
@@ -241,8 +301,8 @@ class Query:
 
     @checked
     def count(self, timeout: float = 60.0) -> Count:
-        """How many objects there are, without fetching them. A copy in another archive counts as well; `partial` of the
-        number names those that could not say. Raises what the archives say if none can, WireTimeoutError."""
+        """Number of objects that there are, without fetching them. A copy in another archive counts as well; `partial`
+        of the number names those that could not say. Raises what the archives say if none can, WireTimeoutError."""
         return self._count(timeout)
 
     # -- state --------------------------------------------------------------------------------------------------
@@ -255,8 +315,8 @@ class Query:
     @property
     def error(self) -> JbiError | None:
         """Why it failed, or why an archive did; None if none has."""
-        lacking = missing([part.answer for part in self._parts])
-        errors = (part.error for part, why in zip(self._parts, lacking, strict=True) if why)
+        lacking = missing([part.answer for part in self._results.parts])
+        errors = (part.error for part, why in zip(self._results.parts, lacking, strict=True) if why)
         return self._error or next((error for error in errors if error is not None), None)
 
     @property
@@ -264,28 +324,26 @@ class Query:
         """The archives (addresses) that have not answered to the end, are damaged, or are listed where another one
         answers now, each with the reason: some of their results are missing, all or those from there on. And how many
         results the listener has not taken."""
-        failed = (f"the listener has not taken {self._given_up} of the results",) if self._given_up else ()
-        return (*named([part.answer for part in self._parts]), *failed)
+        failed = (f"the listener has not taken {self._calls.given_up} of the results",) if self._calls.given_up else ()
+        return (*named([part.answer for part in self._results.parts]), *failed)
 
     @property
     def invalid(self) -> int:
         """Results that were dropped here, as their metadata are not well-formed, or not valid: see `Conditions`."""
-        return sum(part.lost[Cause.INVALID] for part in self._parts)
+        return sum(part.losses.by_cause[Cause.INVALID] for part in self._results.parts)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Of what something was left out, as access rules do not let us read all of it: type and version as they were
-        asked for, `*` for any. Which types that were is not told."""
-        said = (
-            part.ended.left_out if part.ended else part.opened.left_out if part.opened else () for part in self._parts
-        )
-        return tuple(sorted({name for names in said for name in names}))
+        """Types of which something was left out, as access rules do not let us read all of it: type and version as they
+        were asked for, `*` for any. Which types that were is not told."""
+        said = (part.ended or part.opened for part in self._results.parts)
+        return tuple(sorted({name for each in said if each is not None for name in each.left_out}))
 
     @property
     def progress(self) -> Progress:
-        """How the archives are getting on, all together: they are asked. `matched` counts what they have found, which
+        """Progress of the archives, all together: they are asked. `matched` counts what they have found, which
         need not have come yet; `done` and `end` are positions if there is one archive, else 0."""
-        each = [self._progress_of(part) for part in self._parts]
+        each = [self._progress_of(part) for part in self._results.parts]
         positions = (each[0].done, each[0].end) if len(each) == 1 else (0, 0)
         return Progress(
             self._state,
@@ -312,7 +370,7 @@ class Query:
             self._announce()
 
     def cancel(self) -> None:
-        """It is not wanted any more: whoever waits for a result gets none. Of one that has ended it changes nothing."""
+        """Want it no more: whoever waits for a result gets none. Of one that has ended it changes nothing."""
         self._end("cancelled")
 
     def __enter__(self) -> Query:
@@ -328,7 +386,7 @@ class Query:
         why, if none has."""
         until = time.monotonic() + seconds
         with self._changed:
-            while (late := [p for p in self._parts if p.opened is None and not p.is_over]) and (
+            while (late := [p for p in self._results.parts if p.opened is None and not p.is_over]) and (
                 left := until - time.monotonic()
             ) > 0:
                 self._changed.wait(min(left, WAIT_SECONDS))
@@ -336,12 +394,12 @@ class Query:
             part.fail(WireTimeoutError(f"the archive at {part.address} has not answered within {seconds:g} s"))
             if part.at is not None:
                 part.at.unask(part)
-        errors = [part.error for part in self._parts]
+        errors = [part.error for part in self._results.parts]
         if all(errors):
             self._end("failed", errors[0])
             assert errors[0] is not None
             raise errors[0]
-        for part in self._parts:
+        for part in self._results.parts:
             if part.error is not None:
                 log.warning("a query goes on without the archive at %s: %s", part.address, part.error)
 
@@ -351,20 +409,24 @@ class Query:
 
     def serve(self) -> bool:
         """Tell the listener some of what is there; whether there is more (a pool's Client)."""
+        listener = self._listener
+        assert listener is not None
         for _ in range(SERVED_AT_ONCE):
             obj, self._again = self._again or self._take(0.0), None
             if obj is None or self._state == "cancelled":
                 break
-            if not self._call("arrived", obj):
+            if self._calls.call(listener.arrived, self, obj) is None:
+                self._calls.reset()
+            else:
                 self._come_again(obj)
         with self._changed:
             is_over = self._state != "running" and self._again is None
-            self._submitted = self._again is not None or not (is_over or self._is_paused or self._is_stuck())
+            self._submitted = self._again is not None or not (is_over or self._is_paused or self._results.is_stuck())
             if self._submitted or not is_over:
                 return self._submitted
             was_told, self._is_told = self._is_told, True
         if not was_told:
-            self._call("finished", self._state)
+            self._calls.call(listener.finished, self, self._state)
         return False
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -373,51 +435,32 @@ class Query:
         """The next result; None when there is none any more, or none by `until` (monotonic seconds)."""
         until = min(until, self._until)
         while True:
+            owed: list[Consumer] = []
+            obj, failure, is_late = None, None, False
             with self._changed:
-                owed, obj = self._next() if self._state == "running" and not self._is_paused else ([], None)
-                if (self._state != "running" or self._is_paused) and not owed:
+                if self._state != "running" or self._is_paused:
                     return None
-                is_over, is_late = self._merge.is_over, False
-                if obj is None and not owed and not is_over and self._is_stuck():
+                try:
+                    obj = self._results.next(owed)
+                except JbiError as exc:
+                    failure = exc
+                is_over = self._results.is_over
+                if obj is None and failure is None and not (owed or is_over) and self._results.is_stuck():
                     left = until - time.monotonic()
                     is_late = left <= 0
                     self._changed.wait(min(left, WAIT_SECONDS))
             for consumed in owed:
                 consumed(1)
-            if is_over:
-                self._end(*self._outcome())
+            if failure is not None:
+                self._end("failed", failure)
+            elif is_over:
+                self._end(*self._results.outcome())
             if obj is not None:
                 return obj
             if is_late:
                 if until == self._until:
                     self._end("timed_out")
                 return None
-
-    def _next(self) -> tuple[list[Consumer], InfoObject | None]:
-        """Under the lock: whom a credit is owed, and the next result if it is known."""
-        owed: list[Consumer] = []
-        for number in self._merge.wants():
-            part = self._parts[number]
-            is_over = part.is_over  # before it is looked: what came before its end is there then
-            if (taken := part.pop()) is not None:
-                owed.append(taken[1])
-                try:
-                    self._merge.offer(number, taken[0])
-                except JbiError as exc:
-                    self._end("failed", exc)
-                    return owed, None
-            elif is_over:
-                self._merge.end(number)
-        return owed, self._merge.next()
-
-    def _outcome(self) -> tuple[State, JbiError | None]:
-        """How it ended, when nothing comes any more."""
-        errors = [part.error for part in self._parts]
-        if all(errors) and not self._merge.is_full:
-            return "failed", errors[0]
-        if any(part.ended is not None and part.ended.state == "timed_out" for part in self._parts):
-            return "timed_out", None
-        return "finished", None
 
     def _end(self, state: State, error: JbiError | None = None) -> None:
         with self._changed:
@@ -426,10 +469,10 @@ class Query:
             self._state, self._error = state, error
             self._changed.notify_all()
             self._announce()
-        for part in self._parts:
+        for part in self._results.parts:
             if not part.is_over and part.at is not None:
                 part.at.unask(part)
-            part.close()
+            part.queue.close()
 
     def _raise(self) -> None:
         if self._state == "failed" and self._error is not None:
@@ -463,28 +506,10 @@ class Query:
             self._submitted = True
             self._listeners.submit(self)
 
-    def _is_stuck(self) -> bool:
-        """Under the lock: whether nothing comes before an archive has said more."""
-        wanted = [self._parts[number] for number in self._merge.wants()]
-        return any(not (len(part) or part.is_over) for part in wanted)
-
     def _come_again(self, obj: InfoObject) -> None:
         """The listener has failed on a result: it comes again when this returns, or is given up."""
-        if (pause := self._tries.failed(obj.object_id)) is None:
-            self._given_up += 1
+        if (pause := self._calls.pause_after(obj.object_id)) is None:
             return
         with self._changed:
             self._again = obj
             self._changed.wait_for(lambda: self._state == "cancelled", pause)
-
-    def _call(self, name: str, told: object) -> bool:
-        """Whether the listener has taken it."""
-        try:
-            called(getattr(self._listener, name), self, told)
-        except (Exception, SystemExit) as exc:  # an application's mistake must not stop its results
-            self._listener_errors = count = self._listener_errors + 1
-            if count <= TOLD_WHOLE or count & (count - 1) == 0:
-                log.error("listener of a query failed, %d times", count, exc_info=exc)
-            return False
-        self._tries.taken()
-        return True

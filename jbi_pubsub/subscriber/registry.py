@@ -126,7 +126,7 @@ class RemoteRegistry:
     def _ask_for(self, session_id: str, records: list[RemoteSubscription]) -> None:
         link = self._link
         subscriptions = [each.subscription for each in records]
-        revisions = [s.revision for s in subscriptions]
+        revisions = [s.terms.revision for s in subscriptions]
         requests = [s.request_at(link.ref.service_id) for s in subscriptions]
         ages = [self._age(s, session_id) for s in subscriptions]
         try:
@@ -150,7 +150,7 @@ class RemoteRegistry:
                 self._stand(session_id, record, answer.granted, revision)
 
     def _age(self, subscription: LocalSubscription, session_id: str) -> float:
-        """How long it had stood when the session was opened; see Delegate.subscribe.
+        """Seconds that it had stood when the session was opened; see Delegate.subscribe.
 
         Two clocks are tied by the opening: the delegate knows when it did that, we know when its answer came. So an age
         is too long by the way of that answer at most, and never too short."""
@@ -171,7 +171,7 @@ class RemoteRegistry:
         return True
 
     def _flow(self, subscription: LocalSubscription, granted: Granted, revision: int) -> DeliveryFlow:
-        given = (subscription, granted.number, granted.lease, self._flows.news, self._flows.due, granted.prefetch)
+        given = (subscription, granted.number, self._flows, granted.lease, granted.prefetch)
         if granted.placed and isinstance(subscription, PlacedSubscription):
             subscription.placed_at(self._link.address, granted)
             flow: DeliveryFlow = PlacedFlow(self._link.ref.service_id, *given)
@@ -191,7 +191,7 @@ class RemoteRegistry:
         link, subscription = self._link, record.subscription
         flow = self._flow(subscription, granted, revision)
         with link.changed:
-            link.is_dirty = link.is_dirty or revision != subscription.revision  # amended meanwhile
+            link.is_dirty = link.is_dirty or revision != subscription.terms.revision  # amended meanwhile
             subscription.stood_at.add(link.ref.service_id)
             subscription.is_narrowed = subscription.is_narrowed or granted.narrowed
             if subscription.request.direct and not link.is_open(session_id):
@@ -209,17 +209,13 @@ class RemoteRegistry:
 
     def _manage_mail(self, record: RemoteSubscription, flow: DeliveryFlow, lease: Lease) -> None:
         link, uid = self._link, flow.subscription.uid
-        link.renewals.manage(
-            (link, uid),
+        link.manage(
+            uid,
             lease.duration,
             lambda: link.proxy.renew(lease.lease_id, link.config.lease.mail).duration,
             lambda _why: self._lapse(flow),
-            grantor=link,
+            lambda: record.stands and record.flow is flow,
         )
-        with link.changed:
-            stands = record.stands and record.flow is flow
-        if not stands:  # cancelled meanwhile
-            link.renewals.remove((link, uid))
 
     def _lapse(self, flow: DeliveryFlow) -> None:
         with self._link.changed:
@@ -229,12 +225,14 @@ class RemoteRegistry:
     # -- refusals -----------------------------------------------------------------------------------------------
 
     def _take_refusal(self, record: RemoteSubscription, revision: int, why: JbiError) -> None:
-        """Of an amendment whoever has made it is told, and takes it back; if he waits no more the subscription ends."""
+        """Tell whoever has made an amendment that it is refused: he takes it back; if he waits no more the subscription
+        ends."""
         with self._link.changed:
             stands, is_lost = record.stands, record.state is RemoteState.LOST
+        terms = record.subscription.terms
         if is_lost:
             return  # the next session is asked
-        if stands and (record.subscription.refuse(revision, why) or revision != record.subscription.revision):
+        if stands and (terms.refuse(revision, why) or revision != terms.revision):
             with self._link.changed:
                 if record.stands:
                     record.happen(RemoteEvent.KEEP)
@@ -289,6 +287,12 @@ class RemoteRegistry:
                 soon = time.monotonic() + random.uniform(0.0, ASK_SECONDS)  # noqa: S311  # jitter, not a secret
                 self.ask_at = min(self.ask_at, soon)
             self._link.changed.notify_all()
+
+    def deny(self, uid: str, why: JbiError) -> None:
+        """Note why a subscription that stands is not evaluated for some registration."""
+        with self._link.changed:
+            if (record := self.remotes.get(uid)) is not None:
+                record.why = why
 
     def expel(self, flow: DeliveryFlow) -> None:
         """The delegate has ended a subscription, and has told it: it is asked for again later."""
@@ -348,8 +352,8 @@ class SessionLosses:
         """When the delegate is asked what the mail lacks that it sends (monotonic seconds)."""
 
     def tell(self, cause: Cause, why: str, *, wait: float = 0.0) -> None:
-        """What stood there when the session was lost may have lost something. Whose death it was is the cause. `wait`:
-        seconds within which objects from elsewhere may show that it has not, or what."""
+        """Tell what stood there when the session was lost that it may have lost something. Whose death it was is the
+        cause. `wait`: seconds within which objects from elsewhere may show that it has not, or what."""
         with self._link.changed:
             lost = self._remotes.take_lost()
         registrations = {flow: self._matched(flow.subscription.uid) for flow in lost}
@@ -373,7 +377,7 @@ class SessionLosses:
         ]  # fmt: skip
 
     def ask_for_mail(self) -> None:
-        """Of e-mail-only subscriptions: no session is there for them in which they would be told."""
+        """Ask for losses of e-mail-only subscriptions: no session is there for them in which they would be told."""
         link, now = self._link, time.monotonic()
         with link.changed:
             mailed = [(f.subscription, f.lease.lease_id) for f in self._remotes.standing() if f.lease is not None]
@@ -388,6 +392,6 @@ class SessionLosses:
                 lost = link.proxy.mail_losses([lease_id for _, lease_id in some])
                 for subscription, lease_id in some:
                     totals = lost.get(subscription.uid, {})
-                    subscription.lose_mail(lease_id, totals, f"by mail from {link.address}")
+                    subscription.losses.add_mail(lease_id, totals, f"by mail from {link.address}")
         except JbiError as exc:  # away, or of a version that does not tell: the lease is what counts
             log.debug("%s: delegate %s does not say what mail is lost: %s", link.name, link.address, exc)

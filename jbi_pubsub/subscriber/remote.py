@@ -20,19 +20,19 @@ class RemoteState(Enum):
     """States of a subscription at a delegate."""
 
     WANTED = auto()
-    """It is to be asked for."""
+    """Wanted, and to be asked for."""
     ASKED = auto()
     """The delegate is being asked."""
     UNSURE = auto()
     """The delegate was asked, and has not answered: it may stand there or not."""
     STANDING = auto()
     AMENDING = auto()
-    """It stands, and the delegate was asked for other terms."""
+    """Standing, while the delegate was asked for other terms."""
     REFUSED = auto()
     LOST = auto()
-    """It stood in a session that is lost, and has not been told so yet."""
+    """Standing in a session that is lost, which it has not been told yet."""
     DROPPED = auto()
-    """It is not wanted any more, and the delegate, which was asked for it, has not answered yet."""
+    """Not wanted any more, while the delegate, which was asked for it, has not answered yet."""
     ENDED = auto()
 
 
@@ -50,7 +50,7 @@ class RemoteEvent(Enum):
     LOSE = auto()
     """The session is lost."""
     TELL = auto()
-    """What may be lost with the session is told."""
+    """Losses with the session are told."""
     EXPEL = auto()
     LAPSE = auto()
     """The lease of mail has ended."""
@@ -161,7 +161,7 @@ class RemoteSubscription:
     def is_to_ask(self) -> bool:
         """Whether the delegate is to be asked for it, which nobody is doing now."""
         if self.state is _S.STANDING and self.flow is not None:
-            return self.flow.revision != self.subscription.revision
+            return self.flow.revision != self.subscription.terms.revision
         return self.state in _TO_ASK
 
 
@@ -194,14 +194,14 @@ class RemoteSubscriptions:
         return any(each.state in _OUTSTANDING for each in self)
 
     def want(self, subscription: LocalSubscription, *, is_expected: bool) -> None:
-        """It is to stand there. A durable one that begins anew has the id of the former one, which may not be over."""
+        """Have it stand there. A durable one that begins anew has the id of the former one, which may not be over."""
         record = self._records.get(subscription.uid)
         if record is None or not record.is_wanted:
             record = self._records[subscription.uid] = RemoteSubscription(subscription)
         record.is_expected = record.is_expected or is_expected
 
     def unwant(self, uid: str) -> DeliveryFlow | None:
-        """It is to stand there no more; the flow that is to be cancelled, if it stood."""
+        """Have it stand there no more; the flow that is to be cancelled, if it stood."""
         record = self._records.get(uid)
         if record is None or not record.is_wanted:
             return None
@@ -217,7 +217,7 @@ class RemoteSubscriptions:
         record.happen(_E.GRANT)
         if record.stands:
             record.flow = flow
-            self._flows.add(flow)
+            self._flows.by_number[flow.number] = flow
         self._settle(record)
 
     def refuse(self, record: RemoteSubscription, why: JbiError) -> DeliveryFlow | None:
@@ -250,7 +250,7 @@ class RemoteSubscriptions:
         return lost
 
     def lose_granted(self, record: RemoteSubscription, flow: DeliveryFlow) -> None:
-        """It was granted in a session that is lost meanwhile."""
+        """Note that it was granted in a session that is lost meanwhile."""
         if record.state is _S.ASKED:
             record.flow = flow
         if record.state in (_S.ASKED, _S.DROPPED):
@@ -312,7 +312,7 @@ class RemoteSubscriptions:
     def _end_flow(self, record: RemoteSubscription) -> DeliveryFlow | None:
         flow, record.flow = record.flow, None
         if flow is not None and self._flows.by_number.get(flow.number) is flow:
-            self._flows.remove(flow.number)
+            del self._flows.by_number[flow.number]
         return flow
 
     def _settle(self, record: RemoteSubscription) -> None:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+
+import msgspec
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
@@ -31,20 +34,20 @@ from jbi_pubsub.core.spool import Spool
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.entries import ArchiveEntry
-from jbi_pubsub.protocol.replies import Finished
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
 
 from .connection import BACKOFF_FIRST, BACKOFF_MOST, DeliveryConnection
 from .deliveries import DeliveryReader
-from .flows import DeliveryFlow, FlowTable
-from .lease import ReplacedError, SessionLease
-from .link import SessionLink
+from .flows import FlowTable
+from .link import ReplacedError, SessionLease, SessionLink
 from .placed import PlacedSubscription
 from .query import QueryPart
 from .registry import RemoteRegistry, SessionLosses
-from .remote import WITHDRAWN, RemoteState
+from .remote import RemoteState
 from .session_queries import SessionQueries
 from .signed import SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription
+from .watches import TemplateWatches
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -60,30 +63,27 @@ class DelegateSession:
         ref: ServiceRef,
         config: Config,
         renewals: LeaseRenewalManager,
-        *,
         name: str,
-        is_listed: Callable[[str], bool],
+        watches: TemplateWatches,
         ended: Callable[[DelegateSession], None],
-        item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
-        matched: Callable[[str], Collection[str]] = lambda uid: (),  # noqa: ARG005  # as above
         signatures: SignatureCheck | None = None,
         spool: Spool | None = None,
     ) -> None:
-        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
-        `item(uid)`: what the lookup services say of a registration; `matched(uid)`: which registrations a subscription
-        matches; `signatures`: who looks at them; `spool`:
-        where large payloads are kept, with those of other sessions."""
+        """`watches`: what lookup services say of the delegate and of registrations; `ended` is called once;
+        `signatures`: the check that objects pass; `spool`: where large payloads are kept, with those of other
+        sessions."""
         self.ref = ref
         self.link = SessionLink(ref, config, renewals, name)
-        self._is_listed = is_listed
+        self._watches = watches
         self._ended = ended
-        self._item = item
         self.flows = FlowTable(self.link.changed, self._expects_answers, lambda: self.connection.report())
         self.registry = RemoteRegistry(self.link, self.flows)
-        self.losses = SessionLosses(self.link, self.registry.remotes, matched)
+        self.losses = SessionLosses(self.link, self.registry.remotes, watches.matched)
         self.queries = SessionQueries(self.link, self.flows)
-        checks = None if signatures is None else SessionSignatures(signatures, ref, self.link.proxy, item)
-        self.reader = DeliveryReader(self.flows, self, config, spool or config.link.spooling(), checks)
+        checks = None if signatures is None else SessionSignatures(signatures, ref, self.link.proxy, watches.item)
+        self.reader = DeliveryReader(
+            self.link, self.flows, self.registry, self.queries, spool or config.link.spooling(), checks
+        )
         self.connection = DeliveryConnection(self.link, self.flows, self.reader, self._lose_session)
         self.lease = SessionLease(self.link, self._lose_session)
         self._threads = [
@@ -98,7 +98,7 @@ class DelegateSession:
 
     def want(self, subscription: LocalSubscription) -> bool:
         """Have the subscription stand there from now on. False: the session has ended, another one has to do it."""
-        is_past = isinstance(subscription, PlacedSubscription) and _is_archive(self._item(self.ref.service_id))
+        is_past = isinstance(subscription, PlacedSubscription) and _is_archive(self._watches.item(self.ref.service_id))
         with self.link.changed:
             if self.link.stopping.is_set():
                 return False
@@ -167,39 +167,6 @@ class DelegateSession:
                     each.subscription.uid: str(each.why) for each in remotes if each.state is RemoteState.REFUSED
                 },
             }
-
-    # -- events of the deliveries -------------------------------------------------------------------------------
-
-    def ask_again(self) -> None:
-        """The delegate's rules have changed: what it has refused is asked for again soon."""
-        self.registry.ask_again()
-
-    def part(self) -> None:
-        """The delegate stops: nothing comes any more, and what was lost is told."""
-        self.link.is_parted = True
-
-    def deny(self, uid: str, why: JbiError) -> None:
-        """A subscription that stands is not evaluated for some registration."""
-        with self.link.changed:
-            if (record := self.registry.remotes.get(uid)) is not None:
-                record.why = why
-
-    def end_query(self, flow: DeliveryFlow, how: Finished) -> None:
-        """All results of a query have come. Raises ProtocolError for what is no query."""
-        self.queries.end(flow, how)
-
-    def expel(self, number: int) -> None:
-        """The delegate has ended a subscription or query."""
-        with self.link.changed:
-            flow = self.flows.by_number.get(number)
-            if flow is not None and isinstance(flow.subscription, QueryPart):
-                self.flows.remove(number)
-        if flow is None:
-            return
-        if isinstance(flow.subscription, QueryPart):
-            self.queries.fail(flow.subscription, AccessDeniedError(WITHDRAWN))
-        else:
-            self.registry.expel(flow)
 
     # -- the session's thread -----------------------------------------------------------------------------------
 
@@ -318,7 +285,7 @@ class DelegateSession:
 
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
-        return away > self.link.config.lease.subscriber and not self._is_listed(self.ref.service_id)
+        return away > self.link.config.lease.subscriber and not self._watches.is_listed(self.ref.service_id)
 
     def _is_needless(self) -> bool:
         """Whether there is no session, or it is lost, and nothing is left to do: then nobody can want it any more."""
@@ -363,3 +330,79 @@ class DelegateSession:
 def _is_archive(item: ServiceItem | None) -> bool:
     """Whether an archive is listed there: what it has is not lost with it."""
     return item is not None and any(rep.cls.name == ArchiveEntry.entry_name for rep in item.entries)
+
+
+CLOSED_AT_ONCE: Final = 16
+"""Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
+
+
+class DelegateSessions:
+    """The sessions of a subscriber: each is begun when something is wanted there. `_lock` covers which there are."""
+
+    def __init__(
+        self, config: Config, name: str, watches: TemplateWatches, signatures: SignatureCheck | None = None
+    ) -> None:
+        """`watches`: what lookup services say of delegates and registrations; `signatures`: the check that all objects
+        pass."""
+        self.renewals = LeaseRenewalManager(name)
+        self._config = config
+        self._name = name
+        self._spool = config.link.spooling()
+        """Place for large payloads, of all sessions."""
+        self._watches = watches
+        self._signatures = signatures
+        self._lock = threading.RLock()
+        self._sessions: dict[str, DelegateSession] = {}
+        self._is_closed = False
+
+    def all(self) -> list[DelegateSession]:
+        """Those that there are now."""
+        with self._lock:
+            return list(self._sessions.values())
+
+    def do(self, ref: ServiceRef, do: Callable[[DelegateSession], bool]) -> None:
+        """Have something done by the session at a delegate or peer publisher, which may be a new one; `do` tells
+        whether it was: not by one that has ended."""
+        ref = msgspec.structs.replace(ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        with self._lock:
+            if self._is_closed:
+                return
+            session = self._sessions.get(ref.service_id)
+            if session is None or not do(session):
+                session = self._sessions[ref.service_id] = self._made(ref)
+                do(session)
+                session.start()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        checked = self._signatures
+        return {
+            "signed": checked.signed if checked is not None else 0,
+            "bad_signature": checked.bad_signature if checked is not None else 0,
+            "sessions": [session.status() for session in self.all()],
+        }
+
+    def close(self) -> None:
+        """End all, and begin none any more."""
+        with self._lock:
+            self._is_closed = True
+            sessions = list(self._sessions.values())
+        if sessions:
+            at_once = min(len(sessions), CLOSED_AT_ONCE)
+            with ThreadPoolExecutor(at_once, thread_name_prefix=f"{self._name}-close") as pool:
+                list(pool.map(_close, sessions))  # each waits for an answer
+        self.renewals.stop()
+
+    def _made(self, ref: ServiceRef) -> DelegateSession:
+        given = (self._name, self._watches, self._forget, self._signatures, self._spool)
+        return DelegateSession(ref, self._config, self.renewals, *given)
+
+    def _forget(self, session: DelegateSession) -> None:
+        with self._lock:
+            if self._sessions.get(session.ref.service_id) is session:
+                del self._sessions[session.ref.service_id]
+
+
+def _close(session: DelegateSession) -> None:
+    with guarded("closing a session"):  # the others are to be closed, too
+        session.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     BackPressureError,
     JbiError,
     ProtocolError,
@@ -18,6 +19,7 @@ from jbi_pubsub.protocol.replies import Finished, QueryOpened
 from .flows import DeliveryFlow, FlowTable
 from .link import SessionLink
 from .query import QueryPart
+from .remote import WITHDRAWN
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -34,12 +36,12 @@ class SessionQueries:
         self._flows = flows
 
     def unask(self, part: QueryPart) -> None:
-        """It is not wanted any more. The delegate is told by the session's thread."""
+        """Want it no more. The delegate is told by the session's thread."""
         link = self._link
         with link.changed:
             self.parts.pop(part.uid, None)
             number = part.opened.number if part.opened is not None else 0
-            if link.opened is not None and self._flows.remove(number) is not None:
+            if link.opened is not None and self._flows.by_number.pop(number, None) is not None:
                 self.to_cancel[number] = link.opened.uid
                 link.is_dirty = True
             link.changed.notify_all()
@@ -110,7 +112,7 @@ class SessionQueries:
         for part in begun:
             del self.parts[part.uid]
             if part.opened is not None:
-                self._flows.remove(part.opened.number)
+                self._flows.by_number.pop(part.opened.number, None)
         return begun
 
     def end(self, flow: DeliveryFlow, how: Finished) -> None:
@@ -119,20 +121,29 @@ class SessionQueries:
         if not isinstance(part, QueryPart):
             raise ProtocolError("the end of a query for a subscription")
         with self._link.changed:
-            self._flows.remove(flow.number)
+            self._flows.by_number.pop(flow.number, None)
             self.parts.pop(part.uid, None)
         part.finish(how)
 
+    def expel(self, flow: DeliveryFlow) -> bool:
+        """The delegate has ended it; whether it is a query."""
+        if not isinstance(flow.subscription, QueryPart):
+            return False
+        with self._link.changed:
+            self._flows.by_number.pop(flow.number, None)
+        self.fail(flow.subscription, AccessDeniedError(WITHDRAWN))
+        return True
+
     def _begin(self, session_id: str, part: QueryPart, opened: QueryOpened) -> None:
         link, flows = self._link, self._flows
-        flow = DeliveryFlow(part, opened.number, None, flows.news, flows.due)
+        flow = DeliveryFlow(part, opened.number, flows)
         flow.is_placed, flow.archive = True, next(iter(opened.incarnations), "")
         with link.changed:
             if not link.is_open(session_id):
                 return  # it was lost meanwhile: the query is asked in the next one
             flows.highest = max(flows.highest, opened.number)
             if part.uid in self.parts:
-                flows.add(flow)
+                flows.by_number[flow.number] = flow
             else:  # it was cancelled meanwhile
                 self.to_cancel[opened.number] = session_id
                 link.is_dirty = True

@@ -1,4 +1,4 @@
-"""What arrives is looked at before anybody has it: [tls] verify (docs/signatures.md).
+"""Signatures of what arrives, which is looked at before anybody has it: [tls] verify (docs/signatures.md).
 
 A subscriber takes nobody's word for a key: whoever gives it, the id of the registration is made from it, and a
 certificate answers for it. For what a delegate says of a payload that it has cut, that certificate has to be the one of
@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from jbi_pubsub.core.cache import Cache
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, object_bytes, payload_digest_of, shaped_bytes
@@ -24,6 +25,9 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.protocol.services import SubscriptionsProxy
+from jbi_pubsub.trust.settings import verifier_of
+
+from .first_level import Screening
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -40,16 +44,14 @@ ORIGINAL: Final = 32
 """Bytes of a seal that are the digest of the payload as published; its signature follows."""
 
 
-class Looked(NamedTuple):
-    """What is left of objects that were looked at, how many were dropped, and why the first of them."""
-
-    objects: Sequence[InfoObject]
-    dropped: int = 0
-    why: str = ""
-
-
 class SignatureCheck:
-    """Of one subscriber process, for all its sessions. Any thread."""
+    """The check of one subscriber, for all its sessions. Any thread."""
+
+    @classmethod
+    def of(cls, config: Config) -> SignatureCheck | None:
+        """The check that [tls] verify asks for; None: none. Raises ConfigurationError."""
+        verifier = verifier_of(config)
+        return None if verifier is None else cls(verifier, require=config.tls.verify == "require")
 
     def __init__(self, verifier: Verifier, *, require: bool) -> None:
         self.verifier = verifier
@@ -60,7 +62,7 @@ class SignatureCheck:
         self.bad_signature = 0
 
     def count(self, signed: int, bad: int, why: str) -> None:
-        """What was looked at. The log is told of the first bad one, then whenever their number has doubled."""
+        """Count what was looked at. The log is told of the first bad one, then whenever their number has doubled."""
         with self._lock:
             before, after = self.bad_signature, self.bad_signature + bad
             self.signed += signed
@@ -86,7 +88,7 @@ class SessionSignatures:
         self._proxy = proxy
         self._item = item
         self._seen: dict[int, str | SignatureError] = {}
-        """Who has signed an object, by its identity, or why it is not known: one may be for several subscriptions."""
+        """Signer of an object, by its identity, or why it is not known: one may be for several subscriptions."""
 
         self._asked: Cache[str, float] = Cache(ASKED_MOST)
         """When no good key was found (monotonic seconds)."""
@@ -95,7 +97,7 @@ class SessionSignatures:
         """Other objects than before."""
         self._seen.clear()
 
-    def look(self, objects: Sequence[InfoObject], wanted: Sequence[bytes], *, takes_shapes: bool = False) -> Looked:
+    def look(self, objects: Sequence[InfoObject], wanted: Sequence[bytes], *, takes_shapes: bool = False) -> Screening:
         """Objects for one subscription, each with the name of who signed it. `wanted`: digests of the payload filters
         that it has, or had moments ago; `takes_shapes`: it has asked for payloads to be shaped."""
         good: list[InfoObject] = []
@@ -113,7 +115,7 @@ class SessionSignatures:
                 platform = msgspec.structs.replace(obj.platform, verified=name)
                 good.append(msgspec.structs.replace(obj, platform=platform))
         self._check.count(len(objects) - bad, bad, why)
-        return Looked(good, bad if self._check.require else 0, f"{why}; from {', '.join(self._ref.endpoints)}")
+        return Screening(good, bad if self._check.require else 0, f"{why}; from {', '.join(self._ref.endpoints)}")
 
     def _signer_of(self, obj: InfoObject) -> str:
         seen = self._seen.get(id(obj))
@@ -154,7 +156,7 @@ class SessionSignatures:
         raise why
 
     def _keys(self, holder: str) -> Iterator[SigningKey]:
-        """What is said to be its key: by the lookup services, then by who has delivered. Not by others who deliver:
+        """Keys that are said to be its: by the lookup services, then by who has delivered. Not by others who deliver:
         what they say is for what they deliver."""
         now = time.monotonic()
         if now - self._asked.get(holder, -ASK_AGAIN) < ASK_AGAIN:

@@ -23,7 +23,7 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of
-from jbi_pubsub.subscriber.subscription import SubscriptionUid
+from jbi_pubsub.subscriber.listeners import SubscriptionUid
 
 TYPE = TypeName("t", "1.0")
 UID = "registration-" + "0" * 32

@@ -33,7 +33,7 @@ from jbi_pubsub.capi.errors import EXCEPTIONS, exception_of
 from jbi_pubsub.capi.objects import type_of
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, SchemaError
-from jbi_pubsub.subscriber.asking import request_of
+from jbi_pubsub.subscriber.options import query_request
 
 WRONG: list[Any] = [
     None,
@@ -357,7 +357,7 @@ def test_a_version_with_zeros_before_a_number_is_none_to_anybody(version: str) -
     with pytest.raises(SchemaError, match="begins a number with 0"):
         checked_name("report", version)
     with pytest.raises(ConfigurationError, match="begins a number with 0"):
-        request_of("report", (), {"version": version}, now=0.0, timeout=1.0)
+        query_request("report", {"version": version}, now=0.0, timeout=1.0)
 
 
 def test_other_versions_are_as_they_were() -> None:

@@ -258,13 +258,13 @@ def test_a_delegate_that_was_away_and_is_back_gives_nothing_twice_and_tells_no_l
     publisher.publish(figures.register(publisher), figures.figure_1)
     assert subscriber.receive(uid) is not None
     # When the session there has ended, as after a long silence, and the delegate is found again
-    local = subscriber._subscriptions[uid]
-    (session,) = subscriber._sessions.values()
-    again = subscriber._new_session(session.ref)
+    local = subscriber._subscriptions.find(uid)
+    (session,) = subscriber._subscriptions.sessions.all()
+    again = subscriber._subscriptions.sessions._made(session.ref)
     # Expect it to be asked for nothing of before, and another delegate for all since the subscription stands
     assert local.stood_at == {pad.server_id}
     assert again.registry._age(local, "") == NOT_BEFORE
-    elsewhere = subscriber._new_session(msgspec.structs.replace(session.ref, service_id="f" * 32))
+    elsewhere = subscriber._subscriptions.sessions._made(msgspec.structs.replace(session.ref, service_id="f" * 32))
     assert elsewhere.registry._age(local, "") >= 0.0
     for made in (again, elsewhere):
         made.link.close()

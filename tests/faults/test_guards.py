@@ -17,8 +17,8 @@ from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.publisher.connection import DelegateConnection
 from jbi_pubsub.subscriber.connection import DeliveryConnection
 from jbi_pubsub.subscriber.deliveries import DeliveryReader
+from jbi_pubsub.subscriber.queue import ObjectQueue
 from jbi_pubsub.subscriber.session import DelegateSession
-from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 
 class UnexpectedError(Exception):
@@ -107,7 +107,7 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
         (DeliveryConnection, "_receive", "delivery connection"),
         (DeliveryReader, "take_batch", "stream of a receiver"),
         (DelegateConnection, "_send_on_a_line", "publisher connection"),
-        (LocalSubscription, "serve", "listener"),
+        (ObjectQueue, "serve", "listener"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )

@@ -20,7 +20,7 @@ from jbi_pubsub.core.info_object import InfoObject, LossNotice
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.wire.control import ControlServer
 from jbi_pubsub.examples.mailbox import AnyPort
-from jbi_pubsub.subscriber.subscription import SubscriptionListener
+from jbi_pubsub.subscriber.listeners import SubscriptionListener
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 NORTH = "//descriptor[./position/lat<'35.0']"

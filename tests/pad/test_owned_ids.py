@@ -27,7 +27,7 @@ from jbi_pubsub.protocol.ownership import check_owner, owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.publisher import publication as publishing
-from jbi_pubsub.subscriber import adapter as subscribing
+from jbi_pubsub.subscriber import options as subscribing
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 MINE, THEIRS = "0123456789abcdef" * 2, "fedcba9876543210" * 2

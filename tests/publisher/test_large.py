@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeErr
 from jbi_pubsub.core.files import written
 from jbi_pubsub.core.history import KeepRule, Query, Scope
 from jbi_pubsub.core.info_object import Head, InfoObject, LargeObject, TypeName, pack
-from jbi_pubsub.core.spool import SpooledPayload
+from jbi_pubsub.core.spool import Spool, SpooledPayload
 from jbi_pubsub.pad.past import blobs as beside
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.publications import LAST_CHUNK, PUBLICATION
@@ -43,6 +43,10 @@ def large(federation: Federation, tmp_path: Path) -> Federation:
     config = with_link(federation.config, spool_folder=str(tmp_path / "spool"))
     federation.config = msgspec.structs.replace(config, pad=PadSection(keep_seconds=0.2))
     return federation
+
+
+def _spool_of(subscriber: SubscriberAdapter) -> Spool:
+    return subscriber._subscriptions.sessions._spool
 
 
 def with_link(config: Config, **given: Any) -> Config:
@@ -109,7 +113,7 @@ def test_a_large_payload_comes_as_it_was(large: Federation, picture: Path, tmp_p
     # Expect nothing to be left when nobody has it any more
     del obj, file
     eventually(lambda: open_files(tmp_path / "spool") == 0)
-    spools = pad.spool, subscriber._spool, publisher._payloads._spool
+    spools = pad.spool, _spool_of(subscriber), publisher._payloads._spool
     eventually(lambda: [each.used for each in spools] == [0, 0, 0])
 
 
@@ -364,7 +368,11 @@ def test_a_subscriber_without_room_is_told_of_its_loss_and_goes_on(
     publisher, uid = opened(large)
     publisher.wait_for_subscribers(uid, 1, 60.0)
     with monkeypatch.context() as patch:
-        patch.setattr(subscriber._spool, "begin", lambda *_: (_ for _ in ()).throw(StorageError("no room at all")))
+        patch.setattr(
+            _spool_of(subscriber),
+            "begin",
+            lambda *_: (_ for _ in ()).throw(StorageError("no room at all")),
+        )
         publisher.publish(uid, b"<a>1</a>", picture)
         eventually(lambda: subscriber.losses(wanted) == {"storage": 1}, what=lambda: subscriber.losses(wanted))
     # Expect its credit to be given back: its bound is one
@@ -492,11 +500,17 @@ def test_of_what_is_cancelled_in_the_middle_nothing_stays(
     monkeypatch.setattr(SpooledPayload, "read", half)
     publisher.publish(uid, b"<a/>", picture)
     assert is_half.wait(60.0)
-    eventually(lambda: subscriber._spool.used == SIZE, what=lambda: subscriber._spool.used)
+    eventually(
+        lambda: _spool_of(subscriber).used == SIZE,
+        what=lambda: _spool_of(subscriber).used,
+    )
     threading.Timer(0.2, goes_on.set).start()
     subscriber.cancel_subscription(wanted)
     # Expect no file of it, though the connection is there for others
-    eventually(lambda: (pad.spool.used, subscriber._spool.used) == (0, 0), what=lambda: subscriber._spool.used)
+    eventually(
+        lambda: (pad.spool.used, _spool_of(subscriber).used) == (0, 0),
+        what=lambda: _spool_of(subscriber).used,
+    )
 
 
 def test_who_takes_nothing_holds_a_part_of_the_files_alone(large: Federation, picture: Path) -> None:

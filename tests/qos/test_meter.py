@@ -7,7 +7,6 @@ import random
 import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -40,7 +39,7 @@ from jbi_pubsub.qos.meter import (
     percentile,
 )
 from jbi_pubsub.qos.queue import LevelQueue
-from jbi_pubsub.subscriber.flows import TimedFlow
+from jbi_pubsub.subscriber.flows import FlowTable, TimedFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.subscription import LocalSubscription
 
@@ -449,7 +448,8 @@ def test_one_object_a_second_is_looked_at_until_its_application_takes_it() -> No
     # Given a subscription that stands, and a clock
     now = [100.0]
     local = LocalSubscription(SubscriptionRequest("s1"), None, ListenerPool("test"))
-    standing = TimedFlow(local, 1, None, deque(), lambda: None, 64, clock=lambda: now[0])
+    table = FlowTable(threading.Condition(), lambda: False, lambda: None)
+    standing = TimedFlow(local, 1, table, None, 64, clock=lambda: now[0])
     # When five objects come, and the application takes four of them, then the last
     standing.came(5)
     now[0] += 0.5

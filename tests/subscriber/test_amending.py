@@ -207,7 +207,7 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
     app = federation.subscriber()
     uid = app.register_subscriber(type_name=TYPE, predicate="//lat > 40")
     assert app.wait_matched(uid) == 1
-    (session,) = app._sessions.values()
+    (session,) = app._subscriptions.sessions.all()
     ask = session.link.proxy.subscribe
     away = threading.Event()
     away.set()
@@ -323,7 +323,7 @@ def test_an_amendment_that_waits_for_a_delegate_holds_up_none_of_another_subscri
     app = federation.subscriber()
     slow, quick = (app.register_subscriber(type_name=each) for each in ("report", TYPE))
     assert [app.wait_matched(each) for each in (slow, quick)] == [1, 1]
-    (session,) = [each for each in app._sessions.values() if each.stands(slow)]
+    (session,) = [each for each in app._subscriptions.sessions.all() if each.stands(slow)]
     asked, answers, ask = threading.Event(), threading.Event(), session.link.proxy.subscribe
 
     def subscribe(*arguments: Any) -> Any:
@@ -354,7 +354,7 @@ def test_what_is_refused_goes_back_to_where_it_stood_without_a_lookup_service(
     # Given a delegate that refuses the new terms, while the lookup services go away
     delegate = federation.pad().delegate
     app, uid, taken = _stands(federation, figures)
-    (before,) = app._watches
+    (before,) = app._subscriptions.watches.all()
 
     def refuse(*_arguments: Any) -> None:
         for each in federation.lookups:
@@ -366,7 +366,7 @@ def test_what_is_refused_goes_back_to_where_it_stood_without_a_lookup_service(
     with pytest.raises(AccessDeniedError, match="not theirs"):
         app.amend_subscription(uid, predicate=PUBLISHER % "999th", timeout=5.0)
     # Expect it to be watched for as before, and to get what it got
-    assert list(app._watches) == [before]
+    assert app._subscriptions.watches.all() == [before]
     assert app.matching(uid).registrations == 1
     assert taken() is not None
 
@@ -377,8 +377,8 @@ def test_who_interrupts_an_amendment_has_the_old_terms(
     # Given an amendment whose answers are waited for
     federation.pad()
     app, uid, taken = _stands(federation, figures)
-    (before,) = app._watches
-    (session,) = app._sessions.values()
+    (before,) = app._subscriptions.watches.all()
+    (session,) = app._subscriptions.sessions.all()
 
     def interrupt(_uid: str) -> bool:
         monkeypatch.undo()
@@ -388,11 +388,11 @@ def test_who_interrupts_an_amendment_has_the_old_terms(
     # When it is interrupted; Expect the subscription to be as it was
     with pytest.raises(KeyboardInterrupt):
         app.amend_subscription(uid, predicate=PUBLISHER % "999th")
-    assert list(app._watches) == [before]
+    assert app._subscriptions.watches.all() == [before]
     assert taken() is not None
     # Expect it to be amended the next time
     assert app.amend_subscription(uid, predicate=f"{PUBLISHER % '418th'} and //lat > 0") == 1
-    assert len(app._watches) == 1
+    assert len(app._subscriptions.watches.all()) == 1
     assert taken() is not None
 
 
@@ -400,7 +400,7 @@ def test_who_waits_to_amend_what_is_cancelled_is_told(federation: Federation, fi
     # Given a subscription that is cancelled while its new terms are made out
     federation.pad()
     app, uid, _ = _stands(federation, figures)
-    entries = app._templates.entries
+    entries = app._subscriptions.templates.entries
 
     def cancelled(*arguments: Any) -> Any:
         found = entries(*arguments)
@@ -408,8 +408,8 @@ def test_who_waits_to_amend_what_is_cancelled_is_told(federation: Federation, fi
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app._templates, "entries", cancelled)
+        patched.setattr(app._subscriptions.templates, "entries", cancelled)
         # When it is amended, expect that said, and nothing of it left
         with pytest.raises(UnknownUidError):
             app.amend_subscription(uid, predicate=PUBLISHER % "999th")
-    assert not app._watches
+    assert not app._subscriptions.watches.all()

@@ -163,7 +163,7 @@ def test_a_replay_whose_session_was_lost_goes_on(archived: Federation, figures: 
     uid = subscriber.register_subscriber(type_name=TYPE, start="all")
     assert _latitudes(_taken(subscriber, uid, 3)) == ["1", "2", "3"]
     # When the delegate forgets its session, and something is published meanwhile
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     assert session.link.opened is not None
     pad.delegate.sessions.close(session.link.opened.uid)
     _publish(archived, figures, "alpha", [4, 5])

@@ -192,7 +192,7 @@ def test_prefixes_of_the_configuration_are_there_and_those_given_go_before(feder
     assert b"y" not in payload
     assert subscriber.receive(other, 0.2) is None
     # Expect a request to carry what it uses, and nothing else
-    said = {s.request.predicate: dict(s.request.namespaces) for s in subscriber._subscriptions.values()}
+    said = {s.request.predicate: dict(s.request.namespaces) for s in subscriber._subscriptions.all()}
     assert said["//og:thing"] == {"og": "urn:other", "sys": OG}
 
 

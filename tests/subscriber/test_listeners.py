@@ -12,8 +12,8 @@ from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber import listeners
-from jbi_pubsub.subscriber.listeners import MAX_WORKERS, TRIES, ListenerPool, Tries
-from jbi_pubsub.subscriber.subscription import LocalSubscription, Told
+from jbi_pubsub.subscriber.listeners import MAX_WORKERS, TRIES, FunctionListener, ListenerCalls, ListenerPool
+from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 SOON = 10.0
 
@@ -70,7 +70,7 @@ def subscribe(pool: ListenerPool) -> Iterator[Callable[..., LocalSubscription]]:
 
     yield begin
     for subscription in opened:
-        subscription.close()
+        subscription.queue.close()
 
 
 def test_many_subscriptions_with_quick_listeners_are_served_by_few_threads(
@@ -183,7 +183,7 @@ def test_what_a_listener_failed_on_comes_again_before_all_others(
     subscription.add([_object(sequence) for sequence in range(1, 4)], returned.append)
     assert eventually(lambda: sum(returned) == 3)
     assert listener.told == [1, 2, 2, 2, 3]
-    assert (subscription.listener_errors, subscription.lost) == (2, {})
+    assert (subscription.queue.calls.errors, subscription.losses.by_cause) == (2, {})
 
 
 @pytest.mark.usefixtures("at_once")
@@ -197,7 +197,7 @@ def test_an_object_that_a_listener_always_fails_on_is_told_as_lost_and_the_next_
     # Expect it to be tried so often, told as lost, with a number, in its place; and the next one once
     assert eventually(lambda: sum(returned) == 3)
     assert listener.told == [1, *[2] * TRIES, Cause.LISTENER_FAILED, 3]
-    assert subscription.lost == {"listener_failed": 1}
+    assert subscription.losses.by_cause == {"listener_failed": 1}
 
 
 def test_an_object_is_not_taken_before_its_listener_has_taken_it(
@@ -207,14 +207,14 @@ def test_an_object_is_not_taken_before_its_listener_has_taken_it(
     listener, returned = Failing(KeyError("mistake"), n1=-1), list[int]()
     subscription = subscribe(listener)
     subscription.add([_object(1), _object(2)], returned.append)
-    eventually(lambda: subscription.listener_errors)
+    eventually(lambda: subscription.queue.calls.errors)
     # When it is closed, or paused, while the object is to come again, expect that not to wait for it
-    subscription.pause()
-    assert (len(subscription), returned, subscription.lost) == (2, [], {})
-    subscription.resume()
-    eventually(lambda: subscription.listener_errors == 2)
-    subscription.close()
-    assert (returned, subscription.lost) == ([], {})
+    subscription.queue.pause()
+    assert (len(subscription.queue.waiting), returned, subscription.losses.by_cause) == (2, [], {})
+    subscription.queue.resume()
+    eventually(lambda: subscription.queue.calls.errors == 2)
+    subscription.queue.close()
+    assert (returned, subscription.losses.by_cause) == ([], {})
 
 
 @pytest.mark.usefixtures("at_once")
@@ -222,22 +222,22 @@ def test_a_function_that_only_makes_a_coroutine_takes_nothing(
     subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
 ) -> None:
     # Given a plain function around a coroutine function, which nobody can know before it is called
-    subscription = subscribe(Told(lambda _uid, _obj: _later()))
+    subscription = subscribe(FunctionListener(lambda _uid, _obj: _later()))
     subscription.add([_object(1)], lambda _count: None)
     # Expect the object not to count as taken
-    assert eventually(lambda: subscription.lost) == {"listener_failed": 1}
+    assert eventually(lambda: subscription.losses.by_cause) == {"listener_failed": 1}
 
 
 @pytest.mark.usefixtures("steady")
 def test_pauses_grow_while_a_listener_takes_nothing_and_are_bounded() -> None:
-    tries = Tries()
+    calls = ListenerCalls("test")
     # When one object after the other fails
-    pauses = [tries.failed(object_id) for object_id in "abc" for _ in range(TRIES)]
+    pauses = [calls.pause_after(object_id) for object_id in "abc" for _ in range(TRIES)]
     # Expect pauses to double up to a bound, and each object to be given up at its last try
     assert pauses == [0.1, 0.2, 0.4, 0.8, None, 3.2, 5.0, 5.0, 5.0, None, 5.0, 5.0, 5.0, 5.0, None]
     # When one is taken, expect short ones again
-    tries.taken()
-    assert tries.failed("d") == 0.1
+    calls.reset()
+    assert calls.pause_after("d") == 0.1
 
 
 @pytest.mark.usefixtures("at_once")
@@ -247,9 +247,9 @@ def test_a_listener_that_always_fails_does_not_fill_the_log(
     # When every one of a hundred calls fails
     subscription = subscribe(Failing(KeyError("mistake"), **{f"n{number}": -1 for number in range(1, 21)}))
     subscription.add([_object(sequence) for sequence in range(1, 21)], lambda _count: None)
-    assert eventually(lambda: subscription.lost["listener_failed"] == 20)
+    assert eventually(lambda: subscription.losses.by_cause["listener_failed"] == 20)
     # Expect the first ones with their tracebacks, then a line for each power of two
-    subscription.close()
+    subscription.queue.close()
     told = [
         record for record in caplog.records if "failed" in record.getMessage() and "lost" not in record.getMessage()
     ]
@@ -266,7 +266,7 @@ def test_after_close_no_call_begins_and_none_is_under_way(subscribe: Callable[..
     assert listener.entered.wait(SOON)
     # When the subscription is closed while the call ends
     threading.Timer(0.05, gate.set).start()
-    subscription.close()
+    subscription.queue.close()
     # Expect the call to be over, and no further one
     told = list(listener.told)
     assert told == [1]
@@ -280,13 +280,13 @@ def test_a_listener_may_close_its_own_subscription(
     class Once(Listener):
         def arrived(self, uid: str, obj: InfoObject) -> None:
             super().arrived(uid, obj)
-            subscription.close()
+            subscription.queue.close()
 
     listener = Once()
     subscription = subscribe(listener)
     subscription.add([_object(1), _object(2)], lambda _count: None)
     assert eventually(lambda: listener.told == [1])
-    assert subscription.take(0.0) is None
+    assert subscription.queue.take(0.0) is None
 
 
 def test_a_system_without_further_threads_delays_listeners_and_ends_nothing(

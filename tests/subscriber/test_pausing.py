@@ -10,8 +10,8 @@ import pytest
 
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 from jbi_pubsub.protocol.requests import SubscriptionRequest
-from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.subscription import LocalSubscription, SubscriptionUid, Told
+from jbi_pubsub.subscriber.listeners import FunctionListener, ListenerPool, SubscriptionUid
+from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 
 def objects(*numbers: int) -> list[InfoObject]:
@@ -32,17 +32,17 @@ def nothing(count: int) -> None:
 def test_a_paused_subscription_gives_nothing_to_whoever_waits_and_all_of_it_afterwards(pool: ListenerPool) -> None:
     # Given
     one = LocalSubscription(SubscriptionRequest("s"), None, pool)
-    waiting = threading.Thread(target=lambda: got.append(one.take(30.0)))
+    waiting = threading.Thread(target=lambda: got.append(one.queue.take(30.0)))
     got: list[InfoObject | None] = []
     waiting.start()
     # When
-    one.pause()
+    one.queue.pause()
     waiting.join(60.0)
     one.add(objects(1, 2), nothing)
     # Expect
     assert got == [None]
-    one.resume()
-    assert [obj.object_id for obj in one.drain()] == ["1", "2"]
+    one.queue.resume()
+    assert [obj.object_id for obj in one.queue.drain()] == ["1", "2"]
 
 
 def test_the_listener_of_a_paused_subscription_is_not_called_until_it_goes_on(
@@ -57,11 +57,11 @@ def test_the_listener_of_a_paused_subscription_is_not_called_until_it_goes_on(
         go.wait(60.0)
         told.append(obj.object_id)
 
-    one = LocalSubscription(SubscriptionRequest("s"), Told(arrived), pool)
+    one = LocalSubscription(SubscriptionRequest("s"), FunctionListener(arrived), pool)
     one.add(objects(1, 2, 3), nothing)
     began.wait(60.0)
     # When: it returns when the call under way has
-    pausing = threading.Thread(target=one.pause)
+    pausing = threading.Thread(target=one.queue.pause)
     pausing.start()
     go.set()
     pausing.join(20.0)
@@ -70,7 +70,7 @@ def test_the_listener_of_a_paused_subscription_is_not_called_until_it_goes_on(
     # Expect
     assert len(paused_at) < 4
     assert told == paused_at
-    one.resume()
+    one.queue.resume()
     eventually(lambda: told == ["1", "2", "3", "4"])
 
 
@@ -80,12 +80,12 @@ def test_a_listener_may_pause_and_resume_its_own_subscription(pool: ListenerPool
 
     def arrived(uid: SubscriptionUid, obj: InfoObject) -> None:
         told.append(obj.object_id)
-        one.pause()
+        one.queue.pause()
 
-    one = LocalSubscription(SubscriptionRequest("s"), Told(arrived), pool)
+    one = LocalSubscription(SubscriptionRequest("s"), FunctionListener(arrived), pool)
     # When
     one.add(objects(1, 2), nothing)
     # Expect: one at a time
-    eventually(lambda: told == ["1"] and not one._submitted)
-    one.resume()
+    eventually(lambda: told == ["1"] and not one.queue._is_submitted)
+    one.queue.resume()
     eventually(lambda: told == ["1", "2"])

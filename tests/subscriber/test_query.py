@@ -229,7 +229,7 @@ def test_a_query_can_be_left_at_any_time(
         break
     # Expect each to be cancelled at the archive, and nothing of it in the session
     eventually(lambda: len(past.cancelled) == 2, what=lambda: past.cancelled)
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     eventually(lambda: not session.flows.by_number and not session.queries.parts)
     # Expect the session to serve the next one
     assert _numbers(subscriber.query("t", limit=2)) == [1, 2]
@@ -371,7 +371,7 @@ def test_nothing_stays_of_many_queries(
     for _ in range(100):
         assert len(list(subscriber.query("t"))) == 1
     # Expect one session, and nothing in it
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     eventually(lambda: not session.flows.by_number and not session.queries.parts and not session.queries.to_cancel)
     assert past.cancelled == []
 
@@ -383,7 +383,7 @@ def test_a_query_that_may_not_go_on_fails(federation: Any, archive: Callable[...
     query = subscriber.open_query("t")
     past.streams()[0].bound = 0
     # When its delegate ends it against its will, expect an error behind what has come
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     (number,) = session.flows.by_number
     session.reader.take_batch([memoryview(ITEM.pack(END, number))])
     with pytest.raises(AccessDeniedError):

@@ -25,12 +25,14 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.protocol.deliveries import END, ITEM
 from jbi_pubsub.protocol.replies import Granted, Opened, Subscribed
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.remote import REMOTE_SUBSCRIPTION, RemoteEvent, RemoteState
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
+from jbi_pubsub.subscriber.watches import TemplateWatches
 
 POOL = ListenerPool("test")
 
@@ -134,7 +136,8 @@ class Life:
         self.delegate, self.renewals = _Delegate(), _Renewals()
         self.session = DelegateSession(
             ServiceRef("delegate", "subscriptions", ("127.0.0.1:1",)), Config(), self.renewals,  # type: ignore[arg-type]
-            name="test", is_listed=lambda _uid: True, ended=lambda _session: None,
+            name="test", watches=TemplateWatches(None, None, None),  # type: ignore[arg-type]
+            ended=lambda _session: None,
         )  # fmt: skip
         self.session.link.close()
         self.session.link.proxy = self.delegate  # type: ignore[assignment]
@@ -159,7 +162,7 @@ class Life:
 
     def amend(self, uid: str, *, is_awaited: bool = True) -> None:
         local = self.wanted[uid]
-        local.amend(msgspec.structs.replace(local.request, predicate="//x"), is_awaited=is_awaited)
+        local.terms.amend(msgspec.structs.replace(local.request, predicate="//x"), is_awaited=is_awaited)
         self.session.registry.amend(uid)
 
     def lose(self, *, is_told: bool = False) -> None:
@@ -171,7 +174,7 @@ class Life:
         flow = next((each for each in self.session.flows.by_number.values() if each.subscription.uid == uid), None)
         if flow is not None:
             self.delegate.stands.pop(uid, None)
-            self.session.expel(flow.number)
+            self.session.reader.take_batch([memoryview(ITEM.pack(END, flow.number))])
 
     def lapse(self, uid: str) -> None:
         ended = self.renewals.ended.get(uid)
@@ -326,7 +329,7 @@ def test_mail_that_may_stand_is_told_that_it_is_refused_and_ends_when_it_is_canc
     life.lead("turn denied")
     life.lead("turn denied")
     # Expect that to be said once
-    assert subscription.lost[Cause.REFUSED] == 1
+    assert subscription.losses.by_cause[Cause.REFUSED] == 1
     # Expect the delegate not to keep it for good
     life.lead("unwant")
     life.end()

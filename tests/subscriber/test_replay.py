@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jbi_pubsub import InfoObject, SubscriberAdapter
+from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
-from jbi_pubsub.subscriber.flows import PlacedFlow
+from jbi_pubsub.subscriber.flows import FlowTable, PlacedFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
 from jbi_pubsub.subscriber.placed import PlacedSubscription
@@ -71,8 +71,8 @@ def test_parts_of_several_delegates_come_in_any_order_and_never_twice(arrivals: 
         subscription.add_placed([_placed(n) for n in numbers], sources[at])
         came += numbers
     # Expect each once, in the order in which they came; nothing is told as lost
-    assert _numbers(subscription.drain()) == list(dict.fromkeys(came))
-    assert not subscription.lost
+    assert _numbers(subscription.queue.drain()) == list(dict.fromkeys(came))
+    assert not subscription.losses.by_cause
     # Expect each delegate to hear of all that it has sent: taken, or dropped
     taken = sum(source.consumed for source in sources)
     assert taken == sum(kept for source in sources for kept, _ in source.runs)
@@ -111,16 +111,20 @@ def test_what_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
     # When both come again, as the acknowledgement was not heard
     subscription.add_placed([_placed(1, 11), _placed(2, 21)], after)
     # Expect no object to be delivered again, the first to be acknowledged where it is now, the second when it is
-    assert _numbers(subscription.drain()) == [1, 2]
+    assert _numbers(subscription.queue.drain()) == [1, 2]
     assert after.acknowledged == [11]
     assert subscription.acknowledge(second)
     assert (before.acknowledged, after.acknowledged) == ([10], [11, 21])
 
 
+def _table() -> FlowTable:
+    return FlowTable(threading.Condition(), lambda: False, lambda: None)
+
+
 @given(st.lists(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, 3)), st.integers(1, 4)), max_size=40))
 def test_what_is_told_as_taken_is_what_came_first(happens: list[tuple[int, int] | int]) -> None:
     # Given what stands at a delegate, which takes a number of consumed objects for the first ones that it has sent
-    standing = PlacedFlow("s", _subscription(durable="d"), 1, None, deque(), lambda: None)
+    standing = PlacedFlow("s", _subscription(durable="d"), 1, _table())
     came: list[bool] = []
     waiting = 0
     for event in happens:
@@ -145,7 +149,7 @@ def test_what_is_told_as_taken_is_what_came_first(happens: list[tuple[int, int] 
 
 def test_an_object_that_is_not_signed_well_does_not_come_again() -> None:
     # Given explicit acknowledgement, and an object behind another one that the application never gets to see
-    standing = PlacedFlow("s", _subscription(durable="d", ack="explicit"), 1, None, deque(), lambda: None)
+    standing = PlacedFlow("s", _subscription(durable="d", ack="explicit"), 1, _table())
     standing.hand_on([_placed(1, 10)])
     standing.drop([_placed(2, 20)])
     # Expect it to be acknowledged, and nothing to be told as taken that waits
@@ -234,7 +238,7 @@ def test_what_a_durable_subscription_has_taken_is_told_in_order(
     eventually(lambda: all(past.streams() for past in pasts))
     streams = {past.server_id: past.streams()[0] for past in pasts}
     # When nothing is taken, expect no archive to be told that an object is done which waits from there, or is behind it
-    waiting = [(obj.platform.position, consumed) for obj, consumed in subscriber._subscriptions[uid]._waiting]
+    waiting = [(obj.platform.position, consumed) for obj, consumed in subscriber._subscriptions.find(uid).queue.waiting]
     assert len(waiting) >= 4
     for position, consumed in waiting:
         stream = streams[consumed.__self__.server]  # type: ignore[attr-defined]  # a method of what stands there
@@ -273,7 +277,7 @@ def test_acknowledging_is_heard(federation: Any, archive: Callable[..., Past], e
     (stream,) = past.streams()
     eventually(lambda: stream.acknowledged == [40, 10], what=lambda: stream.acknowledged)
     # When the line was cut, expect what may not have been heard to be told again
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     (standing,) = session.flows.by_number.values()
     standing.report_again()
     subscriber.acknowledge(objects[1], uid)
@@ -296,7 +300,7 @@ def test_a_durable_subscription_belongs_to_its_user(federation: Any, archive: Ca
     first, second, other = past.subscribed
     assert (first.durable, first.uid, first.secret) == (second.durable, second.uid, second.secret)
     assert other.secret != first.secret
-    assert first.secret == secret_of("fusion-1", "")
+    assert first.secret == secret_of("fusion-1", ClientSection())
     # Expect the secret not to be shown
     assert first.secret not in repr(first)
 
@@ -355,10 +359,14 @@ def test_what_makes_no_sense_is_refused(federation: Any, options: dict[str, Any]
 # -- whose it is ------------------------------------------------------------------------------------------------
 
 
+def _secret(file: Path) -> str:
+    return secret_of("d", ClientSection(owner=str(file)))
+
+
 def test_the_secret_is_made_once_however_many_processes_ask(tmp_path: Path) -> None:
     file = tmp_path / "state" / "secret"
     found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(secret_of("d", str(file)))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: found.append(_secret(file))) for _ in range(16)]
     random.shuffle(threads)
     for thread in threads:
         thread.start()
@@ -376,7 +384,7 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: str) ->
     file.write_text(content)
     file.chmod(0o600)
     with pytest.raises(ConfigurationError, match="secret"):
-        secret_of("d", str(file))
+        _secret(file)
 
 
 def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
@@ -384,10 +392,10 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file.write_text("a" * 64)
     file.chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
-        secret_of("d", str(file))
+        _secret(file)
 
 
 def test_a_place_where_no_secret_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"\[client\] owner"):
-        secret_of("d", str(tmp_path / "file" / "secret"))
+        _secret(tmp_path / "file" / "secret")

@@ -43,6 +43,7 @@ from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.query import QueryPart
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
+from jbi_pubsub.subscriber.watches import TemplateWatches
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -70,7 +71,7 @@ def test_a_refused_subscription_holds_up_no_other_delivery(
     # Given a delegate with room for one subscription, and a subscriber whose second one it refuses
     publish, subscriber, uid, _ = _full(federation, figures, eventually)
     # When objects still come for a subscription that was cancelled
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     began = time.monotonic()
     session.reader.take_batch([memoryview(ITEM.pack(OBJECT, 1000)) for _ in range(3)])
     # Expect them to be passed over at once, not when the refused one is asked for again, a minute later
@@ -116,7 +117,7 @@ def test_a_malformed_loss_notice_is_an_error_of_the_protocol(
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     (number,) = session.flows.by_number
     # When the delegate tells of a loss in bytes that are no notice, or no text
     for body in (b"", b"\xc1", msgspec.msgpack.encode({"count": 1}), b"\x81\xa5cause\xa2\xff\xff"):
@@ -169,7 +170,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(
     subscriber = federation.subscriber()
     kept, cancelled = (subscriber.register_subscriber(type_name=TYPE) for _ in range(2))
     assert subscriber.wait_matched(kept) == subscriber.wait_matched(cancelled) == 1
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     unsubscribe = session.link.proxy.unsubscribe
     failures = iter([WireTimeoutError("no answer"), WireError("cut")])
 
@@ -207,7 +208,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
     subscriber = federation.subscriber()
     first = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(first) == 1
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     stands, asked, answer = threading.Event(), threading.Event(), threading.Event()
     subscribe, await_standing = session.link.proxy.subscribe, session.flows.await_flow
 
@@ -250,7 +251,7 @@ def test_a_session_that_nobody_needs_is_not_missed_when_it_is_lost(
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
     subscriber.cancel_subscription(uid)
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     rounds: list[int] = []
     reconcile = session._reconcile
     monkeypatch.setattr(session, "_reconcile", lambda: (rounds.append(1), reconcile()))
@@ -284,7 +285,7 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
     subscriber = federation.subscriber()
     kept = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(kept) == 1
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     subscribe = session.link.proxy.subscribe
     asked, cancelled = threading.Event(), threading.Event()
 
@@ -315,7 +316,7 @@ def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_wa
     federation.pad()
     subscriber = federation.subscriber()
     going = subscriber.register_subscriber(type_name=TYPE)
-    watch = subscriber._by_uid[going]
+    watch = subscriber._subscriptions.watches.of(going)
     begin = watch.begin
 
     def meanwhile(*arguments: Any) -> None:
@@ -340,9 +341,9 @@ def test_a_session_that_has_ended_renews_nothing_any_more(
     mailed = subscriber.register_subscriber(type_name=TYPE, recipients=["someone@example.org"])
     direct = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(mailed) == subscriber.wait_matched(direct) == 1
-    assert len(subscriber._renewals) == 2
+    assert len(subscriber._subscriptions.sessions.renewals) == 2
     # When the delegate is given up
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
 
     def away() -> None:
         raise WireError("away")
@@ -353,8 +354,8 @@ def test_a_session_that_has_ended_renews_nothing_any_more(
         session.link.is_dirty = True
         session.link.changed.notify_all()
     # Expect no lease there to be renewed
-    eventually(lambda: len(subscriber._renewals) == 0)
-    eventually(lambda: not subscriber._sessions)
+    eventually(lambda: len(subscriber._subscriptions.sessions.renewals) == 0)
+    eventually(lambda: not subscriber._subscriptions.sessions.all())
 
 
 def test_nothing_is_kept_of_a_type_that_no_subscription_is_for_any_more(federation: Any, figures: Any) -> None:
@@ -460,7 +461,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     leases, delegate = _Leases(), _Delegate()
     session = DelegateSession(
         ServiceRef("delegate-1", "subscriptions", ("127.0.0.1:1",)), Config(), leases,  # type: ignore[arg-type]
-        name="test", is_listed=lambda _uid: True, ended=lambda _session: None,
+        name="test", watches=TemplateWatches(None, None, None),  # type: ignore[arg-type]
+        ended=lambda _session: None,
     )  # fmt: skip
     session.link.proxy = session.link.history = delegate  # type: ignore[assignment]
     subscription = LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
@@ -492,7 +494,7 @@ def test_a_loss_is_told_though_the_next_session_opens_at_once(between: str, alon
         alone.session.connection.receiver = SimpleNamespace(stop=lambda: _turn(alone))
     _lost(alone)
     # Expect the loss to be told, the next lease to be renewed, and the subscription to stand
-    assert alone.subscription.lost == {"subscriber_dead": 1}
+    assert alone.subscription.losses.by_cause == {"subscriber_dead": 1}
     assert alone.leases.held == ["session-2"]
     assert alone.session.stands("s")
 
@@ -523,7 +525,7 @@ def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_th
     assert alone.session.stands("s")
     assert alone.delegate.subscribed[-2:] == ["session-2", "session-2"]
     if call == "subscribe":  # it stood in the first one
-        assert alone.subscription.lost == {"subscriber_dead": 1}
+        assert alone.subscription.losses.by_cause == {"subscriber_dead": 1}
         assert part.error is None
 
 
@@ -545,7 +547,7 @@ def test_of_a_delegate_that_was_dead_before_it_a_subscription_is_told_nothing(is
     alone.session.want(alone.subscription)
     # When it is given up, expect a loss alone where it may have had objects for the subscription
     alone.session._end(WireError("away"))
-    assert alone.subscription.lost == ({"delegate_dead": 1} if is_older else {})
+    assert alone.subscription.losses.by_cause == ({"delegate_dead": 1} if is_older else {})
 
 
 def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
@@ -570,5 +572,5 @@ def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
     alone.session.link.left = SimpleNamespace(wait=look)
     alone.session._end(WireError("away"))
     # Expect nothing to be told
-    assert alone.subscription.lost == {}
+    assert alone.subscription.losses.by_cause == {}
     assert next(looks) == 4

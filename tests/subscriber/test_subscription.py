@@ -43,18 +43,18 @@ def _subscription(listener: Any = None, **request: Any) -> LocalSubscription:
 def subscription() -> Iterator[LocalSubscription]:
     subscription = _subscription()
     yield subscription
-    subscription.close()
+    subscription.queue.close()
 
 
 def _taken(subscription: LocalSubscription) -> list[int]:
-    return [obj.platform.sequence for obj in subscription.drain()]
+    return [obj.platform.sequence for obj in subscription.queue.drain()]
 
 
 def test_what_a_delegate_sends_again_is_dropped_and_its_credit_returned(subscription: LocalSubscription) -> None:
     delegate = Delegate()
     subscription.add([_object(1), _object(3), _object(3), _object(2)], delegate.consumed)
     assert _taken(subscription) == [1, 3]
-    assert (subscription.duplicates, subscription.lost) == (2, {})
+    assert (subscription.duplicates, subscription.losses.by_cause) == (2, {})
     assert delegate.credits == 4
 
 
@@ -62,9 +62,9 @@ def test_ctrl_c_in_an_application_that_waits_tells_of_nothing_else(subscription:
     # When it is interrupted while nothing waits
     with (
         pytest.raises(KeyboardInterrupt) as told,
-        patch.object(subscription._changed, "wait", side_effect=KeyboardInterrupt),
+        patch.object(subscription.queue.changed, "wait", side_effect=KeyboardInterrupt),
     ):
-        subscription.take(5.0)
+        subscription.queue.take(5.0)
     # Expect no other error behind it, which its user would have to read first
     assert told.value.__context__ is None
 
@@ -85,7 +85,7 @@ def test_losses_object_by_object_are_logged_at_each_power_of_two(
         *["an unknown number of objects: missed, how many is not known, at least one"] * 2,
         "3 objects: sequence_gap, delegate alpha",
     ]
-    assert subscription.lost == {"queue_overflow": 40, "missed": 2, "sequence_gap": 3}
+    assert subscription.losses.by_cause == {"queue_overflow": 40, "missed": 2, "sequence_gap": 3}
 
 
 def test_objects_that_come_together_wake_as_many_as_wait_for_one(
@@ -93,14 +93,14 @@ def test_objects_that_come_together_wake_as_many_as_wait_for_one(
 ) -> None:
     # Given three threads of an application that wait for an object each, for a minute
     taken: list[InfoObject | None] = []
-    threads = [threading.Thread(target=lambda: taken.append(subscription.take(60.0))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: taken.append(subscription.queue.take(60.0))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(subscription._changed._waiters) == 3)  # type: ignore[attr-defined]  # the condition's own
+    eventually(lambda: len(subscription.queue.changed._waiters) == 3)  # type: ignore[attr-defined]  # the condition's own
     # When two come at once, expect two of the threads to have one, and the third to wait on
     subscription.add([_object(1), _object(2)], Delegate().consumed)
     eventually(lambda: len(taken) == 2)
-    subscription.close()
+    subscription.queue.close()
     for thread in threads:
         thread.join(60.0)
     assert sorted(obj.platform.sequence for obj in taken if obj is not None) == [1, 2]
@@ -115,7 +115,7 @@ def test_what_two_delegates_send_comes_once(subscription: LocalSubscription) -> 
     subscription.add([_object(n) for n in (4, 5)], first.consumed)
     # Expect no loss and nothing twice
     assert _taken(subscription) == [1, 2, 3, 4, 5, 6]
-    assert (subscription.duplicates, subscription.lost) == (2, {})
+    assert (subscription.duplicates, subscription.losses.by_cause) == (2, {})
 
 
 @pytest.mark.parametrize("predicate", ["", "/m"], ids=["all", "some"])
@@ -130,10 +130,10 @@ def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(predicate: st
     # Expect order to hold, three objects to be lost, and the rest to be known
     assert _taken(subscription) == [1, 2, 6, 7, 8]
     if predicate:  # not known before the objects came: perhaps none would have matched
-        assert subscription.lost == {"delegate_dead": 1, "late": 3}
+        assert subscription.losses.by_cause == {"delegate_dead": 1, "late": 3}
         assert subscription.duplicates == 3
     else:
-        assert subscription.lost == {"delegate_dead": 3}
+        assert subscription.losses.by_cause == {"delegate_dead": 3}
         assert subscription.duplicates == 6
 
 
@@ -178,7 +178,7 @@ def test_what_a_stopped_delegate_had_is_told_before_the_first_object_of_its_succ
     assert not subscription.may_lack(stopped.consumed, ["r"], is_placed=False)
     assert subscription.may_lack(stopped.consumed, ["r", "silent"], is_placed=False)
     assert subscription.may_lack(successor.consumed, ["r"], is_placed=False)
-    subscription.close()
+    subscription.queue.close()
 
 
 def test_of_a_delegate_that_has_told_what_was_lost_nothing_is_missing(subscription: LocalSubscription) -> None:
@@ -188,7 +188,7 @@ def test_of_a_delegate_that_has_told_what_was_lost_nothing_is_missing(subscripti
     subscription.settle(stopped.consumed)
     # When the next comes from another one, expect nothing to be told twice
     subscription.add([_object(3)], Delegate().consumed)
-    assert subscription.lost == {}
+    assert subscription.losses.by_cause == {}
 
 
 @pytest.mark.parametrize("cause", list(Cause))
@@ -197,7 +197,7 @@ def test_a_loss_without_a_number_says_whether_there_need_be_one(cause: Cause, ev
     subscription = _subscription(listener)
     subscription.lose(cause, 0, "why")
     eventually(lambda: listener.told)
-    subscription.close()
+    subscription.queue.close()
     ((_, count, side),) = listener.told
     assert (count, side) in ((0, "how many is not known, perhaps none"), (0, "how many is not known, at least one"))
 
@@ -212,7 +212,7 @@ def test_what_an_archive_has_is_not_lost_with_its_delegate(placed: bool) -> None
     position = msgspec.structs.replace(obj.platform, position=7 if placed else 0)
     subscription.add_placed([msgspec.structs.replace(obj, platform=position)], delegate)
     assert subscription.may_lack(delegate.consume, ["r"], is_placed=True) is not placed
-    subscription.close()
+    subscription.queue.close()
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -242,5 +242,5 @@ def test_after_a_failover_every_object_is_delivered_or_lost_once(
     # Expect what matched to be delivered in order, or lost, and each exactly once
     got = _taken(subscription)
     assert got == sorted(set(got))
-    assert len(got) + subscription.lost.get("late", 0) == len(matching & set(range(1, 41)))
-    subscription.close()
+    assert len(got) + subscription.losses.by_cause.get("late", 0) == len(matching & set(range(1, 41)))
+    subscription.queue.close()

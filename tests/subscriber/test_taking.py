@@ -29,6 +29,7 @@ from jbi_pubsub.subscriber.flows import DeliveryFlow
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
+from jbi_pubsub.subscriber.watches import TemplateWatches
 
 
 class Process:
@@ -42,20 +43,23 @@ class Process:
             Config(),
             self.renewals,
             name="test",
-            is_listed=lambda _uid: True,
+            watches=TemplateWatches(None, None, None),  # type: ignore[arg-type]  # there are none
             ended=lambda _session: None,
         )
-        self.dues: list[int] = []
+        self.dues = 0
+        """How often something was to be reported at once."""
+        self.session.flows.due = self._count_due
         self.subscriptions: dict[int, LocalSubscription] = {}
+
+    def _count_due(self) -> None:
+        self.dues += 1
 
     def subscribe(self, number: int, listener: Any = None, *, bound: int = 10_000) -> LocalSubscription:
         """One that stands under that number."""
         request = SubscriptionRequest(f"s{number}", bound=bound)
         subscription = self.subscriptions[number] = LocalSubscription(request, listener, self.pool)
         session = self.session
-        session.flows.by_number[number] = DeliveryFlow(
-            subscription, number, None, session.flows.news, lambda: self.dues.append(number)
-        )
+        session.flows.by_number[number] = DeliveryFlow(subscription, number, session.flows)
         session.flows.highest = max(session.flows.highest, number)
         return subscription
 
@@ -71,7 +75,7 @@ class Process:
     def close(self) -> None:
         """End its threads."""
         for subscription in self.subscriptions.values():
-            subscription.close()
+            subscription.queue.close()
         self.pool.stop()
         self.renewals.stop()
 
@@ -156,7 +160,9 @@ def test_a_batch_comes_to_each_subscription_in_its_order(steps: int, chance: ran
     # Expect each to have got its own, with the losses where they belong
     assert got == {number: what for number, what in expected.items() if number in process.subscriptions}
     for number, subscription in process.subscriptions.items():
-        assert [o.platform.sequence for o in subscription.drain()] == [n for n in got[number] if isinstance(n, int)]
+        assert [o.platform.sequence for o in subscription.queue.drain()] == [
+            n for n in got[number] if isinstance(n, int)
+        ]
     process.close()
 
 
@@ -180,7 +186,7 @@ def test_the_last_item_of_all_says_that_nothing_comes_any_more(process: Process)
     subscription = process.subscribe(1)
     process.take(whole(1, 1), ITEM.pack(END, 0))
     assert process.session.link.is_parted
-    assert [obj.platform.sequence for obj in subscription.drain()] == [1]
+    assert [obj.platform.sequence for obj in subscription.queue.drain()] == [1]
 
 
 @pytest.mark.parametrize(
@@ -212,10 +218,10 @@ def test_a_large_object_comes_whole_however_it_was_cut(at_once: int, process: Pr
     # When they come, one a batch
     for chunk in cuts[:-1]:
         process.take(ITEM.pack(CHUNK, 1) + chunk)
-        assert len(subscription) == 0
+        assert len(subscription.queue.waiting) == 0
     process.take(ITEM.pack(LAST_CHUNK, 1) + cuts[-1])
     # Expect it as it was
-    [obj] = subscription.drain()
+    [obj] = subscription.queue.drain()
     assert obj == decode(data)
 
 
@@ -311,12 +317,12 @@ def test_a_listener_that_hangs_holds_up_no_delivery(process: Process, eventually
     # When more comes for both, with losses, expect the reader to hand it on while the listener hangs
     process.take(shared([1, 2], 2), loss(1, 3), whole(1, 3), whole(2, 4))
     assert not gate.is_set()
-    assert [free.take(0.0).platform.sequence for _ in range(3)] == [1, 2, 4]  # type: ignore[union-attr]
-    assert len(hanging) == 2
+    assert [free.queue.take(0.0).platform.sequence for _ in range(3)] == [1, 2, 4]  # type: ignore[union-attr]
+    assert len(hanging.queue.waiting) == 2
     # Expect the credit of what the application took to be returned, and the other one's when it goes on
     assert process.note() == {2: 3}
     gate.set()
-    eventually(lambda: len(hanging) == 0)
+    eventually(lambda: not hanging.queue.waiting)
     eventually(lambda: process.session.flows.by_number[1].consumed == 3)
     assert process.note() == {1: 3}
 
@@ -336,12 +342,12 @@ def test_an_acknowledgement_looks_at_those_alone_of_which_something_was_consumed
     # When three of them have something, and the application takes it from two
     process.take(shared([7, 8, 9], 1), whole(7, 2))
     for number in (7, 7, 9):
-        process.subscriptions[number].take(0.0)
+        process.subscriptions[number].queue.take(0.0)
     # Expect two to be looked at, and told; then nobody, until something else is taken
     assert process.note() == {7: 2, 9: 1}
     assert sorted(looked) == [7, 9]
     assert process.note() == {}
-    process.subscriptions[8].take(0.0)
+    process.subscriptions[8].queue.take(0.0)
     assert process.note() == {8: 1}
     assert len(looked) == 3
 
@@ -352,7 +358,7 @@ def test_all_that_was_consumed_is_reported_again_on_a_new_connection(process: Pr
         process.subscribe(number)
     process.take(shared([1, 2, 3], 1))
     for number in (1, 2):
-        process.subscriptions[number].take(0.0)
+        process.subscriptions[number].queue.take(0.0)
     assert process.note() == {1: 1, 2: 1}
     # When the connection is lost, and the report perhaps with it, expect it again
     for standing in process.session.flows.by_number.values():
@@ -366,19 +372,19 @@ def test_what_a_subscription_took_that_no_longer_stands_there_is_not_reported(pr
     process.take(whole(1, 1))
     process.subscribe(1)
     # When the application takes them, expect nobody to be told under that number
-    assert old.take(0.0) is not None
+    assert old.queue.take(0.0) is not None
     assert process.note() == {}
-    old.close()
+    old.queue.close()
 
 
 def test_credits_are_due_when_a_quarter_of_the_bound_is_taken(process: Process) -> None:
     subscription = process.subscribe(1, bound=40)
     process.take(*(whole(1, n) for n in range(1, 21)))
     for _ in range(9):
-        subscription.take(0.0)
-    assert process.dues == []
-    subscription.take(0.0)
-    assert process.dues == [1]
+        subscription.queue.take(0.0)
+    assert process.dues == 0
+    subscription.queue.take(0.0)
+    assert process.dues == 1
 
 
 def test_no_credit_is_lost_between_threads_that_consume_and_those_that_report(process: Process) -> None:
@@ -389,7 +395,7 @@ def test_no_credit_is_lost_between_threads_that_consume_and_those_that_report(pr
     over = threading.Event()
 
     def take(subscription: LocalSubscription) -> None:
-        while subscription.take(0.0) is not None:
+        while subscription.queue.take(0.0) is not None:
             pass
 
     def report(into: dict[int, int]) -> None:
@@ -424,7 +430,7 @@ def test_what_waits_is_taken_while_others_hold_the_queue(process: Process) -> No
     held, gate = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with subscription._changed:
+        with subscription.queue.changed:
             held.set()
             assert gate.wait(60.0)
 
@@ -433,7 +439,7 @@ def test_what_waits_is_taken_while_others_hold_the_queue(process: Process) -> No
     assert held.wait(60.0)
     # When the application takes them, expect it to get them at once
     taken: list[InfoObject | None] = []
-    taking = threading.Thread(target=lambda: taken.extend([subscription.take(10.0), subscription.take(10.0)]))
+    taking = threading.Thread(target=lambda: taken.extend(subscription.queue.take(10.0) for _ in range(2)))
     taking.start()
     taking.join(60.0)
     assert [obj.platform.sequence for obj in taken if obj is not None] == [1, 2]
@@ -448,14 +454,14 @@ def test_threads_that_take_and_drain_at_once_get_each_object_once(process: Proce
     over = threading.Event()
 
     def take(into: list[int]) -> None:
-        while not (over.is_set() and not len(subscription)):
-            obj = subscription.take(0.001)
+        while not (over.is_set() and not len(subscription.queue.waiting)):
+            obj = subscription.queue.take(0.001)
             if obj is not None:
                 into.append(obj.platform.sequence)
 
     def drain(into: list[int]) -> None:
-        while not (over.is_set() and not len(subscription)):
-            into += [obj.platform.sequence for obj in subscription.drain()]
+        while not (over.is_set() and not len(subscription.queue.waiting)):
+            into += [obj.platform.sequence for obj in subscription.queue.drain()]
 
     threads = [threading.Thread(target=take, args=(each,)) for each in taken[:3]]
     threads.append(threading.Thread(target=drain, args=(taken[3],)))

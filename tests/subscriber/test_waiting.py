@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core import guard, ticker
-from jbi_pubsub.subscriber import waiting
-from jbi_pubsub.subscriber.waiting import Waiting
+from jbi_pubsub.subscriber import table as waiting
+from jbi_pubsub.subscriber.table import Waiting
 
 
 @pytest.fixture(autouse=True)

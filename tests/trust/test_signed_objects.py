@@ -164,7 +164,7 @@ def test_the_key_is_an_entry_that_disturbs_no_template(party: Party, figures: An
     for uid in uids:
         subscriber.wait_matched(uid)
         assert subscriber.matching(uid).registrations == 2
-    named = {registration: subscriber._item(registration) for registration in (signed, plain)}
+    named = {registration: subscriber._subscriptions.watches.item(registration) for registration in (signed, plain)}
     classes = {uid: [e.cls.name for e in item.entries] for uid, item in named.items()}
     assert (classes[signed].count("jbi.SigningKey"), classes[plain].count("jbi.SigningKey")) == (1, 0)
 
@@ -517,7 +517,7 @@ def test_the_lookup_services_word_is_enough_for_a_key(party: Party, figures: Any
     subscriber = party.subscriber()
     uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
     subscriber.wait_matched(uid)
-    eventually(lambda: subscriber._item(registration))
+    eventually(lambda: subscriber._subscriptions.watches.item(registration))
     adapter.publish(registration, figures.figure_1)
     assert subscriber.receive(uid).platform.verified == "publisher.example"
 
@@ -543,7 +543,7 @@ def test_a_delegate_that_gives_no_key_is_not_asked_for_each_object(
 
     # Expect it to have been asked once for each of them, and what is remembered of that to be bounded
     assert asked == [f"registration-{n}" for n in range(1, 12)]
-    (session,) = subscriber._sessions.values()
+    (session,) = subscriber._subscriptions.sessions.all()
     assert len(session.reader._signatures._asked) <= 5
 
 
@@ -585,7 +585,7 @@ def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figu
     # Expect it, verified, although the lookup services have forgotten it
     obj = subscriber.receive(uid)
     assert (obj.payload, obj.platform.verified) == (b"kept", "publisher.example")
-    assert subscriber._item(registration) is None
+    assert subscriber._subscriptions.watches.item(registration) is None
 
 
 @pytest.mark.parametrize("kind", ["delegate", "peer"])
@@ -622,7 +622,7 @@ def test_a_publisher_s_certificate_is_renewed_while_it_publishes(
         assert subscriber.receive(uid) is not None
     eventually(lambda: at.signing_key(registration).chain != before.chain)
     party.authority.revoke(str(old))
-    subscriber._signatures.verifier._look_at = 0.0
+    subscriber._subscriptions.sessions._signatures.verifier._look_at = 0.0
 
     # Expect its registration to go on, under the same id
     adapter.publish(registration, figures.figure_1, b"renewed")

@@ -14,7 +14,7 @@ from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.protocol.services import fetch_schema
-from jbi_pubsub.subscriber import waiting
+from jbi_pubsub.subscriber import table
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 ALERT = "{urn:oasis:names:tc:emergency:cap:1.2}alert"
@@ -23,8 +23,8 @@ ALERT = "{urn:oasis:names:tc:emergency:cap:1.2}alert"
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is looked at again at once, and answers are not kept."""
-    monkeypatch.setattr(waiting, "AGAIN_FIRST", 0.05)
-    monkeypatch.setattr(waiting, "AGAIN_MOST", 0.05)
+    monkeypatch.setattr(table, "AGAIN_FIRST", 0.05)
+    monkeypatch.setattr(table, "AGAIN_MOST", 0.05)
     monkeypatch.setattr("jbi_pubsub.subscriber.published.FRESH_SECONDS", 0.0)
 
 
@@ -128,7 +128,7 @@ def test_who_waits_is_told_when_another_version_comes(
 
 
 def entries_of(walk: Any, uid: Any) -> list[str]:
-    return [e.cls.name.rpartition("#")[2] for e in walk.subscriber._subscriptions[uid].request.entries]
+    return [e.cls.name.rpartition("#")[2] for e in walk.subscriber._subscriptions.find(uid).request.entries]
 
 
 @pytest.mark.parametrize("name", [IMAGERY, "Intel_Imagery"])

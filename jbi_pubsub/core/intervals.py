@@ -1,4 +1,4 @@
-"""Which objects of a registration have come, where they may come in any order: as intervals of their numbers."""
+"""Sets of numbers as intervals: of objects that have come, where they may come in any order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Final
 
 LEAST: Final = 16
-"""Intervals that a registration may have, however many registrations there are."""
+"""Intervals that a set may have, however many sets there are."""
 
 
 class Intervals:
@@ -26,7 +26,7 @@ class Intervals:
         """Numbers up to this one may be held although they never came: they stood in a gap that was closed."""
 
     def add(self, number: int, most: int) -> bool:
-        """Whether it is new; from now on it is not."""
+        """Add a number; whether it is new."""
         last = self._last
         if not last or number > last[-1] + 1:
             self._first.append(number)

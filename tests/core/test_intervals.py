@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jbi_pubsub.subscriber.intervals import Intervals
+from jbi_pubsub.core.intervals import Intervals
 
 NO_BOUND = 10**9
 

@@ -1,0 +1,289 @@
+"""Archives that lookup services know: those that may have what a query asks for, and calls to several of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from secrets import token_hex
+from typing import Final, TypeVar
+from weakref import WeakSet
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError, WireError
+from jbi_pubsub.core.history import Explanation
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EVERYTHING
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType
+from jbi_pubsub.protocol.services import Claims, HistoryProxy
+
+from .coverage import Answer, Place, entry_of, named, places_of
+from .first_level import FirstLevel
+from .listeners import ListenerPool
+from .moments import Moment, start_at
+from .options import Conditions, object_request, query_request, seconds_of
+from .owner import secret_of
+from .published import Published, with_local_name
+from .query import QUERY_SECONDS, Count, Query, QueryDraft, QueryListener, QueryPart
+from .session import DelegateSession
+from .table import SubscriptionTable
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+ASKED_AT_ONCE: Final = 16
+"""Archives that are asked at the same time."""
+
+LISTED_SECONDS: Final = 1.0
+"""Time that an archive is waited for to be listed."""
+
+T = TypeVar("T")
+
+
+def archives_with(
+    name: str,
+    items: Sequence[ServiceItem],
+    *,
+    is_published: Callable[[str], bool],
+    at: Sequence[str] | None = None,
+) -> tuple[str, list[ServiceItem]]:
+    """The type that is meant, and the archives that may have objects of it, of those `at` some addresses if any are
+    given; "" stands for all types. Raises UnknownUidError when none has, or none is at an address, and
+    ConfigurationError when the name may be that of several types."""
+    if at is not None:
+        if not at:
+            raise ConfigurationError("at: no address is named", hint="Leave it out for all archives")
+        there = {address for item in items for address in item.proxy.endpoints}
+        if missing := [address for address in at if address not in there]:
+            raise UnknownUidError(
+                f"the lookup services know of no archive at {', '.join(missing)[:200]}",
+                hint=f"There are: {', '.join(sorted(there)[:5]) or 'none'}",
+            )
+        items = [item for item in items if not set(at).isdisjoint(item.proxy.endpoints)]
+    if not items:
+        raise UnknownUidError(
+            "the lookup services know of no archive",
+            hint="Start a delegate with one: `jbi pad NAME LOCATION --archive FOLDER`",
+        )
+    types = {item.service_id: _types_of(item) for item in items}
+    if not name:
+        return "", list(items)
+    names = sorted({known for of in types.values() for known in of or ()})
+    having = [name] if name in names else with_local_name(name, names)
+    if len(having) > 1:
+        some = ", ".join(map(_shown, having[:5]))
+        raise ConfigurationError(f"type {_shown(name)} may be one of {some}", hint="Name one in full")
+    meant = having[0] if having else name
+    found = [item for item in items if (of := types[item.service_id]) is None or meant in of]
+    if not having and is_published(name):
+        return name, list(items)  # what an archive has begun to keep it need not have told yet
+    if not found:
+        raise UnknownUidError(  # without the types that there are: who asks may not be one who may have them
+            f"no archive has objects of type {_shown(name)}",
+            hint="`jbi archive status` shows what they have",
+            type=name,
+        )
+    return meant, found
+
+
+def _shown(name: str) -> str:
+    """A type's name, ours or a stranger's, as a part of one line."""
+    return name[:100] if name.isprintable() else repr(name[:100])
+
+
+class Explanations(dict[str, Explanation]):
+    """Explanations of how archives would answer, by their addresses."""
+
+    def __init__(self, each: Mapping[str, Explanation], partial: tuple[str, ...] = ()) -> None:
+        super().__init__(each)
+        self.partial = partial
+        """The archives (addresses) that have not said it, each with the reason."""
+
+
+def _types_of(item: ServiceItem) -> frozenset[str] | None:
+    """The types in an archive; None: not known."""
+    said = entry_of(item)
+    return None if said is None or said.types is None else frozenset(said.types.split())
+
+
+class ArchiveQueries:
+    """Queries of a subscriber: planned, opened, and ended with the subscriber. Safe for several threads."""
+
+    def __init__(
+        self,
+        config: Config,
+        community: JoinManager,
+        published: Published,
+        table: SubscriptionTable,
+        listeners: ListenerPool,
+    ) -> None:
+        self._config = config
+        self._community = community
+        self._published = published
+        self._templates = table.templates
+        self._sessions = table.sessions
+        self._listeners = listeners
+        self._security: Security = config.security()
+        self._claims = Claims(config.client.user, config.client.role)
+        self._lock = threading.Lock()
+        self._open: WeakSet[Query] = WeakSet()
+
+    def draft(self, type_name: str | None, given: Conditions) -> QueryDraft:
+        """Make out what is asked, of which archives. Raises what `open_query` of the adapter does."""
+        # bad input is refused before anybody is asked
+        called, timeout = type_name or "", seconds_of(given.get("timeout"), QUERY_SECONDS)
+        request = query_request(called, given, self._config.client, now=time.time(), timeout=timeout)
+        entries: tuple[EntryRep, ...] = ()
+        first_level = FirstLevel(given.get("template"), called, given)
+        if first_level.template is not None:
+            entries, opened = self._templates.entries(first_level, "", {})
+            self._templates.forget_if_idle(opened)
+            typed, entries = _split_type(entries)
+            called = typed.name or called
+        name, archives = archives_with(
+            called, self._listed(), is_published=self._published.is_published, at=given.get("at")
+        )
+        request = msgspec.structs.replace(request, type=name, entries=entries)
+        fitness = self._templates.fitness(replace(first_level, name=name))
+        return QueryDraft(request, archives, timeout, fitness)
+
+    def open(self, draft: QueryDraft, listener: QueryListener | None = None) -> Query:
+        """Open a query; results come to the `listener`, if there is one. Raises what archives say if none takes it."""
+        uid = f"query-{token_hex(8)}"
+        asked = draft.request if draft.fitness is None else msgspec.structs.replace(draft.request, limit=0)
+        parts = [
+            QueryPart(f"{uid}-{number}", asked, place, self._listeners, draft.fitness)
+            for number, place in enumerate(places_of(draft.archives))
+        ]
+        query = Query(parts, draft, listener, self._listeners, partial(self.count, draft))
+        with self._lock:
+            self._open.add(query)
+        for part in parts:
+            part.ask_at = partial(self._ask_at, part)
+            part.ask_at(part.place.item.proxy.service_id)
+        query.await_open(min(draft.timeout, self._config.lookup.timeout))
+        return query
+
+    def count(self, draft: QueryDraft, seconds: float | None = None) -> Count:
+        """Number of objects that they have in all. Raises what the first says, if none can."""
+        request, claims = draft.request, self._claims
+        told, errors = self._answers(
+            draft, lambda proxy: proxy.count(request, draft.timeout if seconds is None else seconds, claims)
+        )
+        each = {(said.incarnations or (place.address,))[0]: said.count for place, said in told}  # one archive, once
+        answers = [Answer(place.address, place.listed, said.incarnations, "", said.lacks) for place, said in told]
+        answers += [Answer(place.address, place.listed, (), why.message) for place, why in errors]
+        total = sum(each.values())
+        return Count(min(total, request.limit) if request.limit else total, named(answers))
+
+    def explain(self, draft: QueryDraft) -> Explanations:
+        """Explanations of how each would answer, by its address. Raises as `count`."""
+        request, claims = draft.request, self._claims
+        told, errors = self._answers(draft, lambda proxy: proxy.explain_query(request, claims))
+        partial = tuple(f"{place.address}: {why.message}" for place, why in errors)
+        return Explanations({place.address: said.explanation for place, said in told}, partial)
+
+    def get(self, object_id: str, timeout: float) -> InfoObject:
+        """An archived object. Raises as `get` of the adapter."""
+        request = object_request(object_id)
+        _, archives = archives_with("", self._listed(), is_published=lambda _: False)
+        with self.open(QueryDraft(request, archives, timeout)) as opened:
+            found = opened.get_next(1)
+        if not found and opened.partial:
+            raise WireError(
+                f"whether an archive has object {object_id} is not known: {'; '.join(opened.partial)}",
+                hint="Try again when all of them answer",
+            )
+        if not found:
+            raise UnknownUidError(f"no archive has object {object_id}", hint="It was not kept, or given up")
+        return found[0]
+
+    def reset_durable(self, name: str, to: Moment | int) -> int:
+        """Number of archives at which a durable subscription goes on from there now. Raises as that of the adapter."""
+        start, secret = start_at(to, now=time.time()), secret_of(name, self._config.client)
+        _, archives = archives_with("", self._listed(), is_published=lambda _: False)
+        answers = self._each(archives, lambda proxy: proxy.reset(name, secret, start, self._claims))
+        known = sum(is_known for _, is_known in answers)
+        if not known:
+            raise UnknownUidError(
+                f"no archive knows a durable subscription {name!r} of this user",
+                hint="It is its user's who made it, by his certificate or [client] owner, and ends with its lease",
+            )
+        return known
+
+    def archives(self) -> list[ServiceItem]:
+        """One listing of each archive. Raises LookupNotFoundError."""
+        template = ServiceTemplate(entries=(ArchiveEntry().rep(),))
+        items = self._community.lookup(template, EVERYTHING)
+        return list({item.proxy.service_id: item for item in items}.values())
+
+    def close(self) -> None:
+        """End all queries."""
+        with self._lock:
+            queries = list(self._open)
+        for query in queries:
+            query.close()
+
+    def _listed(self) -> list[ServiceItem]:
+        """As `archives`. Where there is none it is looked again for a second: one that has just started is not listed
+        yet."""
+        until = time.monotonic() + LISTED_SECONDS
+        while not (items := self.archives()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return items
+
+    def _ask_at(self, part: QueryPart, server: str) -> None:
+        """Have a part asked at its address, where the server of that id is."""
+
+        def ask(session: DelegateSession) -> bool:
+            return session.ask(part)
+
+        self._sessions.do(msgspec.structs.replace(part.place.item.proxy, service_id=server), ask)
+
+    def _answers(
+        self, draft: QueryDraft, ask: Callable[[HistoryProxy], T]
+    ) -> tuple[list[tuple[Place, T]], list[tuple[Place, JbiError]]]:
+        """Answers of those that give one, and why the others do not. Raises what the first says, if none does."""
+
+        def tried(proxy: HistoryProxy) -> T | JbiError:
+            try:
+                return ask(proxy)
+            except JbiError as exc:
+                return exc
+
+        said = self._each(draft.archives, tried)
+        answers = [(place, answer) for place, answer in said if not isinstance(answer, JbiError)]
+        errors = [(place, error) for place, error in said if isinstance(error, JbiError)]
+        if not answers:
+            raise errors[0][1]
+        for place, error in errors:
+            log.warning("the archive at %s does not answer: %s", place.address, error)
+        return answers, errors
+
+    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> list[tuple[Place, T]]:
+        def asked(place: Place) -> T:
+            proxy = HistoryProxy(place.item.proxy, self._security, timeout=self._config.lookup.timeout)
+            try:
+                return ask(proxy)
+            finally:
+                proxy.close()
+
+        places = places_of(items)
+        with ThreadPoolExecutor(min(len(places), ASKED_AT_ONCE), thread_name_prefix="archives") as pool:
+            return list(zip(places, pool.map(asked, places), strict=True))
+
+
+def _split_type(entries: Sequence[EntryRep]) -> tuple[InformationType, tuple[EntryRep, ...]]:
+    """The type that a template names, and its other entries."""
+    typed = next((rep for rep in entries if rep.cls.name == InformationType.entry_name), None)
+    others = tuple(rep for rep in entries if rep is not typed)
+    return (InformationType() if typed is None else InformationType.from_rep(typed)), others
