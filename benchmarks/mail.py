@@ -91,7 +91,7 @@ def measure(port: int, count: int, size: int, *, connections: int, store: Path |
     for n, obj in enumerate(objects):
         mail.offer(subscriptions[n % SUBSCRIPTIONS], obj, obj.payload)
     offered = time.perf_counter() - begin
-    mail.sync()
+    mail.writer.sync()
     mail.drain(300.0, closing=True)
     took = time.perf_counter() - begin
     assert sum(s.mailed for s in subscriptions) == count

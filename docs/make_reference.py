@@ -460,6 +460,7 @@ STATES: Final = {
     "lookup.client.states": ("LINK", "WATCH"),
     "subscriber.remote": ("REMOTE_SUBSCRIPTION",),
     "pad.past.queries": ("QUERY",),
+    "pad.mail.letters": ("MAIL_LETTER",),
 }
 """Module -> its state tables."""
 

@@ -80,7 +80,7 @@ class Delegate:
         self.pipeline: Final = Pipeline(
             stages,
             AdmissionControl(config, stages, budget, clock),
-            Persistence(stages, self.mail.dispatcher, clock),
+            Persistence(stages, self.mail.dispatcher.writer, clock),
             self._distribution_of(stages, clock),
             clock,
         )

@@ -58,7 +58,7 @@ class MailSubscriptions:
             name=name,
             lost=self.lose,
             store=options.mails,
-            link_rate=(lambda: quality.mail_rate) if quality is not None else None,
+            link_rate=(lambda: quality.mail_rate) if quality is not None else lambda: 0.0,
         )
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jbi_pubsub.core.errors import JbiError, StorageError
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.ingress.stages import Stages
-from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.writer import MailWriter
 from jbi_pubsub.pad.matching.recent import Kept
 from jbi_pubsub.pad.matching.registration import Registration, Topic
 
@@ -22,7 +22,7 @@ Refused = list[tuple[Parcel, JbiError]]
 class Persistence:
     """See the module. Safe from several threads."""
 
-    def __init__(self, stages: Stages, mail: MailDispatcher, clock: Callable[[], float]) -> None:
+    def __init__(self, stages: Stages, mail: MailWriter, clock: Callable[[], float]) -> None:
         self.buffers = stages.buffers
         self._archive = stages.archive
         self._mail = mail

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,10 +24,12 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import looks_like_xml
-from jbi_pubsub.pad.model.subscription import shown_entry
-from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.pad.model.subscription import Subscription, shown_entry
+from jbi_pubsub.protocol.mail_links import check_base, link
+from jbi_pubsub.protocol.requests import SubscriptionRequest, check_recipients
 
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Characters that no text has: metadata need not be XML."""
@@ -164,6 +167,60 @@ def reminder(
     mark = hashlib.sha256(f"{uid}\n{ends / 60:.0f}".encode()).hexdigest()[:32]
     own = _own(f"reminder.{mark}", uid, domain, unsubscribe)
     return own + "\r\n".join((*head, "")).encode("ascii") + _text(text)
+
+
+class MailComposer:
+    """Mails of one delegate: its sender, its links, and the contents that were made last."""
+
+    def __init__(self, settings: MailSection, offset: float, first: int) -> None:
+        """Our clock + `offset` is seconds since the epoch; contents are numbered from `first`. Raises AddressError,
+        ConfigurationError."""
+        (self._sender,) = check_recipients((settings.sender,))
+        self._domain = self._sender.rpartition("@")[2]
+        self._base = check_base(settings.unsubscribe)
+        self._offset = offset
+        self._numbers = itertools.count(first)  # next() is atomic
+        self._made: tuple[InfoObject | None, dict[int, tuple[bytes, Content]]] = (None, {})
+
+    @property
+    def has_links(self) -> bool:
+        """Whether each recipient gets a mail of his own."""
+        return bool(self._base)
+
+    def content(self, obj: InfoObject, payload: bytes) -> Content:
+        """Built once for an object and payload, whatever the number of subscriptions. Threads that publish at the same
+        moment may take the one place from each other: then it is built again."""
+        known, contents = self._made
+        if known is not obj:
+            contents = {}
+            self._made = (obj, contents)
+        made = contents.get(id(payload))  # the same bytes for all with the same filter and shape
+        if made is None:  # with the payload, so that no other one gets its id meanwhile
+            content = compose(obj, payload, number=next(self._numbers), sender=self._sender)
+            made = contents[id(payload)] = payload, content
+        return made[1]
+
+    def mail(
+        self, subscription: Subscription, contents: Sequence[Content], queued: float, recipient: str, *, is_digest: bool
+    ) -> bytes:
+        """The mail of one object, or a digest of several, the last of which was `queued` then by our clock; with the
+        links of `recipient`."""
+        leave = link(self._base, "unsubscribe", subscription.request, recipient)
+        contract = subscription.contract
+        importance = contract.settings.importance if contract is not None else None
+        if not is_digest:
+            return single(contents[0], subscription.uid, self._domain, leave, importance)
+        return digest(
+            contents, subscription.uid, sender=self._sender, domain=self._domain, published=queued + self._offset,
+            unsubscribe=leave, importance=importance,
+        )  # fmt: skip
+
+    def reminder(self, request: SubscriptionRequest, ends: float, made: float, recipient: str) -> bytes:
+        """See `reminder`."""
+        leave, renew = (link(self._base, action, request, recipient) for action in ("unsubscribe", "renew"))
+        return reminder(
+            request, ends=ends, date=made, sender=self._sender, domain=self._domain, unsubscribe=leave, renew=renew
+        )
 
 
 def _own(left: str, subscription: str, domain: str, unsubscribe: str) -> bytes:

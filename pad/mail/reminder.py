@@ -5,14 +5,14 @@ A reminder is no object: it is in no subscription's account, and is sent only wh
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Final
 
+from jbi_pubsub.core.agenda import Agenda
 from jbi_pubsub.core.config import MailSection
-from jbi_pubsub.pad.mail.outbox import LONGEST_PAUSE
+from jbi_pubsub.pad.mail.letters import pause_after
+from jbi_pubsub.pad.mail.outbox import FINAL, Refused
 from jbi_pubsub.pad.model.subscription import Subscription
 
 TERMS: Final = 4
@@ -65,10 +65,9 @@ class Reminder:
     subscription: Subscription
     ends: float
     made: float
-    left: tuple[str, ...]
-    """Recipients who have not got it."""
+    recipients: tuple[str, ...]
+    """Those who have not got it."""
     tries: int = 0
-    busy: bool = False
 
 
 class Reminders:
@@ -77,9 +76,8 @@ class Reminders:
     def __init__(self, settings: MailSection) -> None:
         self._settings = settings
         self._waiting: dict[Subscription, Reminder] = {}
-        self._heap: list[tuple[float, int, Reminder]] = []
-        """When each that is not under way may be sent; of those that were withdrawn until they come up."""
-        self._turns = itertools.count()
+        self._agenda: Agenda[Reminder] = Agenda()
+        """When each that is not under way may be sent."""
         self.sent = self.lost = 0
         self._done: list[str] = []
 
@@ -93,58 +91,57 @@ class Reminders:
             self.lost += len(left)
         elif left:
             reminder = self._waiting[subscription] = Reminder(subscription, ends, made, left)
-            self._push(reminder, 0.0)
+            self._agenda.set_time(reminder, 0.0)
             return True
         self._done.append(subscription.uid)
         return False
 
     def withdraw(self, subscription: Subscription) -> Reminder | None:
         """Its lease has been renewed, or it has ended; the reminder, to abort it if it is under way."""
-        return self._waiting.pop(subscription, None)
+        reminder = self._waiting.pop(subscription, None)
+        if reminder is not None:
+            self._agenda.discard(reminder)
+        return reminder
 
     def take(self, now: float) -> Reminder | None:
         """One to send now; it must be settled."""
-        while self.next_due() <= now:
-            _, _, reminder = heapq.heappop(self._heap)
+        while (reminder := self._agenda.pop(now)) is not None:
             suspended = reminder.subscription.mail_suspended
-            reminder.left = tuple(a for a in reminder.left if a not in suspended)
-            if reminder.left:
-                reminder.busy = True
+            reminder.recipients = tuple(a for a in reminder.recipients if a not in suspended)
+            if reminder.recipients:
                 return reminder
             self._finish(reminder)
         return None
 
     def next_due(self) -> float:
         """When one may be sent; infinity for never."""
-        while self._heap and self._waiting.get(self._heap[0][2].subscription) is not self._heap[0][2]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
+        return self._agenda.first()
 
-    def settle(self, reminder: Reminder, again: tuple[str, ...], refused: int, now: float) -> None:
-        """Settle an attempt: `again` have not got it yet, so many of the others never will."""
-        reminder.busy = False
-        self.sent += len(reminder.left) - len(again) - refused
-        self.lost += refused
-        reminder.left = again
+    def settle(self, reminder: Reminder, refused: Refused | None, now: float) -> None:
+        """Settle a try: who is not in `refused` has got it, who was refused for good never will; None: nobody has."""
+        before = reminder.recipients
+        again = before if refused is None else tuple(a for a in refused if refused[a][0] < FINAL)
+        given_up = len(refused) - len(again) if refused is not None else 0
+        self.sent += len(before) - len(again) - given_up
+        self.lost += given_up
+        reminder.recipients = again
         if self._waiting.get(reminder.subscription) is not reminder:
             return  # withdrawn meanwhile
         reminder.tries += 1
         if again and reminder.tries > self._settings.retries:
             self.lost += len(again)
             again = ()
-        if not again:
+        if again:
+            self._agenda.set_time(reminder, now + pause_after(reminder.tries, self._settings))
+        else:
             self._finish(reminder)
-            return
-        self._push(reminder, now + min(self._settings.retry_seconds * 2.0 ** (reminder.tries - 1), LONGEST_PAUSE))
 
     def done(self) -> list[str]:
         """Subscriptions whose reminder has been sent or given up since the last call."""
         done, self._done = self._done, []
         return done
 
-    def _push(self, reminder: Reminder, due: float) -> None:
-        heapq.heappush(self._heap, (due, next(self._turns), reminder))
-
     def _finish(self, reminder: Reminder) -> None:
         del self._waiting[reminder.subscription]
+        self._agenda.discard(reminder)
         self._done.append(reminder.subscription.uid)

@@ -17,8 +17,9 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.sqlite import check_tables, opened, transaction
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.pad.mail.journal import Changes
+from jbi_pubsub.pad.mail.letters import Ledger, Letter
 from jbi_pubsub.pad.mail.message import Content
-from jbi_pubsub.pad.mail.outbox import Changes, Ledger, Letter
 
 MAIL_VERSION: Final = 1
 """Version of the mail queue's tables (SQLite user_version)."""
@@ -82,9 +83,7 @@ class MailStore:
             letters: dict[str, list[Letter]] = {}
             first = 1 + max(contents, default=0)
             for number, uid, content, recipients, queued, tries in rows:
-                letter = Letter(
-                    number, uid, contents[content], tuple(recipients.split()), queued - offset, tries, durable=True
-                )
+                letter = Letter(number, uid, contents[content], tuple(recipients.split()), queued - offset, tries)
                 letters.setdefault(uid, []).append(letter)
                 first = max(first, number + 1)
             ledgers = {

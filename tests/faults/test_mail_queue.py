@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from email import message_from_bytes
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,10 +212,10 @@ def office(server: Server) -> Iterator[Callable[..., Office]]:
 
 FAULTY = {
     "mail dispatcher": ("_queue", "take"),
-    "a try to send mail": ("_connections", "send"),
+    "a try to send mail": ("_server", "send"),
     "account of a mail": ("_queue", "settle"),
-    "mail store writer": ("_queue", "changes"),
-    "mail store": ("_store", "commit"),
+    "mail store writer": ("_queue.journal", "take"),
+    "mail store": ("writer.store", "commit"),
 }
 """What fails once, by the name under which it is counted."""
 
@@ -232,7 +233,7 @@ def test_a_fault_that_nobody_expected_ends_no_mail_thread(
     here = office(tmp_path / "mails")
     one = here.subscribe("one", "one@x.org")
     part, method = FAULTY[what]
-    target = getattr(here.mail, part)
+    target = attrgetter(part)(here.mail)
     before = faults().get(what, 0)
     failed = threading.Event()
     does = getattr(target, method)
@@ -372,7 +373,7 @@ def test_mails_of_their_own_for_many_recipients_do_not_keep_the_connection_from_
     many, other = here.subscribe("many", *(f"{n}@x.org" for n in range(5))), here.subscribe("other", "other@x.org")
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], time=time.time)
-    monkeypatch.setattr("jbi_pubsub.pad.mail.dispatcher.time", clock)
+    monkeypatch.setattr("jbi_pubsub.pad.mail.smtp.time", clock)
 
     def slow(_address: str) -> str:
         later[0] += 24.0
@@ -545,7 +546,7 @@ def test_what_sync_has_returned_for_is_on_disk(
     here = office(tmp_path / "mails")
     one = here.subscribe("one", "one@x.org")
     ids = [here.publish(one) for _ in range(5)]
-    here.mail.sync()
+    here.mail.writer.sync()
     # When the machine stops at this moment: the file and its log as they are now
     for name in ("mails", "mails-wal"):
         shutil.copy(tmp_path / name, tmp_path / f"copy-of-{name}")
@@ -628,7 +629,7 @@ def test_many_mails_share_a_commit(
     for _ in range(200):
         here.publish(one)
     go.set()
-    here.mail.sync()
+    here.mail.writer.sync()
     assert commits == [1, 200]
 
 
@@ -671,13 +672,13 @@ def test_a_full_disk_is_a_counted_loss_and_no_end(
     # When objects of a megabyte come; Expect them to be lost under that cause, and one word in the log
     for _ in range(3):
         here.publish(one, payload=b"x" * (1 << 20))
-        here.mail.sync()
+        here.mail.writer.sync()
     eventually(lambda: here.lost == {Cause.STORAGE: 3})
     assert len([r for r in caplog.records if "disk does not take it" in r.getMessage()]) == 1
     assert "full" in str(here.mail.status()["fault"])
     # When there is a small one; Expect it to go out
     small = here.publish(one)
-    here.mail.sync()
+    here.mail.writer.sync()
     eventually(lambda: server.ids() == [small])
     eventually(lambda: one.mailed == 1)
     assert here.mail.status()["fault"] == ""
@@ -810,7 +811,7 @@ def test_what_a_server_says_can_be_shown_and_stored(
     # Expect the words without them, and that the disk takes them
     assert one.mail_suspended["one@x.org"].isprintable()
     assert one.mail_suspended["one@x.org"].startswith("550 ")
-    here.mail.sync()
+    here.mail.writer.sync()
     here.mail.stop()
     again = office(tmp_path / "mails", start=False)
     assert again.subscribe("one", "one@x.org").mail_suspended == one.mail_suspended

@@ -14,7 +14,7 @@ import pytest
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.mailbox import AnyPort
-from jbi_pubsub.pad.mail import dispatcher
+from jbi_pubsub.pad.mail import smtp
 from jbi_pubsub.protocol.services import fetch_status
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -145,7 +145,7 @@ def test_a_mail_server_that_stays_away_is_said_again_from_time_to_time_while_mai
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given that an hour is a twentieth of a second, and mail that waits for a server that is away
-    monkeypatch.setattr(dispatcher, "AWAY_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(smtp, "AWAY_AGAIN_SECONDS", 0.05)
     pad, subscriber, publisher = federation.pad(), federation.subscriber(), federation.light()
     uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
     registration = figures.register(publisher)

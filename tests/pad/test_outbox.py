@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from copy import copy
 from typing import Any
 
 import msgspec
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.mail.message import Content
-from jbi_pubsub.pad.mail.outbox import UNSUBSCRIBED, Attempt, Ledger, Letter, Loss, MailQueue
+from jbi_pubsub.pad.mail.outbox import UNSUBSCRIBED, Attempt, Outbox
+from jbi_pubsub.pad.mail.queue import MailQueue
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -52,6 +50,13 @@ def taken(queue: MailQueue, now: float) -> Attempt:
     return attempt
 
 
+def outbox_of(queue: MailQueue, subscription: Subscription) -> Outbox:
+    """The outbox of an open subscription."""
+    outbox = queue.outbox(subscription)
+    assert outbox is not None
+    return outbox
+
+
 def names(attempt: Attempt) -> list[str]:
     """The objects of a mail."""
     return [letter.content.object_id for letter in attempt.letters]
@@ -73,7 +78,7 @@ def test_who_has_unsubscribed_gets_what_is_under_way_and_nothing_more_also_when_
     ]
     # When the server has taken the first, and the subscription is made again; Expect the second to go to the other
     assert queue.settle(under_way, {}, 0.0) == []
-    queue.resume(one)
+    outbox_of(queue, one).resume()
     assert taken(queue, 0.0).recipients == ("b@x",)
     assert one.mail_suspended == {"a@x": UNSUBSCRIBED}
     assert (one.matched, one.mailed, one.lost) == (2, 2, Counter())  # losses are counted by who is told of them
@@ -167,7 +172,7 @@ def test_pauses_double_and_end_in_a_loss() -> None:
     # Expect a loss for each recipient after the third try
     [loss] = queue.put_off(taken(queue, 3.0), "away", 3.0)
     assert (loss.cause, loss.amount) == (Cause.MAIL_UNREACHABLE, 2)
-    assert queue.waiting == queue.size == 0
+    assert queue.room.waiting == queue.room.size == 0
 
 
 def test_a_try_that_leaves_fewer_recipients_is_none_of_the_bounded_number() -> None:
@@ -197,7 +202,7 @@ def test_a_recipient_that_is_named_twice_counts_twice_whatever_becomes_of_it() -
     assert one.mailed == 1
     # Expect two to be lost when it refuses it for good
     [loss] = queue.settle(taken(queue, 1.0), {"a@x": (550, "unknown")}, 1.0)
-    assert (one.mailed, loss.amount, queue.waiting) == (1, 2, 0)
+    assert (one.mailed, loss.amount, queue.room.waiting) == (1, 2, 0)
 
 
 def test_a_rate_spreads_mails_evenly() -> None:
@@ -240,12 +245,12 @@ def test_one_party_does_not_take_the_room_of_the_others_by_many_subscriptions() 
     # ... and theirs to be free again
     for each in several:
         queue.cancel(each)
-    assert (queue.waiting, queue.size) == (10, 50)
+    assert (queue.room.waiting, queue.room.size) == (10, 50)
     # When the bytes are what is scarce; Expect the same of these
     for each in several:
         queue.open(each, durable=False)
     losses = [loss for each in several for loss in queue.offer(each, content(size=60), 0.0)]
-    assert (len(losses), queue.size) == (5, 350)
+    assert (len(losses), queue.room.size) == (5, 350)
 
 
 def test_bytes_are_bounded_too() -> None:
@@ -254,7 +259,7 @@ def test_bytes_are_bounded_too() -> None:
     queue = queue_of(*several, queue_bytes=100)
     losses = [loss for one in several for loss in queue.offer(one, content(size=40), 0.0)]
     assert [loss.cause for loss in losses] == [Cause.QUEUE_OVERFLOW] * 2
-    assert queue.size == 80
+    assert queue.room.size == 80
 
 
 # -- digests ------------------------------------------------------------------------------------------------------
@@ -304,7 +309,7 @@ def test_a_digest_that_would_not_survive_goes_out_when_all_is_flushed() -> None:
     queue.open(kept, durable=True)
     for each in (one, kept):
         queue.offer(each, content(), 0.0)
-    queue.kept(queue.changes(), 0.0)
+    queue.kept(queue.journal.take(), 0.0)
     queue.flush(1.0)
     assert taken(queue, 1.0).subscription is one
     assert queue.take(1.0) is None
@@ -358,9 +363,9 @@ def test_all_suspended_takes_nothing_and_resuming_starts_anew() -> None:
     queue = queue_of(one, suspend_after=1)
     queue.offer(one, content(), 0.0)
     queue.settle(taken(queue, 0.0), {"a@x": (550, "no")}, 0.0)
-    assert queue.refusal(one, 10) == Cause.MAIL_SUSPENDED
+    assert outbox_of(queue, one).refusal(10) == Cause.MAIL_SUSPENDED
     # When it is made again; Expect its mail to go out
-    queue.resume(one)
+    outbox_of(queue, one).resume()
     assert queue.offer(one, content("again"), 1.0) == []
     assert names(taken(queue, 1.0)) == ["again"]
     assert one.mail_suspended == {}
@@ -374,7 +379,7 @@ def test_what_is_to_survive_goes_out_only_when_it_is_on_disk() -> None:
     queue = queue_of(one, durable=True)
     queue.offer(one, content("first"), 0.0)
     assert queue.take(0.0) is None
-    changes = queue.changes()
+    changes = queue.journal.take()
     assert [x.content.object_id for x in changes.letters] == ["first"]
     queue.kept(changes, 0.0)
     assert names(taken(queue, 0.0)) == ["first"]
@@ -385,13 +390,13 @@ def test_what_the_disk_does_not_take_is_lost_and_the_rest_goes_on() -> None:
     one = subscription()
     queue = queue_of(one, durable=True)
     queue.offer(one, content("first"), 0.0)
-    queue.kept(queue.changes(), 0.0)
+    queue.kept(queue.journal.take(), 0.0)
     queue.offer(one, content("second"), 0.0)
-    [loss] = queue.not_kept(queue.changes())
+    [loss] = queue.not_kept(queue.journal.take())
     assert (loss.cause, loss.amount) == (Cause.STORAGE, 1)
     # Expect the first to go out, and the next that can be written
     queue.offer(one, content("third"), 0.0)
-    queue.kept(queue.changes(), 0.0)
+    queue.kept(queue.journal.take(), 0.0)
     first = taken(queue, 0.0)
     queue.settle(first, {}, 0.0)
     assert [names(first), names(taken(queue, 0.0))] == [["first"], ["third"]]
@@ -403,11 +408,11 @@ def suspended_while_one_is_written() -> tuple[MailQueue, Subscription, Any]:
     one = subscription()
     queue = queue_of(one, durable=True, suspend_after=1)
     queue.offer(one, content("first"), 0.0)
-    queue.kept(queue.changes(), 0.0)
+    queue.kept(queue.journal.take(), 0.0)
     attempt = taken(queue, 0.0)
     queue.offer(one, content("second"), 0.0)
     queue.settle(attempt, {"a@x": (550, "no")}, 0.0)
-    return queue, one, queue.changes()
+    return queue, one, queue.journal.take()
 
 
 def test_mail_that_nobody_is_left_for_when_it_is_on_disk_waits_no_longer() -> None:
@@ -416,9 +421,9 @@ def test_mail_that_nobody_is_left_for_when_it_is_on_disk_waits_no_longer() -> No
     assert one.mail_waiting == 1
     queue.kept(writing, 0.0)
     # Expect it not to wait any more, here and as status pages show it, and to go from the disk
-    assert (queue.waiting, one.mail_waiting) == (0, 0)
+    assert (queue.room.waiting, one.mail_waiting) == (0, 0)
     assert one.lost == {}, "the delegate counts that"
-    assert [x.number for x in writing.letters] == list(queue.changes().deleted)
+    assert [x.number for x in writing.letters] == list(queue.journal.take().deleted)
 
 
 def test_mail_that_nobody_is_left_for_is_not_sent_to_nobody_after_a_restart() -> None:
@@ -432,138 +437,5 @@ def test_mail_that_nobody_is_left_for_is_not_sent_to_nobody_after_a_restart() ->
     queue.restore(one, [left], 0.0)
     # Expect nothing to be sent or to wait, and the disk to be told
     assert queue.take(0.0) is None
-    assert (queue.waiting, one.mail_waiting) == (0, 0)
-    assert list(queue.changes().deleted) == [left.number]
-
-
-class Disk:
-    """A naive disk: what has been committed, as `store.MailStore` would have it."""
-
-    def __init__(self) -> None:
-        self.contents: set[int] = set()
-        self.letters: dict[int, Letter] = {}
-        self.ledgers: dict[str, Ledger] = {}
-
-    def commit(self, changes: Any) -> None:
-        for number in changes.deleted:
-            self.letters.pop(number, None)
-        self.contents -= set(changes.dropped)
-        for uid in changes.forgotten:
-            self.ledgers.pop(uid, None)
-        self.contents |= {x.content.number for x in changes.letters}
-        self.letters |= {x.number: x for x in changes.letters}
-        for x in changes.updated:
-            if x.number in self.letters:
-                self.letters[x.number].recipients, self.letters[x.number].tries = x.recipients, x.tries
-        self.ledgers |= changes.ledgers
-        assert {x.content.number for x in self.letters.values()} == self.contents, "no content too many, none missing"
-
-    def ledger(self, uid: str) -> Ledger:
-        """As read anew."""
-        return msgspec.structs.replace(self.ledgers.get(uid, Ledger()))
-
-    def read(self, uid: str) -> list[Letter]:
-        """In order, as read anew."""
-        return [copy(self.letters[n]) for n in sorted(self.letters) if self.letters[n].uid == uid]
-
-
-RECIPIENTS = ("a@x", "b@x", "c@x")
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("offer"), st.integers(0, 2)),
-        st.tuples(st.just("take"), st.just(0)),
-        st.tuples(st.just("settle"), st.lists(st.sampled_from([0, 250, 451, 550]), min_size=3, max_size=3)),
-        st.tuples(st.just("put off"), st.just(0)),
-        st.tuples(st.just("abort"), st.just(0)),
-        st.tuples(st.just("commit"), st.just(0)),
-        st.tuples(st.just("fail"), st.just(0)),
-        st.tuples(st.just("begin commit"), st.just(0)),
-        st.tuples(st.just("cancel"), st.integers(0, 2)),
-        st.tuples(st.just("resume"), st.integers(0, 2)),
-        st.tuples(st.just("unsubscribe"), st.integers(0, 2)),
-        st.tuples(st.just("wait"), st.integers(1, 70)),
-        st.tuples(st.just("kill"), st.just(0)),
-    ),
-    min_size=30,  # hypothesis draws lists of five on average otherwise
-    max_size=80,
-)
-
-
-@pytest.mark.long
-@settings(max_examples=250, derandomize=True, deadline=None)
-@given(ACTIONS)
-def test_offered_is_mailed_lost_or_waiting_whatever_happens_and_over_every_restart(actions: list[Any]) -> None:
-    """Three durable subscriptions, the third with digests; a disk that may fail; kills at any time."""
-    disk, queue, now = Disk(), MailQueue(SETTINGS), 0.0
-    under_way: list[Attempt] = []
-    writing: Any = None
-
-    def opened(uid: int) -> Subscription:
-        return subscription(str(uid), *RECIPIENTS, digest=30 if uid == 2 else 0)
-
-    standing = {uid: opened(uid) for uid in range(3)}
-    for one in standing.values():
-        queue.open(one, durable=True)
-    shared = content()
-    for action, argument in actions:
-        match action:
-            case "offer":
-                shared = content() if argument == 0 else shared  # the next ones get the same content
-                queue.offer(standing[argument], shared, now)
-            case "take":
-                attempt = queue.take(now)
-                under_way += [attempt] if attempt else []
-            case "settle" if under_way:
-                attempt = under_way.pop()
-                answers = dict(zip(RECIPIENTS, argument, strict=True))
-                refused = {a: (answers[a], "no") for a in attempt.recipients if answers[a] >= 400}
-                queue.settle(attempt, refused, now)
-            case "put off" if under_way:
-                queue.put_off(under_way.pop(), "away", now)
-            case "abort" if under_way:
-                queue.release(under_way.pop(), now)
-            case "begin commit" if writing is None:
-                writing = queue.changes()
-            case "commit":
-                writing = queue.changes() if writing is None else writing
-                disk.commit(writing)
-                queue.kept(writing, now)
-                writing = None
-            case "fail":
-                queue.not_kept(queue.changes() if writing is None else writing)
-                writing = None
-            case "cancel":
-                lost, _ = queue.cancel(standing[argument])
-                assert lost >= 0
-                standing[argument] = opened(argument)
-                queue.open(standing[argument], durable=True)
-            case "resume":
-                queue.resume(standing[argument])
-            case "unsubscribe":
-                one = standing[argument]
-                queue.unsubscribe(one, [RECIPIENTS[argument]], now)
-                outbox = queue._outboxes[one]
-                idle = (*list(outbox.letters)[outbox.trying :], *outbox.pending.values())
-                assert not any(RECIPIENTS[argument] in letter.recipients for letter in idle)
-            case "wait":
-                now += argument
-            case "kill":
-                queue, under_way, writing = MailQueue(SETTINGS, first=1 + max(disk.letters, default=0)), [], None
-                standing = {uid: opened(uid) for uid in range(3)}
-                for uid, one in standing.items():
-                    queue.open(one, durable=True, ledger=disk.ledger(str(uid)))
-                    queue.restore(one, disk.read(str(uid)), now)
-        for one in standing.values():
-            outbox = queue._outboxes[one]
-            letters = (*outbox.letters, *outbox.pending.values())
-            waiting = sum(len(letter.recipients) for letter in letters)
-            ledger = outbox.ledger
-            assert ledger.offered * 3 == ledger.mailed + sum(ledger.lost.values()) + waiting
-            assert all(letter.recipients for letter in outbox.letters)
-            assert outbox.size == sum(len(letter.content.data) for letter in letters)
-            assert one.mail_waiting == len(letters), "what status pages show"
-            assert [x.number for x in outbox.letters] == sorted(x.number for x in outbox.letters)
-        assert queue.waiting == sum(len(o) for o in queue._outboxes.values())
-        assert queue.pending == sum(len(o.pending) for o in queue._outboxes.values())
-        assert queue.under_way == len(under_way)
-        assert queue.volatile == 0
+    assert (queue.room.waiting, one.mail_waiting) == (0, 0)
+    assert list(queue.journal.take().deleted) == [left.number]

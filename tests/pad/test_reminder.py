@@ -62,7 +62,7 @@ def test_who_is_suspended_is_not_reminded() -> None:
     assert reminders.add(one, DAY, 0.0)
     one.mail_suspended = {**one.mail_suspended, "b@x.org": "unsubscribed by the recipient"}
     # Expect the third alone to be told
-    assert taken(reminders, 0.0).left == ("c@x.org",)
+    assert taken(reminders, 0.0).recipients == ("c@x.org",)
     # Given that nobody is left; Expect no reminder, and it to be done with
     two = subscription("a@x.org")
     two.mail_suspended = {"a@x.org": "550 no such user"}
@@ -79,7 +79,7 @@ def test_a_reminder_is_tried_again_with_growing_pauses_a_bounded_number_of_times
     for _ in range(3):
         found = taken(reminders, now)
         assert reminders.take(now) is None
-        reminders.settle(found, ("b@x.org",), 0, now)
+        reminders.settle(found, {"b@x.org": (451, "later")}, now)
         pauses.append(reminders.next_due() - now)
         now = reminders.next_due()
     # Expect one sent, one lost, and both said
@@ -92,7 +92,7 @@ def test_a_reminder_that_is_withdrawn_under_way_is_not_tried_again() -> None:
     reminders.add(one, DAY, 0.0)
     found = taken(reminders, 0.0)
     assert reminders.withdraw(one) is found
-    reminders.settle(found, found.left, 0, 0.0)
+    reminders.settle(found, None, 0.0)
     assert (len(reminders), reminders.next_due(), reminders.done()) == (0, math.inf, [])
     assert (reminders.sent, reminders.lost) == (0, 0)
 

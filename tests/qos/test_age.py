@@ -16,7 +16,7 @@ from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Line, Receiver, Sender
 from jbi_pubsub.pad.egress.queue import Waiting
-from jbi_pubsub.pad.mail.outbox import Loss
+from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.server.server import _runs
 from jbi_pubsub.protocol.publications import AGE_MOST, CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered

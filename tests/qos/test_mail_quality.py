@@ -20,8 +20,10 @@ from jbi_pubsub.core.config import MailSection, QosSection
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, Settings, Shape
 from jbi_pubsub.examples.mailbox import AnyPort
+from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.mail.message import Content, single
-from jbi_pubsub.pad.mail.outbox import Attempt, Loss, MailQueue
+from jbi_pubsub.pad.mail.outbox import Attempt
+from jbi_pubsub.pad.mail.queue import MailQueue
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -121,7 +123,7 @@ def test_a_letter_is_not_handed_over_after_its_deadline() -> None:
     # Expect the account even
     queue.settle(attempt, {}, 5.6)
     assert (one.matched, one.mailed, one.mail_waiting) == (2, 2, 0)
-    assert (queue.waiting, queue.size) == (0, 0)
+    assert (queue.room.waiting, queue.room.size) == (0, 0)
 
 
 def test_late_letters_are_told_while_no_connection_is_free() -> None:
@@ -182,14 +184,14 @@ def test_mail_on_disk_keeps_its_age_over_a_restart() -> None:
     before = queue_of(one, durable=True)
     before.offer(one, content(), 0.0)
     before.offer(one, content(), 4.0)
-    letters = before.changes().letters
+    letters = before.journal.take().letters
     # When they are taken over; Expect the old one lost, and gone from the disk
     queue = MailQueue(SETTINGS, first=10)
     queue.open(one, durable=True)
     queue.restore(one, letters, 6.0)
     assert [letter.content for letter in taken(queue, 6.0).letters] == [letters[1].content]
     assert queue.late() == [Loss(one, Cause.DEADLINE, 1)]
-    assert list(queue.changes().deleted) == [letters[0].number]
+    assert list(queue.journal.take().deleted) == [letters[0].number]
 
 
 # -- digests and the link -----------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def test_the_link_to_the_mail_server_takes_so_many_bytes_a_second() -> None:
     # Given a link of 1,000 bytes a second, and mails of 500 for two, of which one counts for each of its recipients
     one, both = subscription("one"), subscription("both", "a@x", "b@x", importance=2)
     queue = queue_of(one, both, unsubscribe="https://x.org")
-    queue.pace(1_000.0, 0.0)
+    queue.pace.limit(1_000.0, 0.0)
     for _ in range(4):
         queue.offer(one, content(500), 0.0)
     queue.offer(both, content(500), 0.0)
@@ -230,20 +232,20 @@ def test_the_link_to_the_mail_server_takes_so_many_bytes_a_second() -> None:
         queue.settle(attempt, {}, now)
     assert at == [0.0, 0.4, 0.9, 1.4, 1.9]
     # Expect the mail for two to have taken twice as much; When the rate is gone, expect nothing to wait
-    assert queue.slot == pytest.approx(2.9)
-    queue.pace(0.0, 1.9)
-    assert queue.slot <= 1.9
+    assert queue.pace.slot == pytest.approx(2.9)
+    queue.pace.limit(0.0, 1.9)
+    assert queue.pace.slot <= 1.9
 
 
 def test_a_link_that_becomes_faster_is_used_at_once() -> None:
     one = subscription("one")
     queue = queue_of(one)
-    queue.pace(10.0, 0.0)
+    queue.pace.limit(10.0, 0.0)
     queue.offer(one, content(1_001), 0.0)
     queue.settle(taken(queue, 0.0), {}, 0.0)
-    assert queue.slot == pytest.approx(100.0)
-    queue.pace(10_000.0, 1.0)
-    assert queue.slot <= 1.0
+    assert queue.pace.slot == pytest.approx(100.0)
+    queue.pace.limit(10_000.0, 1.0)
+    assert queue.pace.slot <= 1.0
 
 
 @given(st.data())
@@ -277,7 +279,7 @@ def test_whatever_happens_each_object_for_each_recipient_has_one_end(data: st.Da
                 attempt = queue.take(now)
                 if attempt is not None:
                     # Expect nobody more important to be ready
-                    others = [o for o in queue._outboxes.values() if o.due <= now]
+                    others = [o for o in queue._outboxes.values() if o.next_due(is_flushed=False) <= now]
                     assert all(other.level <= attempt.outbox.level for other in others)
                     under_way.append(attempt)
             case 3 if under_way:

@@ -23,7 +23,7 @@ from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.pad.mail.message import Content
-from jbi_pubsub.pad.mail.outbox import MailQueue
+from jbi_pubsub.pad.mail.queue import MailQueue
 from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.policy import PolicySet
