@@ -459,6 +459,7 @@ def rooms_table() -> str:
 STATES: Final = {
     "lookup.client.states": ("LINK", "WATCH"),
     "subscriber.remote": ("REMOTE_SUBSCRIPTION",),
+    "pad.egress.catch_up": ("CATCH_UP",),
     "pad.past.queries": ("QUERY",),
     "pad.mail.letters": ("MAIL_LETTER",),
 }

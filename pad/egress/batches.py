@@ -15,6 +15,7 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.quality import GrantedQos
+from jbi_pubsub.pad.egress.catch_up import HELD
 from jbi_pubsub.pad.egress.flights import Flights
 from jbi_pubsub.pad.egress.queue import Cut, SubscriptionQueue, Waiting
 from jbi_pubsub.pad.egress.queues import SessionQueues
@@ -157,7 +158,7 @@ class Batches:
     def _drop_expired(self, queue: SubscriptionQueue) -> None:
         """Lose what is first and has waited too long."""
         now, count = self.queues.clock(), 0
-        while queue.waiting and not queue.held and 0.0 < (parcel := queue.front.head().parcel).expires <= now:
+        while queue.waiting and queue.state is not HELD and 0.0 < (parcel := queue.front.head().parcel).expires <= now:
             queue.leaves(parcel)
             self.queues.free(queue.drop_oldest())
             count += 1

@@ -22,6 +22,7 @@ from jbi_pubsub.core.scheduling import ALL_LEVELS, PriorityRing
 from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.pad.egress.batches import Batches, Parts, item_head, placed_head
 from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.catch_up import HELD
 from jbi_pubsub.pad.egress.flights import Flights
 from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting
 from jbi_pubsub.pad.egress.queues import Delivery, SessionQueues
@@ -78,9 +79,9 @@ class LevelledQueue(SubscriptionQueue):
     @property
     def levels(self) -> int:
         """Bit mask of what it could send now."""
-        if self.cutting is None and self.source is None and not self.untold and not self.held:  # nearly always
+        if self.cutting is None and self.source is None and not self.untold and self.state is not HELD:  # mostly
             return self.live.levels if self.prefetch > self.sent - self.consumed else 0
-        if self.held:
+        if self.state is HELD:
             return 0
         if self.cutting is not None:
             return 1 << max(self.cut_level, self.live.levels.bit_length() - 1)
@@ -109,7 +110,7 @@ class LevelledQueue(SubscriptionQueue):
 
     def has_next(self, waiting: Waiting, now: float) -> bool:
         """Whether it could send that object next."""
-        if not self.waiting or self.credit <= 0 or self.held or self.cutting is not None or self.untold:
+        if not self.waiting or self.credit <= 0 or self.state is HELD or self.cutting is not None or self.untold:
             return False
         return self.source.head() is waiting if self.source is not None else self.live.is_front(waiting, now)
 

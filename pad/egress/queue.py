@@ -20,7 +20,7 @@ import msgspec
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.egress.replay import Feed, Replay
+from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Feed, Replay
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -160,8 +160,8 @@ class SubscriptionQueue:
     """Objects of one subscription that wait and are under way. Its session's lock covers it."""
 
     __slots__ = (
-        "alone", "bound", "consumed", "cutting", "feed", "held", "live", "ready", "replay", "sent", "source",
-        "subscription", "untold", "waiting", "waiting_bytes",
+        "alone", "bound", "consumed", "cutting", "feed", "live", "ready", "replay", "sent", "source",
+        "state", "subscription", "untold", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
@@ -173,7 +173,7 @@ class SubscriptionQueue:
         self.replay: Replay | None = None
         """Its feed is of a subscription, which catches up."""
         self.bound = subscription.request.bound
-        self.held = held
+        self.state = HELD if held else CatchUpState.LIVE
         self.source: FifoQueue | None = None
         """Goes out before what is live; None once it is empty."""
         self.live: Any = FifoQueue()
@@ -269,10 +269,19 @@ class SubscriptionQueue:
         """From now on they go out, then what has come meanwhile."""
         for waiting in backlog:
             waiting.put_into(self)
-        self.held = False
+        self.release()
         self.source = backlog or None
         self.waiting += len(backlog)
         self.waiting_bytes += backlog.size
+
+    def release(self) -> None:
+        """Hold it no more: what its delegate has in memory was looked through."""
+        if self.state is HELD:
+            self.follow(CatchUpEvent.RELEASED if self.replay is not None else CatchUpEvent.CAUGHT_UP)
+
+    def follow(self, event: CatchUpEvent) -> None:
+        """Go on to the state that follows."""
+        self.state = CATCH_UP.after(self.state, event)
 
     @property
     def front(self) -> Any:
@@ -331,7 +340,7 @@ class SubscriptionQueue:
         return (
             self.waiting > 0
             and self.sent - self.consumed < self.bound
-            and not self.held
+            and self.state is not HELD
             and self.cutting is None
             and not self.untold
             and self.front.head() is waiting
@@ -339,7 +348,7 @@ class SubscriptionQueue:
 
     def may_send(self) -> bool:
         """Whether something can go out now."""
-        if self.held:
+        if self.state is HELD:
             return False
         if self.waiting and self.sent - self.consumed < self.bound:
             return True

@@ -9,12 +9,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.catch_up import DROPPING, HELD, CatchUpEvent, CatchUpState, Feed, Replay
 from jbi_pubsub.pad.egress.queue import Backlog, SubscriptionQueue, Waiting
-from jbi_pubsub.pad.egress.replay import Feed, Replay
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.subscription import Subscription
 
@@ -114,7 +114,7 @@ class SessionQueues:
         """The queue, or the session's share, is full: act by the policy, for that object; whether there is room."""
         subscription = queue.subscription
         seconds = subscription.request.block_seconds
-        is_blocking = queue.policy == "block" and not queue.held  # nobody waits for who is still catching up
+        is_blocking = queue.policy == "block" and queue.state is not HELD  # nobody waits for who is still catching up
         if blocked is not None and is_blocking and waited < seconds and self.is_full(queue):
             blocked.append((subscription, parcel))
             return False
@@ -203,17 +203,18 @@ class SessionQueues:
         assert replay is not None
         if not parcel.position:
             return parcel.was_kept  # before it came: the feed brings it, or did, or it is not wanted
-        if replay.is_live and parcel.position > replay.target:
+        if queue.state is CatchUpState.LIVE and parcel.position > replay.target:
             if replay.durable is None or not self.is_full(queue):
                 return False
             self.fall_back(queue, parcel.position)
             return True
-        if parcel.position <= replay.target or replay.is_overrun:
+        if parcel.position <= replay.target or queue.state in DROPPING:
             return True  # the feed brings it
         budget = self.budget
         is_too_much = len(replay.behind) > queue.bound // 2 or queue.waiting_bytes + replay.size >= budget.share
         if is_too_much or self.size >= budget.session_share or budget.used >= budget.limit:
             self.charge(-replay.give_up())
+            queue.follow(CatchUpEvent.OVERRAN)
             return True
         replay.behind.append(parcel)
         replay.size += parcel.size
@@ -241,7 +242,8 @@ class SessionQueues:
             self.lose(queue, Cause.QUEUE_OVERFLOW, lost)
         after = replay.durable.back(position, dropped)
         replay.again_from = after if replay.again_from < 0 else min(replay.again_from, after)
-        replay.is_live, replay.past = False, math.inf
+        replay.past = math.inf
+        queue.follow(CatchUpEvent.FELL_BACK)
         queue.feed.wake()
 
     # -- out ----------------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ class FeedControl:
 
     def add_replay(self, subscription: Subscription, feed: Feed, durable: Durable | None = None) -> None:
         """Open the queue of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to
-        it live before `rearm`; nothing goes out before `catch_up`. One that is `durable` catches up again whenever its
+        it live before `arm`; nothing goes out before `catch_up`. One that is `durable` catches up again whenever its
         queue is full."""
         queue = self._add(subscription, held=True)
         with self._changed:
@@ -341,41 +343,52 @@ class FeedControl:
         queue = self._queues.by_number.get(subscription.number)
         return None if queue is None or queue.replay is None else (queue, queue.replay)
 
-    def rearm(self, subscription: Subscription, target: int) -> None:
-        """The feed brings all that is kept up to that position, where positions stand now."""
-        with self._changed:
-            if (found := self._replay_of(subscription)) is not None:
-                _, replay = found
-                self._queues.charge(-replay.give_up())
-                replay.target, replay.is_overrun = target, False
-
-    def go_live(self, subscription: Subscription) -> Literal["live", "overrun", "full"]:
-        """The feed has brought all up to its target: what is behind goes to the queue, and all that comes. "overrun":
-        that was too much, it is to be armed again; "full": not before half of its queue is free, as from then on its
-        policy may lose what waits."""
+    def state_of(self, subscription: Subscription) -> CatchUpState | None:
+        """The state of its queue; None: that is gone."""
         with self._changed:
             found = self._replay_of(subscription)
-            if found is None:
-                return "live"
+            return found[0].state if found is not None else None
+
+    def arm(self, subscription: Subscription, target: int) -> int:
+        """The feed brings all that is kept up to that position, where positions stand now. Where it is to go on, if its
+        subscriber fell back; else -1."""
+        with self._changed:
+            if (found := self._replay_of(subscription)) is None:
+                return -1
             queue, replay = found
-            if replay.is_overrun:
-                return "overrun"
-            if replay.durable is not None and not queue.waiting and not replay.behind and not replay.is_live:
+            queue.follow(CatchUpEvent.ARMED)
+            replay.target = target
+            again, replay.again_from = replay.again_from, -1
+            return again
+
+    def brought(self, subscription: Subscription) -> None:
+        """The feed has brought all up to its target."""
+        with self._changed:
+            if (found := self._replay_of(subscription)) is not None:
+                found[0].follow(CatchUpEvent.BROUGHT)
+
+    def go_live(self, subscription: Subscription) -> CatchUpState | None:
+        """Let what is behind into the queue of one that settles, and all that comes: not before half of its queue is
+        free, as from then on its policy may lose what waits. The state then; None: its queue is gone."""
+        with self._changed:
+            if (found := self._replay_of(subscription)) is None:
+                return None
+            queue, replay = found
+            if queue.state is not CatchUpState.SETTLING:
+                return queue.state
+            if replay.durable is not None and not queue.waiting and not replay.behind:
                 replay.durable.passed(replay.target)
-            if replay.is_live:
-                return "live"
             if queue.waiting and queue.waiting + len(replay.behind) > queue.bound // 2:
-                return "full"
-            replay.is_live = True
+                return queue.state
+            queue.follow(CatchUpEvent.JOINED)
             replay.past = max([replay.target, *(parcel.position for parcel in replay.behind)])
-            behind, replay.behind = replay.behind, []
-            self._queues.charge(-replay.size)
-            replay.size = 0
+            behind = list(replay.behind)
+            self._queues.charge(-replay.give_up())
             self._queues.put(queue, behind)
             if replay.durable is not None:
                 replay.durable.fed(replay.target, math.inf)
         self._queues.wake()
-        return "live"
+        return CatchUpState.LIVE
 
     def fall_back(self, subscription: Subscription, after: int) -> None:
         """A durable one is to have all behind that position again, as far as it is not acknowledged."""
@@ -384,15 +397,6 @@ class FeedControl:
                 queue, replay = found
                 self._queues.fall_back(queue, after + 1)
                 replay.again_from = after
-
-    def again_from(self, subscription: Subscription) -> int:
-        """Where the feed is to go on, told once; -1: where it is."""
-        with self._changed:
-            if (found := self._replay_of(subscription)) is None:
-                return -1
-            _, replay = found
-            position, replay.again_from = replay.again_from, -1
-            return position
 
     def has(self, subscription: Subscription) -> bool:
         """Whether its queue is open."""
@@ -406,7 +410,7 @@ class FeedControl:
             queue = self._find(subscription)
             if queue is None:
                 return -1, 0
-            if queue.held:
+            if queue.state is HELD:
                 return 0, 0
             budget = self._queues.budget
             most = min(budget.share - queue.waiting_bytes, budget.session_share - self._queues.size)

@@ -221,7 +221,7 @@ class SubscriberSession:
         """Tell the subscriber that nothing comes any more, and that what waits is lost (shutdown)."""
         with self._changed:
             for queue in self._queues.by_number.values():
-                queue.held = False
+                queue.release()
                 queue.settle()
                 held = queue.held_up
                 self._queues.empty(queue)

@@ -24,6 +24,7 @@ from jbi_pubsub.core.history import MAX_POSITION, Found, Progress, Query
 from jbi_pubsub.core.info_object import Cause, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath.narrowing import Condition
+from jbi_pubsub.pad.egress.catch_up import CatchUpState
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.quota import RequestQuota
@@ -46,6 +47,8 @@ FULL_SECONDS: Final = 0.2
 """Until it is looked at again whether who has caught up has room to live."""
 FAILED_SECONDS: Final = 5.0
 """Longest pause until who catches up tries again with an archive that fails."""
+IN_ROUND: Final = frozenset((CatchUpState.BEHIND, CatchUpState.FILLING, CatchUpState.OVERRUN))
+"""States in which a round is under way, or to begin."""
 
 
 class ArchiveCatchUp(ArchiveFeed):
@@ -68,8 +71,6 @@ class ArchiveCatchUp(ArchiveFeed):
         super().__init__(thread, session, subscription)
         self.after = after
         self.target = 0
-        self.is_through = False
-        """The round is over, and nothing is decided yet."""
         self.is_changed = False
         """The access rules are others, or its terms."""
         durable = subscription.durable
@@ -96,6 +97,12 @@ class ArchiveCatchUp(ArchiveFeed):
         return not self._is_over
 
     @property
+    def is_behind(self) -> bool:
+        """Whether there is something to catch up with yet."""
+        state = self.session.feeds.state_of(self.subscription)
+        return state not in (CatchUpState.SETTLING, CatchUpState.LIVE)
+
+    @property
     def is_stale(self) -> bool:
         """Whether its round was asked by former terms."""
         return self.subscription.revision != self._revision
@@ -111,11 +118,16 @@ class ArchiveCatchUp(ArchiveFeed):
         if changes and self._results is not None and self._is_another():
             self._drop_round()
         self.is_changed = False
-        if self.is_through and not self._goes_on():
-            return None
-        if self._results is None:
-            self._open_round()
-        return self._results
+        state = self.session.feeds.go_live(self.subscription)
+        if state is CatchUpState.SETTLING:
+            self.thread.alarm(self, FULL_SECONDS)  # nobody tells that what waits has gone out
+        elif state is CatchUpState.LIVE and self.subscription.durable is None:
+            self.part()
+        elif state in IN_ROUND:
+            if self._results is None:
+                self._open_round(state)
+            return self._results
+        return None
 
     def bring(self, found: list[Found]) -> int:
         """See ArchiveFeed."""
@@ -136,8 +148,9 @@ class ArchiveCatchUp(ArchiveFeed):
             log.warning("subscription %s: what it catches up with is %s", self.subscription.uid, progress.error)
             self.session.lose(self.subscription, Cause.STORAGE)
         self._drop_round()
-        self.is_through, self._is_first = True, False
+        self._is_first = False
         self._advance(self.target)
+        self.session.feeds.brought(self.subscription)
         return True
 
     def part(self) -> None:
@@ -164,12 +177,17 @@ class ArchiveCatchUp(ArchiveFeed):
             durable.fed(0 if self._is_newest else before, position)
             self._is_newest = False
 
-    def _open_round(self) -> None:
+    def _arm(self, position: int) -> None:
+        self.target = position
+        if (again := self.session.feeds.arm(self.subscription, position)) >= 0:
+            self.after = again
+
+    def _open_round(self, state: CatchUpState) -> None:
         """Ask for what is between where it is and where positions stand now; later, if that can't be."""
         subscription, keeping = self.subscription, self._archive.keeping
         try:
-            if self.target <= self.after:
-                self.target = self._archive.here(partial(self.session.feeds.rearm, subscription))
+            if state is CatchUpState.BEHIND:
+                self._archive.here(self._arm)
             self._archive.wait_synced(self.target)
             self._revision = subscription.revision & ~1  # one that is being amended is asked for again
             query = self._round()
@@ -211,19 +229,6 @@ class ArchiveCatchUp(ArchiveFeed):
     def _is_another(self) -> bool:
         """Whether it asks for something else now than in its round, or may see something else."""
         return self.is_stale or conditions_of(self._round().scopes) != self._conditions
-
-    def _goes_on(self) -> bool:
-        """A round is over: whether there is another one now."""
-        found = self.session.feeds.go_live(self.subscription)
-        if found == "overrun":
-            self.is_through = False
-            if (again := self.session.feeds.again_from(self.subscription)) >= 0:
-                self.after, self.target = again, 0
-        elif found == "full":
-            self.thread.alarm(self, FULL_SECONDS)  # nobody tells that what waits has gone out
-        elif self.subscription.durable is None:
-            self.part()
-        return found == "overrun"
 
 
 class ArchiveCatchUps:
@@ -348,7 +353,7 @@ class ArchiveCatchUps:
     @property
     def count(self) -> int:
         """Number of subscriptions that have something to catch up with."""
-        return sum(not each.is_through for each in self._all())
+        return sum(each.is_behind for each in self._all())
 
     def stop(self) -> None:
         """End all without a word. The thread has ended."""

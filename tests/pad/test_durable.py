@@ -15,6 +15,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, Oversi
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.pad.egress.catch_up import CatchUpState
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.protocol.deliveries import ASK_AGAIN, END, ITEM, Heard
 from jbi_pubsub.protocol.replies import Granted
@@ -223,9 +224,7 @@ def test_what_is_overtaken_while_a_slow_one_falls_back_is_not_lost(
     place.take()
     # When it falls back, as it takes no more, and that object is offered then; and it acknowledges what it has
     place.send(fast, *range(3, 15))
-    replay = place.session._queues.by_number[granted.number].replay
-    assert replay is not None
-    assert not replay.is_live
+    assert place.session.feeds.state_of(place.subscription(granted)) is not CatchUpState.LIVE
     deliver()
     place.take()
     while len(place.found[granted.number]) < 15:

@@ -60,6 +60,7 @@ class HandResults:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.ahead: list[int] = []
+        self.made = itertools.count(1)
         self.state = "running"
         self.is_cancelled = False
         self.before: Callable[[], None] = _nothing
@@ -142,6 +143,10 @@ class Life:
         self.found: dict[int, list[int]] = {}
         self.ended: dict[int, str] = {}
 
+    @property
+    def is_over(self) -> bool:
+        return self.is_closed or self.thread.is_stopping
+
     def ask(self, meanwhile: Callable[[], None] = _nothing, *, refuses: bool = False, timeout: float = 0.0) -> None:
         self.source.meanwhile, self.source.refuses = meanwhile, refuses
         try:
@@ -164,8 +169,7 @@ class Life:
     def bring(self, count: int = 1, state: str = "running") -> None:
         for results in self.source.opened:
             if results.state == "running":
-                last = max([0, *itertools.chain(*self.found.values(), results.ahead)])
-                results.ahead += range(last + 1, last + 1 + count)
+                results.ahead += itertools.islice(results.made, count)
                 results.state = state
                 results.wake()
 
@@ -246,7 +250,7 @@ class Life:
         assert all(results.is_cancelled for results in self.source.opened)
         assert self.contracts.count == self.budget.used == 0
         assert not self.contracts.quota._taken
-        if not self.is_closed and not self.thread.is_stopping:
+        if not self.is_over:
             assert self.ended.keys() >= self.found.keys(), "each is told its end"
 
 
@@ -315,7 +319,7 @@ class QueryLives(RuleBasedStateMachine):
     def begin(self) -> None:
         self.life = Life()
 
-    @precondition(lambda self: not self.life.is_closed and not self.life.thread.is_stopping)
+    @precondition(lambda self: not self.life.is_over and len(self.life.service._open) < 8)
     @rule(how=st.sampled_from(["", " refused", " shortly"]), meanwhile=EVENTS)
     def ask(self, how: str, meanwhile: list[str]) -> None:
         self.life.lead(f"ask{how} while {' '.join(meanwhile)}")

@@ -17,6 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PredicateError
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
+from jbi_pubsub.pad.egress.catch_up import CatchUpState
 from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
@@ -352,7 +353,7 @@ def test_what_is_offered_late_or_early_comes_once(
     session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
     # When objects are offered before it is armed with 5, and after
     offer(1, 4)
-    session.feeds.rearm(subscription, 5)
+    session.feeds.arm(subscription, 5)
     offer(3, 5, 6, 8)
     session.feeds.put(subscription, [at(1), at(2)])
     place.take()
@@ -360,22 +361,22 @@ def test_what_is_offered_late_or_early_comes_once(
     assert found == [1, 2]
     # When more comes than it may hold, and it is armed again
     offer(9, 10, 11, 12, 13)
-    assert session.feeds.go_live(subscription) == "overrun"
+    session.feeds.brought(subscription)
+    assert session.feeds.go_live(subscription) is CatchUpState.BEHIND
     offer(14)
-    session.feeds.rearm(subscription, 14)
+    session.feeds.arm(subscription, 14)
     offer(13, 14, 15, 0)
     place.take()
     assert found == [1, 2, 0]
-    # Expect it to be armed afresh, also when nothing was too much: what was behind comes from the feed
-    session.feeds.rearm(subscription, 15)
-    offer(15, 16, 17)
-    session.feeds.put(subscription, [at(3), at(5), at(15)])
+    offer(16, 17)
+    session.feeds.put(subscription, [at(3), at(5)])
+    session.feeds.brought(subscription)
     # Expect it not to live while its queue is more than half full, and then to have each once
-    assert session.feeds.go_live(subscription) == "full"
+    assert session.feeds.go_live(subscription) is CatchUpState.SETTLING
     place.take()
-    assert session.feeds.go_live(subscription) == "live"
-    offer(14, 15, 18)
-    session._acked(0, msgspec.msgpack.encode([{77: 6}]))
+    assert session.feeds.go_live(subscription) is CatchUpState.LIVE
+    offer(14, 18)
+    session._acked(0, msgspec.msgpack.encode([{77: 5}]))
     place.take()
     assert found == [1, 2, 0, 3, 5, 15, 16, 17, 18]
     assert not subscription.lost
@@ -383,7 +384,8 @@ def test_what_is_offered_late_or_early_comes_once(
     # And what is behind to be counted when it ends
     other = compile_subscription(SubscriptionRequest("s", bound=6), owner=place.session_id, number=78)
     session.feeds.add_replay(other, feed)
-    session.feeds.rearm(other, 20)
+    session.catch_up([(other, backlog_of(other, 1 << 20), 0)])
+    session.feeds.arm(other, 20)
     assert session.offer([(other, at(21)), (other, at(22))]) == []
     assert session.remove(other) == other.matched == 2
     assert session.remove(subscription) == 0, "all was acknowledged"
@@ -391,9 +393,11 @@ def test_what_is_offered_late_or_early_comes_once(
     # And one that is behind by no more than half of its queue to live, however full that would be
     third = compile_subscription(SubscriptionRequest("t", bound=6), owner=place.session_id, number=79)
     session.feeds.add_replay(third, feed)
-    session.feeds.rearm(third, 30)
+    session.catch_up([(third, backlog_of(third, 1 << 20), 0)])
+    session.feeds.arm(third, 30)
     assert session.offer([(third, at(position)) for position in (31, 32, 33, 34)]) == []
-    assert session.feeds.go_live(third) == "live"
+    session.feeds.brought(third)
+    assert session.feeds.go_live(third) is CatchUpState.LIVE
     session.remove(third)
 
 

@@ -1,0 +1,346 @@
+"""A queue that catches up with the past has one state, in a table: nothing comes twice, nothing is lost untold."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.history import Consumer, Found, Progress, Query, Scope
+from jbi_pubsub.core.info_object import Head, LossNotice, Parcel, TypeName, pack
+from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.catch_up import CATCH_UP, CatchUpEvent, CatchUpState
+from jbi_pubsub.pad.egress.queue import Waiting, backlog_of
+from jbi_pubsub.pad.egress.session import SubscriberSession
+from jbi_pubsub.pad.model.durable import Durable
+from jbi_pubsub.pad.model.subscription import compile_subscription
+from jbi_pubsub.pad.past.catch_up import ArchiveCatchUp
+from jbi_pubsub.protocol.deliveries import ITEM, LOSS, PLACED, POSITION, Heard
+from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+from tests.pad.test_query_states import HandThread
+
+SHARE = 1 << 20
+
+
+def parcel_of(number: int, position: int = 0) -> Parcel:
+    head = Head(f"o-{number}", "registration-1", number, 1.0, "t", "1.0", b"<m/>", 0)
+    parcel = Parcel.received(b"".join(map(bytes, pack(head, b"").parts)))
+    parcel.position = position
+    return parcel
+
+
+class ArchiveByHand:
+    """An archive in a list: what a catch-up asks of Archiving, Keeping and ArchiveScopes."""
+
+    def __init__(self) -> None:
+        self.keeping = self
+        self.kept: list[int] = []
+        self.fails = 0
+        """Number of queries that it refuses next."""
+        self.rules = ""
+        self.results: list[ListedResults] = []
+
+    def here(self, arm: Callable[[int], None]) -> int:
+        arm(len(self.kept))
+        return len(self.kept)
+
+    def wait_synced(self, position: int) -> None:
+        pass
+
+    def expired(self, _query: Query) -> int:
+        return 0
+
+    def scopes_of(self, *_given: Any) -> tuple[tuple[Scope, ...], tuple[str, ...], bool]:
+        return (Scope(TypeName("t"), self.rules),), (), False
+
+    def open(self, query: Query, _wake: Callable[[], None]) -> ListedResults:
+        if self.fails:
+            self.fails -= 1
+            raise BackPressureError("too many")
+        found = [position for position in self.kept if query.after < position <= query.up_to]
+        self.results.append(ListedResults(found))
+        return self.results[-1]
+
+
+class ListedResults:
+    """An open query of it."""
+
+    def __init__(self, found: list[int]) -> None:
+        self.ahead = found
+        self.has_failed = self.is_cancelled = False
+
+    def take(self, count: int, _size: int) -> list[Found]:
+        if self.has_failed:
+            return []
+        taken, self.ahead = self.ahead[: min(2, count)], self.ahead[min(2, count) :]
+        return [Found(at, 1.0, b"".join(map(bytes, parcel_of(at).parts))) for at in taken]
+
+    def progress(self) -> Progress:
+        return Progress("failed" if self.has_failed else "running" if self.ahead else "finished")
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Life:
+    """A subscription, and its subscriber, who reads by hand. `kind`: of one without an archive, of one that begins in
+    the past, or of a durable one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.thread, self.archive = HandThread(), ArchiveByHand()
+        self.budget = Budget(SHARE)
+        self.session = SubscriberSession("s", name="test", budget=self.budget, hub=SenderHub(name="test"))
+        request = SubscriptionRequest("r", bound=4, start=Start("all"))
+        self.subscription = compile_subscription(request, owner="s", number=1)
+        self.pending: list[Parcel] = []
+        """Published, and not offered to the session yet."""
+        self.made = itertools.count(1001)
+        self.expected: set[int] = set()
+        """Numbers of what is to come; of what is kept these are the positions."""
+        self.found: Counter[int] = Counter()
+        self.lost = 0
+        self.has_reset = False
+        if kind == "plain":
+            self.session.add(self.subscription, held=True)
+            return
+        self.subscription.is_replayed = True
+        durable = None
+        if kind == "durable":
+            consumer = Consumer("d", "o", b"", 0, (), 1e9)
+            durable = self.subscription.durable = Durable(consumer, (), self.under_way)
+            durable.attach(self.session)
+        archive: Any = self.archive
+        self.publish(3, is_offered=False)
+        self.pending.clear()  # published before it came
+        self.catch_up = ArchiveCatchUp(
+            self.thread, self.session, self.subscription, archive, archive, after=0, is_told=False, left=lambda _: None
+        )
+        self.session.feeds.add_replay(self.subscription, self.catch_up, durable)
+
+    def under_way(self) -> list[tuple[int, int]]:
+        return [(each.position, each.position) for each in self.pending if each.position]
+
+    @property
+    def queue(self) -> Any:
+        return self.session._queues.by_number[1]
+
+    @property
+    def state(self) -> CatchUpState:
+        state: CatchUpState = self.queue.state
+        return state
+
+    def publish(self, count: int = 1, *, is_kept: bool = True, is_offered: bool = True) -> None:
+        for _ in range(count):
+            position = len(self.archive.kept) + 1 if is_kept and self.kind != "plain" else 0
+            number = position or next(self.made)
+            if position:
+                self.archive.kept.append(position)
+            self.expected.add(number)
+            self.pending.append(parcel_of(number, position))
+        if is_offered:
+            self.offer(range(len(self.pending)))
+
+    def offer(self, which: Sequence[int]) -> None:
+        """Offer what was published, in whatever order publishers' threads do."""
+        for at in which:
+            assert not self.session.offer([(self.subscription, self.pending[at])])
+        self.pending = [each for at, each in enumerate(self.pending) if at not in which]
+
+    def release(self, owed: int = 2) -> None:
+        """What lay in memory was looked through: so many objects, none of which the archive has."""
+        if self.state is not CatchUpState.HELD:
+            return
+        backlog = backlog_of(self.subscription, SHARE)
+        for _ in range(owed):
+            number = next(self.made)
+            self.expected.add(number)
+            backlog.owe(Waiting(parcel_of(number)))
+        self.session.catch_up([(self.subscription, backlog, 0)])
+        self.begin()
+
+    def begin(self) -> None:
+        if self.kind != "plain":
+            self.catch_up.wake()
+
+    def turn(self) -> None:
+        self.thread.turn()
+
+    def wait(self) -> None:
+        self.thread.now += 10.0
+
+    def take(self, *, consumes: bool = True) -> None:
+        while items := self.session._take(500, SHARE):
+            for parts in items:
+                data = b"".join(map(bytes, parts))
+                kind, _ = ITEM.unpack_from(data)
+                body = data[ITEM.size :]
+                if kind == LOSS:
+                    self.lost += msgspec.msgpack.decode(body, type=LossNotice).count
+                else:
+                    number = Parcel.received(body[POSITION.size if kind == PLACED else 0 :]).head.sequence
+                    assert self.found[number] == 0 or self.has_reset, "once"
+                    self.found[number] += 1
+            self.session._acked(len(items), b"")
+            if consumes:
+                self.session._acked(0, msgspec.msgpack.encode(Heard({1: self.queue.sent})))
+        if consumes:
+            self.session._acked(0, msgspec.msgpack.encode(Heard({1: self.queue.sent})))
+
+    def reset(self, position: int = 0) -> None:
+        """A durable one is to have all behind that again."""
+        durable = self.subscription.durable
+        if durable is None:
+            return
+        self.has_reset = True
+        durable.reset(position)
+        self.session.feeds.fall_back(self.subscription, position)
+        self.begin()
+        self.expected -= set(range(1, position + 1))
+        self.found = Counter({number: n for number, n in self.found.items() if not position < number <= 1000})
+
+    def refuse(self) -> None:
+        self.archive.fails += 2
+
+    def fail(self) -> None:
+        for results in self.archive.results:
+            results.has_failed = True
+
+    def amend(self) -> None:
+        """Other terms, or other rules, by which it may have the same."""
+        if self.kind != "plain":
+            self.subscription.revision += 2
+            self.archive.rules += "x"
+            self.catch_up.is_changed = True
+            self.catch_up.wake()
+
+    def lead(self, step: str) -> None:
+        name, _, count = step.partition(" ")
+        getattr(self, name)(*([int(count)] if count else []))
+
+    def check(self) -> None:
+        waiting = [waiting.parcel for waiting in (*(self.queue.source or ()), *self.queue.live)]
+        behind = self.queue.replay.behind if self.queue.replay is not None else []
+        assert self.budget.used == sum(each.size for each in (*waiting, *behind))
+        if self.state in (CatchUpState.BEHIND, CatchUpState.OVERRUN):
+            assert not behind
+        assert sum(not each.is_cancelled for each in self.archive.results) <= 1, "a round at a time"
+
+    def end(self) -> None:
+        """When nothing happens any more and the subscriber reads, it has all that it was not told to have lost."""
+        self.release(0)
+        self.offer(range(len(self.pending)))
+        for _ in range(len(self.expected) + 20):
+            self.turn()
+            self.take()
+            self.wait()
+        self.check()
+        assert self.state is CatchUpState.LIVE
+        missing = self.expected - self.found.keys()
+        assert self.lost == sum(self.subscription.lost.values()), "each loss is told"
+        assert len(missing) == self.lost or (self.has_reset and len(missing) < self.lost)
+        if self.kind == "durable" and all(number <= 1000 for number in self.expected):
+            assert not missing, "nothing of what is kept, unless what is not takes its place"
+        self.session.remove(self.subscription)
+        assert self.budget.used == 0
+        self.turn()
+        assert all(each.is_cancelled for each in self.archive.results)
+
+
+LIVES = (
+    ("plain", "publish, release, publish, take"),
+    ("past", "publish, release, turn, take, turn"),
+    ("past", "release, turn, publish 5, take, turn, publish, take"),
+    ("past", "release 0, turn, publish 2, take, wait, turn, publish 9"),
+    ("past", "release 0, turn, publish 5"),
+    ("durable", "reset, publish 5, release, reset, turn, reset, reset, take, turn"),
+    ("durable", "release 0, turn, reset, take, turn"),
+    ("durable", "release 0, turn, take, wait, turn, publish 9, take"),
+)
+"""Lives of a queue that walk all rows of the table."""
+
+
+def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a record of the rows that are walked
+    walked = set()
+    after = CATCH_UP.after
+
+    def walk(state: CatchUpState, event: CatchUpEvent) -> CatchUpState:
+        walked.add((state, event))
+        return after(state, event)
+
+    monkeypatch.setattr(CATCH_UP, "after", walk)
+    # When each of these lives is led; Expect it to end well
+    for kind, text in LIVES:
+        life = Life(kind)
+        for step in text.split(", "):
+            life.lead(step)
+            life.check()
+        life.end()
+    # Expect no row to be left that nothing leads to
+    assert {(state, event) for state, event, _ in CATCH_UP.rows()} - walked == set()
+
+
+def test_what_is_wanted_again_before_the_archive_was_asked_comes_again() -> None:
+    # Given a durable subscription that has had all, and comes again
+    life = Life("durable")
+    durable = life.subscription.durable
+    assert durable is not None
+    life.catch_up.after = durable.position = 3
+    # When it is to begin anew while what lies in memory is looked through
+    life.lead("reset")
+    # Expect all of it
+    life.end()
+    assert life.found.keys() >= {1, 2, 3}
+
+
+class CatchUpLives(RuleBasedStateMachine):
+    """Whatever happens in whatever order."""
+
+    @initialize(kind=st.sampled_from(["plain", "past", "durable"]))
+    def begin(self, kind: str) -> None:
+        self.life = Life(kind)
+
+    @rule(count=st.integers(1, 6), is_kept=st.booleans(), is_offered=st.booleans())
+    def publish(self, count: int, is_kept: bool, is_offered: bool) -> None:
+        self.life.publish(count, is_kept=is_kept, is_offered=is_offered)
+
+    @rule(data=st.data())
+    def offer(self, data: st.DataObject) -> None:
+        self.life.offer(data.draw(st.permutations(range(len(self.life.pending)))))
+
+    @rule(owed=st.integers(0, 6))
+    def release(self, owed: int) -> None:
+        self.life.release(owed)
+
+    @rule(consumes=st.booleans())
+    def take(self, consumes: bool) -> None:
+        self.life.take(consumes=consumes)
+
+    @rule(position=st.integers(0, 8))
+    def reset(self, position: int) -> None:
+        self.life.reset(min(position, len(self.life.archive.kept)))
+
+    @rule(step=st.sampled_from(["turn", "turn", "wait", "refuse", "fail", "amend"]))
+    def happen(self, step: str) -> None:
+        self.life.lead(step)
+
+    @invariant()
+    def is_in_step(self) -> None:
+        if hasattr(self, "life"):
+            self.life.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "life"):
+            self.life.end()
+
+
+TestCatchUpLives = CatchUpLives.TestCase
