@@ -41,7 +41,7 @@ from jbi_pubsub.examples.narrow import run_link
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.file import parse
-from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.policy.policyset import policies_of, review
 from jbi_pubsub.qos.bins import Bins
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meters
@@ -89,7 +89,7 @@ def policies() -> Part:
 
     def check() -> None:
         document = parse(text, "policy.toml")
-        review(document, policies_of(document))
+        review(document, policies_of(document).rules)
 
     found = policies_of(parse(text, "policy.toml"))
     asked = [

@@ -34,7 +34,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.qos.simulate import DEMO_FLOWS, DEMO_SUBSCRIBERS, Change, Publication, Simulated, Workload, simulate
 from jbi_pubsub.spark.plots import Plot, Series, thinned

@@ -19,11 +19,12 @@ from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.language.cost import size_of
 from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.file import QOS_KINDS, nearest
-from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
+from jbi_pubsub.policy.file import QOS_KINDS, dumped, nearest
+from jbi_pubsub.policy.policy import Rule, shown_value, when_shown
 from jbi_pubsub.policy.policyfile import POLICY_KEYS
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.units import Unit, amount, with_unit
-from jbi_pubsub.policy.writing import dumped, value_of, written
+from jbi_pubsub.policy.writing import value_of, written
 
 from .near import pair
 from .show import Column, counted, printable, show_table

@@ -17,9 +17,10 @@ from jbi_pubsub.policy.access import AccessRules, access_rules, explained, revie
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
 from jbi_pubsub.policy.keep import keep_rules
-from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
-from jbi_pubsub.policy.policyfile import DELIVERIES, policies_of
-from jbi_pubsub.policy.policyfile import review as review_policies
+from jbi_pubsub.policy.policy import OPERATIONS
+from jbi_pubsub.policy.policyfile import DELIVERIES
+from jbi_pubsub.policy.policyset import PolicySet, policies_of
+from jbi_pubsub.policy.policyset import review as review_policies
 from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies, simulation, steering
@@ -78,7 +79,7 @@ def check(given: _PolicyFile) -> int:
     kept = keep_rules(document)
     if not document.errors:
         review(document, rules)
-        review_policies(document, matters)
+        review_policies(document, matters.rules)
     problems = [*document.errors, *document.warnings]
     if given.as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]

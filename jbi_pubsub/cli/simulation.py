@@ -12,8 +12,7 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import Cell, Outcome, Table
 from jbi_pubsub.policy.file import nearest, parse, read
-from jbi_pubsub.policy.policy import PolicySet
-from jbi_pubsub.policy.policyfile import policies_of
+from jbi_pubsub.policy.policyset import PolicySet, policies_of
 from jbi_pubsub.policy.units import amount, rate
 from jbi_pubsub.policy.writing import changed, value_of
 from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate

@@ -16,8 +16,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import is_gone
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.policy.file import read
-from jbi_pubsub.policy.policy import PolicySet
-from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.policy.policyset import PolicySet, policies_of, review
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, VersionTold, epoch_of
 from jbi_pubsub.policy.space import read_set
 from jbi_pubsub.policy.writing import set_value as set_value_in
@@ -106,7 +105,7 @@ def apply(given: _Apply) -> None:
     document, said = read(given.file, name=str(given.file))
     mine = policies_of(document)
     document.check()
-    review(document, mine)
+    review(document, mine.rules)
     for line in [*said, *map(document.told, document.warnings)]:
         click.echo(printable(line), err=True)
     with given.manager() as proxy:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .policy import Policy as Policy
-    from .policy import PolicySet as PolicySet
+    from .policyset import PolicySet as PolicySet
 
 __all__ = ["Policy", "PolicySet"]
 
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> object:
     """Loaded when they are first used: who asks for access rules alone does not need them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import policy
+    from . import policyset
 
-    return getattr(policy, name)
+    return getattr(policyset, name)

@@ -7,8 +7,11 @@ Rules:
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
+import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -179,3 +182,58 @@ def flag(document: Document, table: Mapping[str, Any], where: Where, key: str, *
 def _kind(value: object) -> str:
     names = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a table"}
     return names.get(type(value), "a time")
+
+
+# -- as text ----------------------------------------------------------------------------------------------------
+
+
+def dumped(tables: Mapping[str, Any]) -> str:
+    """As TOML: tables that have a name of their own with headers, all others in line."""
+    lines: list[str] = []
+    for kind, value in tables.items():
+        if value == []:
+            continue
+        if _are_tables(value):
+            for table in value:
+                _dump(lines, f"[[{key_text(kind)}]]", table, kind)
+        elif kind == "preference" and _are_tables(list(value.values())):
+            for name, table in value.items():
+                _dump(lines, f"[{kind}.{key_text(name)}]", table, kind)
+        else:
+            _dump(lines, f"[{key_text(kind)}]", value, kind)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _are_tables(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
+
+
+def _dump(lines: list[str], header: str, table: Mapping[str, Any], kind: str) -> None:
+    lines += ([""] if lines else []) + [header]
+    apart = "policy" if kind == "template" and _are_tables(table.get("policy")) else ""
+    lines += [f"{key_text(key)} = {value_text(value)}" for key, value in table.items() if key != apart]
+    for inner in table.get(apart, []) if apart else []:
+        _dump(lines, f"[[{kind}.{apart}]]", inner, "")
+
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def key_text(name: str) -> str:
+    return name if _BARE.fullmatch(name) else value_text(name)
+
+
+def value_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(value_text, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key_text(str(key))} = {value_text(each)}" for key, each in value.items()) + " }"
+    raise TypeError(f"{type(value).__name__} is no value of TOML")

@@ -33,7 +33,7 @@ from .context import host_of
 if TYPE_CHECKING:
     from jbi_pubsub.core.history import KeepRule
 
-    from .policy import PolicySet
+    from .policyset import PolicySet
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -318,9 +318,9 @@ class AccessManager:
         return keep.keep_rules(document)
 
     def _read_policies(self, document: file.Document, rules: AccessRules) -> None:
-        from . import policyfile  # here: without quality of service it is not imported
+        from . import policyset  # here: without quality of service it is not imported
 
-        policies = policyfile.policies_of(document, rules.people)
+        policies = policyset.policies_of(document, rules.people)
         document.check()
         number = self._policies.version + 1 if self._policies is not None else 1
         if policies != self._policies:
@@ -330,9 +330,9 @@ class AccessManager:
         """Say what is hardly meant: when it is in force, as it takes its time with a thousand policies."""
         review(document, rules)
         if self._policies is not None:
-            from . import policyfile
+            from .policyset import review as review_policies
 
-            policyfile.review(document, self._policies, self._wall())
+            review_policies(document, self._policies.rules, self._wall())
         warnings = document.warnings
         for problem in warnings[:TOLD_MOST]:
             log.warning("%s", document.told(problem))

@@ -12,18 +12,15 @@ Rules:
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settings, Shape, Space, Wish
+from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settings, Shape, Wish
 from jbi_pubsub.core.toml import Place
 
-from .condition import Node, reduced, restricts, shown_node, tests_of
-from .context import Addresses, Facts, Globs, Index, People
+from .condition import Node, restricts
+from .context import Addresses, Facts, Globs
 from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")
@@ -275,173 +272,6 @@ def _limited(outcome: Outcome, name: str, wished: float) -> tuple[Any, tuple[Rul
     return (value, why) if value <= said else (None, (winner,))
 
 
-class PolicySet:
-    """The policies of an information space. Immutable; any thread may ask."""
-
-    def __init__(
-        self,
-        rules: Sequence[Rule],
-        people: People,
-        *,
-        space: Space | None = None,
-        links: Sequence[Membership] = (),
-        tables: Mapping[str, Any] | None = None,
-        name: str = "policy.toml",
-        version: int = 0,
-    ) -> None:
-        """`tables`: what a file says, as `write` gives it back."""
-        self.rules: Final = tuple(rules)
-        self.people: Final = people
-        self.space: Final = space or Space()
-        self.links: Final = tuple(sorted(links, key=lambda each: (-each.specificity, each.terms.name)))
-        self.tables: Final[Mapping[str, Any]] = tables or {}
-        self.name: Final = name
-        self.version: Final = version
-        self._index = Index(self.rules, by_type=True)
-        self.asks: Final = frozenset(
-            name for rule in self.rules for name in (*rule.keys, *(test.name for test in tests_of(rule.condition)))
-        )
-        """Dependencies of policies: names of keys and properties."""
-        self._timed = [rule.effectivity for rule in self.rules if rule.effectivity is not None]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PolicySet) and self.tables == other.tables
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    @staticmethod
-    def read(path: Path) -> PolicySet:
-        """The policies of a file. Raises PolicyError."""
-        from .policyfile import read_policies  # it knows this module
-
-        return read_policies(path)
-
-    @staticmethod
-    def parse(text: str, name: str = "policy.toml") -> PolicySet:
-        """The policies of a text. Raises PolicyError."""
-        from .policyfile import parse_policies
-
-        return parse_policies(text, name)
-
-    def write(self) -> str:
-        """The text of a file that says the same: `parse(write())` is equal. Access rules are not in it."""
-        from .writing import dumped
-
-        return dumped(self.tables)
-
-    def with_policy(self, *policies: Policy) -> PolicySet:
-        """A set with these as well, instead of those of the same names. Raises PolicyError."""
-        from .writing import with_policies
-
-        return with_policies(self, policies)
-
-    def check(self, now: float | None = None) -> list[str]:
-        """Doubts about what is allowed, but hardly meant, each a sentence: policies that can never win, contradictions,
-        roles without users, times in the past (`now`: seconds since 1970, by default the clock's)."""
-        from .policyfile import doubts
-
-        return doubts(self, now)
-
-    def of_version(self, version: int) -> PolicySet:
-        """The same under a number."""
-        return PolicySet(
-            self.rules, self.people, space=self.space, links=self.links, tables=self.tables, name=self.name,
-            version=version,
-        )  # fmt: skip
-
-    @cached_property
-    def digest(self) -> str:
-        """Equal for sets that say the same in the same words."""
-        return hashlib.sha256(self.write().encode()).hexdigest()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it says nothing."""
-        return not self.rules and not self.links and self.space == Space()
-
-    def completed(self, facts: Facts) -> Facts:
-        """With the groups and the role that the set knows the user by; a role that is claimed counts where it knows
-        none."""
-        user = facts.user[0]
-        role = (self.people.roles[user],) if user in self.people.roles else facts.role
-        return replace(facts, group=self.people.groups_of(user), role=role)
-
-    def resolve(self, facts: Facts, *, now: float) -> Resolution:
-        """Resolve what applies to a contract at a time (seconds since 1970)."""
-        facts = self.completed(facts)
-        found: dict[Rule, Node] = {}
-        for rule in self._index.about(facts):
-            if rule not in found and not rule.miss(facts) and rule.is_on(now):
-                node = rule.condition if rule.condition is True else reduced(rule.condition, facts)
-                if node is not False:
-                    found[rule] = node
-        ranked = sorted(found.items(), key=lambda pair: pair[0].rank)
-        return Resolution(facts, tuple(ranked), self._link_of(facts), self.version)
-
-    def _link_of(self, facts: Facts) -> str:
-        return next((each.terms.name for each in self.links if reduced(each.members, facts) is True), "")
-
-    def next_change(self, now: float) -> float:
-        """When effectivity may change what applies; inf: never."""
-        return min((each.next_change(now) for each in self._timed), default=float("inf"))
-
-    def explained(
-        self, facts: Facts, *, now: float, holds: Callable[[Node], bool] = lambda _node: False, wish: Wish | None = None
-    ) -> dict[str, Any]:
-        """A resolution as plain data: for each field its value, the winner, and the losers with the reason; policies
-        that come near, with the key by which they do not apply; `if`: of what is to be decided yet."""
-        resolution = self.resolve(facts, now=now)
-        outcome = resolution.outcome(holds)
-        applying = [rule for rule, node in resolution.candidates if node is True or holds(node)]
-        fields = {}
-        for name in FIELDS:
-            winner = outcome.winners.get(name)
-            others = [rule for rule in applying if name in rule.fields and rule is not winner]
-            fields[name] = {
-                "value": shown_value(getattr(outcome.settings, "shapes" if name == "shape" else name)),
-                "by": winner.name if winner is not None else "",
-                "losers": [
-                    {"policy": rule.name, "value": shown_value(rule.fields[name]), "why": rule.behind(winner)}
-                    for rule in others[:NAMED_MOST]
-                    if winner is not None
-                ],
-            }
-        given = granted(outcome, wish) if wish is not None else None
-        return {
-            "version": self.version,
-            "user": facts.user[0],
-            "groups": list(resolution.facts.group),
-            "role": next(iter(resolution.facts.role), ""),
-            "link": resolution.link,
-            "fields": fields,
-            "if": [
-                {"policy": rule.name, "condition": shown_node(node), "holds": holds(node)}
-                for rule, node in resolution.candidates
-                if node is not True
-            ][:NAMED_MOST],
-            "near": self._near(resolution, now)[:NAMED_MOST],
-            "reduced": [[each.field, each.policy] for each in given.reduced] if given is not None else [],
-        }
-
-    def _near(self, resolution: Resolution, now: float) -> list[dict[str, str]]:
-        """Those that do not apply, by the last of their keys, or by time."""
-        applying = {rule for rule, _ in resolution.candidates}
-        order = ["user", "group", "role", "client", "component", "address", "type", "version", "action", "delivery"]
-        found = []
-        for rule in self.rules:
-            if rule in applying:
-                continue
-            miss = rule.miss(resolution.facts)
-            why = miss or ("when" if rule.is_on(now) else "its time")
-            found.append((order.index(miss) if miss in order else 99, rule.name, why))
-        return [{"policy": name, "why": why} for _, name, why in sorted(found, key=lambda each: (-each[0], each[1]))]
-
-
-NAMED_MOST: Final = 20
-"""Policies that are named of those that lose, or come near."""
-
-
 def shown_value(value: object) -> Any:
     """A field's value as plain data: "none" for what is forbidden, or not there."""
     if isinstance(value, tuple):
@@ -462,7 +292,3 @@ def when_shown(effectivity: Effectivity) -> dict[str, Any]:
     if effectivity.days is not None:
         told["days"] = [DAYS[day] for day in sorted(effectivity.days)]
     return told
-
-
-NOTHING: Final = PolicySet((), People({}, {}, {}))
-"""Without policies: everybody has what DEFAULT says."""

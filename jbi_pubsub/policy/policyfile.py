@@ -1,4 +1,4 @@
-"""The tables of a policy file that say who matters, as a PolicySet; writing.py goes the other way.
+"""The tables of a policy file that say who matters, as policies; `dumped` goes the other way.
 
 `[space]` is what holds for all, `[preference.X]` names some fields, `[[policy]]` is a context and what follows from it,
 `[[template]]` a pattern of policies that a `[[mission]]` fills in, `[[link]]` a bottleneck. Nothing that a file says is
@@ -12,33 +12,19 @@ import importlib.resources
 import importlib.util
 import itertools
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, get_args
 
-from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.near import near_name
-from jbi_pubsub.core.quality import (
-    LEVELS,
-    SHAPES,
-    LinkTerms,
-    QueuePolicy,
-    Shape,
-    Space,
-    Strategy,
-    StrategyName,
-    shape_of,
-)
-from jbi_pubsub.core.toml import WHOLE, Place, Where
-from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.quality import LinkTerms, Space, Strategy, StrategyName
+from jbi_pubsub.core.toml import Place, Where
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
-from .context import Addresses, Facts, Globs, Index, People, matchers, patterns, people_of
-from .file import MAX_RULES, Document, flag, nearest, parse, read, texts
-from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicySet, Rule, Value
-from .units import amount, rate
+from .context import Globs, People, matchers, patterns
+from .file import MAX_RULES, Document, flag, nearest, parse, texts
+from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, Rule, Value
+from .values import ALLOW_READERS, FIELD_READERS, LINK_READERS, NEVER_NONE, REPLACE_KEYS, hours_of, weights_of
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version", "delivery")
 """Keys of a context that are globs; beside them `action` and `attribute`."""
@@ -58,39 +44,13 @@ NAME_MOST: Final = 200
 """Characters of a name."""
 PRECEDENCE_MOST: Final = 1_000_000
 LINKS_MOST: Final = 1_000
-WEIGHTS_WITHIN: Final = 0.001, 1_000_000
-"""Bounds of weights: what is served is divided by them, and summed up for as long as the process lives."""
-PAIRS_MOST: Final = 200_000
-"""Pairs of policies that are compared to find those that can never win, or contradict each other; where they have long
-lists of texts, of ten pairs of those."""
 FILLED_MOST: Final = 32 << 20
 """Characters of all policies that missions make of templates."""
-PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
 
-_OTHERS: Final = ("access", "keep")
-"""Tables that are not about who matters: no policy manager hands them on."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 Table = Mapping[str, Any]
 Preferences = Mapping[str, Mapping[str, Value]]
-
-
-def policies_of(document: Document, people: People | None = None) -> PolicySet:
-    """The policies of a file. What is wrong with them is noted in the document."""
-    people = people if people is not None else people_of(document)
-    reader = _Reader(document, people)
-    rules = [*reader.policies(), *reader.missions()]
-    _check_names(document, rules)
-    tables = {kind: value for kind, value in document.tables.items() if kind not in _OTHERS and value != []}
-    links, space = reader.links(), reader.space()
-    return PolicySet(
-        rules if not document.errors else (),
-        people,
-        space=Space(strategy=space[0], shaping=space[1], links=tuple(each.terms for each in links)),
-        links=links,
-        tables=tables,
-        name=document.name,
-    )
 
 
 @cache
@@ -98,29 +58,17 @@ def built_in() -> Preferences:
     """The preferences of table 1."""
     text = (importlib.resources.files(__package__) / "data" / "preferences.toml").read_text("utf-8")
     document = parse(text, "preferences.toml")
-    found = _Reader(document, People({}, {}, {}), known={}).preferences
+    found = PolicyReader(document, People({}, {}, {}), known={}).preferences
     document.check()
     return found
 
 
-class _Reader:
-    """Reader of one document; problems are noted there."""
+class TableReader:
+    """Reader of tables of one document; problems are noted there."""
 
-    def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
+    def __init__(self, document: Document, people: People) -> None:
         self._document = document
         self._people = people
-        self._filled = 0
-        """Characters of the policies that templates were made to, at most."""
-        self.preferences: dict[str, Mapping[str, Value]] = dict(built_in() if known is None else known)
-        for name, said in self._table("preference").items():
-            at = ("preference", name)
-            if not isinstance(said, dict):
-                self._error(at, f"preference {name!r} is a table", f"Write [preference.{name}]")
-                continue
-            self._known_keys(said, at, PREFERENCE_KEYS)
-            self.preferences[name] = self._fields(said, at, PREFERENCE_KEYS)
-
-    # -- what is wrong ------------------------------------------------------------------------------------------
 
     def _error(self, at: Where, message: str, hint: str = "", *, key: bool = False) -> None:
         place = self._document.key(at) if key else self._document.value(at)
@@ -173,38 +121,11 @@ class _Reader:
             self._error(at, f"{at[-1]}: {exc}")
             return None
 
-    # -- policies -----------------------------------------------------------------------------------------------
-
-    def policies(self) -> list[Rule]:
-        """Those that stand by themselves."""
-        return [self._policy(table, at) for table, at in self._tables("policy")]
-
-    def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> Rule:
-        """`written`: what the file says, where `table` is made from a template."""
-        self._known_keys(written if written is not None else table, at, POLICY_KEYS)
-        condition = self._condition(table, at, "when", is_written=written is None)
-        keys = matchers(self._document, table, at, self._people, CONTEXT)
-        if isinstance(delivery := keys.get("delivery"), Globs):
-            self._some_of(delivery, DELIVERIES, (*at, "delivery"), "delivery")
-        if (actions := self._actions(table, at)) is not None:
-            keys["action"] = actions
-        rule = Rule(
-            name=self._text(table, at, "name", needed=True),
-            place=self._document.key(at),
-            keys=keys,
-            fields=self._settings(table, at),
-            condition=condition,
-            attributes=self._attributes(table, at),
-            precedence=self._precedence(table, at),
-            allow=self._allow(table, at),
-            effectivity=self._effectivity(table, at),
-            mission=mission,
-        )
-        if not rule.fields and not rule.allow and table.keys().isdisjoint((*FIELDS, "allow", "preference", "oversize")):
-            self._document.warn(rule.place, f"policy {rule.name!r} says nothing", f"There is {', '.join(FIELDS)}")
-        if condition is False:
-            self._document.warn(self._document.value((*at, "when")), f"policy {rule.name!r} never applies")
-        return rule
+    def _once(self, names: dict[str, Place], name: str, at: Where, what: str) -> None:
+        place = self._document.key(at)
+        if name and name in names:
+            self._document.error(place, f"two of {what} are called {name!r}, here and in line {names[name].line}")
+        names.setdefault(name, place)
 
     def _condition(self, table: Table, at: Where, key: str, *, is_written: bool = True) -> Node:
         said = table.get(key)
@@ -243,6 +164,54 @@ class _Reader:
                 )
             elif allowed is not None and not Globs((text,)).any_of(allowed):
                 self._error(where, f"unknown {test.name} {text!r}", nearest(text, allowed))
+
+
+class PolicyReader(TableReader):
+    """Reader of policies: those that stand by themselves, and those that missions make of templates."""
+
+    def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
+        super().__init__(document, people)
+        self._filled = 0
+        """Characters of the policies that templates were made to, at most."""
+        self.preferences: dict[str, Mapping[str, Value]] = dict(built_in() if known is None else known)
+        for name, said in self._table("preference").items():
+            at = ("preference", name)
+            if not isinstance(said, dict):
+                self._error(at, f"preference {name!r} is a table", f"Write [preference.{name}]")
+                continue
+            self._known_keys(said, at, PREFERENCE_KEYS)
+            self.preferences[name] = self._fields(said, at, PREFERENCE_KEYS)
+
+    def policies(self) -> list[Rule]:
+        """Those that stand by themselves."""
+        return [self._policy(table, at) for table, at in self._tables("policy")]
+
+    def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> Rule:
+        """`written`: what the file says, where `table` is made from a template."""
+        self._known_keys(written if written is not None else table, at, POLICY_KEYS)
+        condition = self._condition(table, at, "when", is_written=written is None)
+        keys = matchers(self._document, table, at, self._people, CONTEXT)
+        if isinstance(delivery := keys.get("delivery"), Globs):
+            self._some_of(delivery, DELIVERIES, (*at, "delivery"), "delivery")
+        if (actions := self._actions(table, at)) is not None:
+            keys["action"] = actions
+        rule = Rule(
+            name=self._text(table, at, "name", needed=True),
+            place=self._document.key(at),
+            keys=keys,
+            fields=self._settings(table, at),
+            condition=condition,
+            attributes=self._attributes(table, at),
+            precedence=self._precedence(table, at),
+            allow=self._allow(table, at),
+            effectivity=self._effectivity(table, at),
+            mission=mission,
+        )
+        if not rule.fields and not rule.allow and table.keys().isdisjoint((*FIELDS, "allow", "preference", "oversize")):
+            self._document.warn(rule.place, f"policy {rule.name!r} says nothing", f"There is {', '.join(FIELDS)}")
+        if condition is False:
+            self._document.warn(self._document.value((*at, "when")), f"policy {rule.name!r} never applies")
+        return rule
 
     def _some_of(self, globs: Globs, known: Sequence[str], at: Where, what: str) -> None:
         for text in globs.said:
@@ -290,19 +259,19 @@ class _Reader:
         for name in names:
             if name in table:
                 said = table[name]
-                if said == "none" and name not in _NEVER_NONE:
+                if said == "none" and name not in NEVER_NONE:
                     found[name] = None
                     continue
-                value = self._measured((*at, name), said, _FIELD_READERS[name])
+                value = self._measured((*at, name), said, FIELD_READERS[name])
                 if value is not None:
                     found[name] = value
-                if name == "replace" and value not in _KEYS:
+                if name == "replace" and value not in REPLACE_KEYS:
                     self._check_key(str(value), (*at, name))
         return found
 
     def _check_key(self, said: str, where: Where) -> None:
         """A word that is nearly one of ours is an XPath that finds nothing."""
-        if said.isidentifier() and (near := near_name(said, _KEYS, 0.7)):
+        if said.isidentifier() and (near := near_name(said, REPLACE_KEYS, 0.7)):
             place = self._document.value(where)
             self._document.warn(place, f"replace: {said!r} is an XPath here", f"Did you mean {near!r}?")
 
@@ -314,9 +283,7 @@ class _Reader:
             return {}
         self._known_keys(said, where, ALLOW_KEYS)
         found = {
-            name: self._measured((*where, name), said[name], _ALLOW_READERS[name])
-            for name in ALLOW_KEYS
-            if name in said
+            name: self._measured((*where, name), said[name], ALLOW_READERS[name]) for name in ALLOW_KEYS if name in said
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -324,7 +291,7 @@ class _Reader:
         begin, until = (self._moment(table, at, key) for key in ("from", "until"))
         if begin is not None and until is not None and begin >= until:
             self._error((*at, "until"), "until is not after from")
-        hours = self._measured((*at, "hours"), table["hours"], _hours) if "hours" in table else None
+        hours = self._measured((*at, "hours"), table["hours"], hours_of) if "hours" in table else None
         days = self._days(table, at)
         if begin is until is hours is days is None:
             return None
@@ -389,12 +356,6 @@ class _Reader:
                 )
         return rules
 
-    def _once(self, names: dict[str, Place], name: str, at: Where, what: str) -> None:
-        place = self._document.key(at)
-        if name and name in names:
-            self._document.error(place, f"two of {what} are called {name!r}, here and in line {names[name].line}")
-        names.setdefault(name, place)
-
     def _templates(self) -> dict[str, tuple[Table, tuple[str, ...], Where]]:
         """By name: the table, its parameters, and where it stands."""
         found: dict[str, tuple[Table, tuple[str, ...], Where]] = {}
@@ -449,10 +410,12 @@ class _Reader:
                 self._error(where, f"mission {mission!r} makes policies that can't be used")
         return made
 
-    # -- the space and its links --------------------------------------------------------------------------------
 
-    def space(self) -> tuple[Strategy, bool]:
-        """The strategy, and whether payloads are shaped."""
+class SpaceReader(TableReader):
+    """Reader of what holds for all, and of its bottlenecks."""
+
+    def space(self, links: Sequence[Membership]) -> Space:
+        """The strategy, whether payloads are shaped, and the bottlenecks."""
         table, at = self._table("space"), ("space",)
         self._known_keys(table, at, SPACE_KEYS)
         name = table.get("strategy", "weighted_fair")
@@ -460,10 +423,11 @@ class _Reader:
             hint = nearest(str(name), get_args(StrategyName))
             self._error((*at, "strategy"), f"unknown strategy {str(name)[:NAME_MOST]!r}", hint)
             name = "weighted_fair"
-        weights = {key: self._measured((*at, key), table[key], _weights) for key in SPACE_KEYS[1:4] if key in table}
+        weights = {key: self._measured((*at, key), table[key], weights_of) for key in SPACE_KEYS[1:4] if key in table}
         both = weights.get("weights") or Strategy().cpu
         strategy = Strategy(name, weights.get("cpu_weights") or both, weights.get("link_weights") or both)
-        return strategy, flag(self._document, table, at, "shaping", default=True)
+        shaping = flag(self._document, table, at, "shaping", default=True)
+        return Space(strategy=strategy, shaping=shaping, links=tuple(each.terms for each in links))
 
     def links(self) -> list[Membership]:
         """The bottlenecks, and who is behind them."""
@@ -487,7 +451,7 @@ class _Reader:
     def _link(self, table: Table, at: Where, name: str) -> LinkTerms:
         said = {
             key: value
-            for key, reads in _LINK_READERS.items()
+            for key, reads in LINK_READERS.items()
             if key in table and (value := self._measured((*at, key), table[key], reads)) is not None
         }
         terms = LinkTerms(name=name, **said)
@@ -523,278 +487,3 @@ def _substituted(value: Any, values: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {_substituted(key, values): _substituted(each, values) for key, each in value.items()}
     return value
-
-
-def _check_names(document: Document, rules: Sequence[Rule]) -> None:
-    seen: dict[str, Rule] = {}
-    for rule in rules:
-        other = seen.setdefault(rule.name, rule)
-        if other is not rule and rule.name:
-            why = f"two policies are called {rule.name!r}, here and in line {other.place.line}"
-            document.error(rule.place, why, "Names are what explanations speak of")
-    if len(rules) > MAX_RULES:
-        document.error(WHOLE, f"{len(rules)} policies, {MAX_RULES} at most", "Use groups and globs")
-
-
-# -- values -----------------------------------------------------------------------------------------------------
-
-
-def _importance(said: object) -> int:
-    if isinstance(said, int) and not isinstance(said, bool) and 1 <= said <= LEVELS:
-        return said
-    hint = ". Write it without quotes" if isinstance(said, str) and said.isdecimal() else ""
-    raise ValueError(f"{str(said)[:50]!r} is no whole number from 1 (least) to {LEVELS} (most important){hint}")
-
-
-def _positive(said: object) -> float:
-    seconds = amount(said, "seconds")
-    if seconds <= 0:
-        raise ValueError("nothing is as quick as that")
-    return seconds
-
-
-def _size(said: object) -> int:
-    return int(amount(said, "bytes"))
-
-
-def _shapes(said: object) -> tuple[Shape, ...]:
-    several = said if isinstance(said, list) else [said]
-    if not 0 < len(several) <= 8:
-        raise ValueError("1 to 8 shapes")
-    return tuple(map(shape_of, several))
-
-
-def _one_of(known: Sequence[str]) -> Callable[[object], str]:
-    def reads(said: object) -> str:
-        if isinstance(said, str) and said in known:
-            return said
-        raise ValueError(f"unknown {str(said)[:50]!r}. {nearest(str(said), known)}")
-
-    return reads
-
-
-_KEYS: Final = ("registration", "type")
-
-
-def _replace(said: object) -> str:
-    if not isinstance(said, str) or not said:
-        raise ValueError('"registration", "type", or an XPath to what is the same in an object and its successor')
-    if said not in _KEYS:
-        try:
-            compile_predicate(said, argument="replace")
-        except PredicateError as exc:
-            raise ValueError(exc.message.removeprefix("replace: ")) from exc
-    return said
-
-
-def _range(said: object) -> tuple[int, int]:
-    if not isinstance(said, list) or len(said) != 2:
-        raise ValueError("the least and the most, for example [1, 3]")
-    low, high = map(_importance, said)
-    if low > high:
-        raise ValueError("the least is more than the most")
-    return low, high
-
-
-def _bytes_a_second(said: object) -> float:
-    found = rate(said)
-    if found.unit != "bytes":
-        raise ValueError("is in bits or bytes a second here")
-    return found.amount
-
-
-def _truth(said: object) -> bool:
-    if isinstance(said, bool):
-        return said
-    raise ValueError("is true or false")
-
-
-def _hours(said: object) -> tuple[float, float]:
-    found = re.fullmatch(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)", said) if isinstance(said, str) else None
-    if found is None or int(found[1]) > 23 or int(found[3]) > 24 or max(int(found[2]), int(found[4])) > 59:
-        raise ValueError('hours of UTC, for example "08:00-16:30"')
-    first, last = (3600.0 * int(found[at]) + 60.0 * int(found[at + 1]) for at in (1, 3))
-    if first == last or last > 86_400:
-        raise ValueError("no time is between them")
-    return first, last % 86_400
-
-
-def _weights(said: object) -> tuple[float, ...]:
-    least, most = WEIGHTS_WITHIN
-    numbers = said if isinstance(said, list) else []
-    if len(numbers) != LEVELS or not all(
-        isinstance(each, int | float) and not isinstance(each, bool) and least <= each <= most for each in numbers
-    ):
-        what = f"{LEVELS} numbers above 0, from {least:g} to {most:,}, of importance 1 to {LEVELS}"
-        raise ValueError(f"{what}, for example [1, 2, 4, 8, 16]")
-    return tuple(map(float, numbers))
-
-
-def _shares(said: object) -> tuple[float, ...]:
-    if not isinstance(said, dict) or not said:
-        raise ValueError("parts of the rate by importance, for example { 1 = 0.02, 5 = 0.30 }")
-    shares = [0.0] * LEVELS
-    for level, part in said.items():
-        if level not in map(str, range(1, LEVELS + 1)):
-            raise ValueError(f"no importance {level!r}, there is 1 to {LEVELS}")
-        if not isinstance(part, int | float) or isinstance(part, bool) or not 0 <= part <= 1:
-            raise ValueError(f"{str(part)[:50]} of importance {level} is no part from 0 to 1")
-        shares[int(level) - 1] = float(part)
-    if sum(shares) > 1:
-        raise ValueError(f"{sum(shares):g} in sum, more than there is")
-    return tuple(shares)
-
-
-def _overhead(said: object) -> int:
-    if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= 1448:
-        return said
-    raise ValueError("bytes for each 1,448 that are sent, 0 to 1448; 52 is TCP over IP")
-
-
-def _reserve(said: object) -> float:
-    if isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < 1:
-        return float(said)
-    raise ValueError("a part of the rate, 0 to 1; 0.03 is three hundredths")
-
-
-_NEVER_NONE: Final = frozenset(["importance", "oversize", "queue"])
-_FIELD_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "importance": _importance, "deadline": _positive, "shape": _shapes, "max_rate": rate, "max_size": _size,
-    "oversize": _one_of(("shape", "drop")), "replace": _replace, "queue": _one_of(get_args(QueuePolicy)),
-}  # fmt: skip
-_ALLOW_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "importance": _range, "deadline": _positive, "max_rate": _bytes_a_second, "max_size": _size, "shape": _truth,
-    "replace": _truth,
-}  # fmt: skip
-_LINK_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "rate": _bytes_a_second, "min_share": _shares, "each": _bytes_a_second, "overhead": _overhead, "reserve": _reserve,
-}  # fmt: skip
-
-
-# -- what is hardly meant ---------------------------------------------------------------------------------------
-
-
-def review(document: Document, policies: PolicySet, now: float | None = None) -> None:
-    """Note what is allowed, but hardly meant: policies that can never win, contradictions at equal rank, times in the
-    past, shapes that this machine can't do."""
-    now = time.time() if now is None else now
-    rules = policies.rules
-    for rule in rules:
-        if rule.effectivity is not None and rule.effectivity.until is not None and rule.effectivity.until <= now:
-            document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Take it out, or set until anew")
-    _review_shapes(document, rules)
-    by_beginning = _ByContext(rules)
-    compared = 0
-    for rule in rules:
-        left = set(rule.fields) | {f"allow {name}" for name in rule.allow}
-        for other in by_beginning.near(rule):
-            if other is rule:
-                continue
-            compared += 1 + _texts_of(rule) * _texts_of(other) // 10
-            if compared > PAIRS_MOST:
-                document.warn(rule.place, "policies behind this one are not compared with the others")
-                return
-            if other.rank < rule.rank and other.covers(rule):
-                left -= {*other.fields, *(f"allow {name}" for name in other.allow)}
-            if _contradicts(rule, other):
-                names = ", ".join(
-                    name for name in rule.fields if rule.fields[name] != other.fields.get(name, rule.fields[name])
-                )
-                document.warn(
-                    rule.place,
-                    f"policies {rule.name!r} and {other.name!r} (line {other.place.line}) contradict each other"
-                    f" in {names}: the second wins by importance or name alone",
-                    "Give one of them a precedence",
-                )
-        if not left and (rule.fields or rule.allow):
-            document.warn(rule.place, f"policy {rule.name!r} can never win: others say all that it says, before it")
-
-
-def _texts_of(rule: Rule) -> int:
-    """Number of texts that its context has."""
-    return sum(len(matcher.said) for matcher in (*rule.keys.values(), *rule.attributes.values()))
-
-
-def doubts(policies: PolicySet, now: float | None) -> list[str]:
-    """See PolicySet.check."""
-    document = parse(policies.write(), policies.name)
-    review(document, policies_of(document), now)
-    return [document.told(problem) for problem in document.warnings]
-
-
-def _contradicts(rule: Rule, winner: Rule) -> bool:
-    """Whether they are of one rank and context, and do not say the same; the second one wins."""
-    return (
-        winner.rank[:2] == rule.rank[:2]
-        and winner.rank < rule.rank
-        and winner.keys.keys() == rule.keys.keys()
-        and winner.attributes.keys() == rule.attributes.keys()
-        and winner.condition == rule.condition
-        and winner.effectivity == rule.effectivity
-        and any(name in winner.fields and winner.fields[name] != value for name, value in rule.fields.items())
-        and all(_meet(matcher, winner.keys[key]) for key, matcher in rule.keys.items())
-        and all(_meet(matcher, winner.attributes[key]) for key, matcher in rule.attributes.items())
-    )
-
-
-def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
-    """Whether it is certain that something is matched by both."""
-    return (
-        one.covers(other)  # type: ignore[arg-type]  # of one key, of one class
-        or other.covers(one)  # type: ignore[arg-type]  # the same
-        or not set(one.said).isdisjoint(other.said)
-    )
-
-
-class _ByContext:
-    """Policies that may cover one, or share its context: those that an index of them all finds by its first texts."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._index = Index(rules, by_type=True)
-
-    def near(self, rule: Rule) -> Iterator[Rule]:
-        """Each once."""
-        first = {key: matcher.said for key, matcher in rule.keys.items()}
-        users, types = first.get("user", ("",)), first.get("type", ("",))
-        addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
-        found: dict[Rule, None] = {}
-        for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
-            groups, roles = first.get("group", ()), first.get("role", ())
-            facts = Facts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
-            found |= dict.fromkeys(self._index.about(facts))
-        return iter(found)
-
-
-def _review_shapes(document: Document, rules: Iterable[Rule]) -> None:
-    if importlib.util.find_spec("PIL") is not None:
-        return
-    for rule in rules:
-        names = [shape.name for shape in rule.fields.get("shape") or () if shape.name in PILLOW_SHAPES]  # type: ignore[union-attr]  # the field's type
-        if names:
-            what = f"policy {rule.name!r}: {names[0]} needs Pillow, which is not installed here"
-            document.warn(
-                rule.place,
-                what,
-                "pip install 'jbi-pubsub[qos]' wherever delegates run; without it payloads pass as they are",
-            )
-            return
-
-
-# -- reading and writing ----------------------------------------------------------------------------------------
-
-
-def read_policies(path: Path) -> PolicySet:
-    """The policies of a file. Raises PolicyError."""
-    document, _ = read(path)
-    return _checked(document)
-
-
-def parse_policies(text: str, name: str) -> PolicySet:
-    """The policies of a text. Raises PolicyError."""
-    return _checked(parse(text, name))
-
-
-def _checked(document: Document) -> PolicySet:
-    policies = policies_of(document)
-    document.check()
-    return policies

@@ -49,7 +49,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from . import file
 from .history import History, Shares
 from .manager import access_of
-from .policyfile import policies_of, review
+from .policyset import policies_of, review
 from .proxy import (
     ALIVE,
     MANAGER_TYPE,
@@ -206,7 +206,7 @@ class PolicyServer:
         document, said = file.read(self._path)
         policies = policies_of(document)
         document.check()
-        review(document, policies, self._wall())
+        review(document, policies.rules, self._wall())
         for line in [*said, *map(document.told, document.warnings)]:
             log.warning("%s", line)
         facts = self._history.facts() if self._history is not None else {}

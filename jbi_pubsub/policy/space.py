@@ -23,8 +23,7 @@ from jbi_pubsub.core.errors import OversizeError, PolicyError
 from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST, LinkTerms, Strategy
 
 from .file import parse
-from .policy import NOTHING, PolicySet
-from .policyfile import policies_of
+from .policyset import NOTHING, PolicySet, policies_of
 from .writing import VALUE_MOST, changed, value_of
 
 SNAPSHOT_BYTES: Final = 1 << 20

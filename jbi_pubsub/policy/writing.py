@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import json
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +13,9 @@ from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.toml import Where
 
 from .access import access_rules
-from .file import Document, nearest, parse, read
-from .policy import Policy, PolicySet
-from .policyfile import CONTEXT, NAME_MOST, Table, built_in, parse_policies, policies_of
+from .file import Document, key_text, nearest, parse, read, value_text
+from .policyfile import CONTEXT, NAME_MOST, built_in
+from .policyset import PolicySet, policies_of
 
 VALUE_MOST: Final = 10_000
 """Characters of a key or value that is set by itself."""
@@ -55,35 +51,20 @@ def written(path: Path, text: str) -> PolicySet:
     return policies
 
 
-def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
-    """See PolicySet.with_policy."""
-    new = {policy.name: {"name": policy.name, **policy.said} for policy in more}
-    standing = [table for table in policies.tables.get("policy", []) if table["name"] not in new]
-    try:
-        both = [*standing, *new.values()]
-        text = dumped({**policies.tables, **({"policy": both} if both else {})})
-        text.encode()
-    except (TypeError, ValueError) as exc:
-        raise PolicyError(
-            f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
-        ) from exc
-    return parse_policies(text, policies.name).of_version(policies.version)
-
-
 def changed(document: Document, key: str, value: object) -> str:
     """The text of a file with another value, all else as it was: `key` is the file's own path, names in the place of
     numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
     PolicyError."""
     where, header = _path_of(document, key)
     try:
-        text, said = document.text, _dumped(value)
+        text, said = document.text, value_text(value)
     except ValueError as exc:  # Python writes no numbers of more than 4,300 digits
         raise PolicyError(f"{key[:NAME_MOST]}: that number is too large", hint="Say a smaller one") from exc
     span = document.span(where)
     if span is not None:
         new = text[: span[0]] + said + text[span[1] :]
     else:
-        line = f"{_key(str(where[-1]))} = {said}"
+        line = f"{key_text(str(where[-1]))} = {said}"
         if _at(document.tables, where[:-1]) is None:
             end = "" if text.endswith("\n") or not text else "\n"
             new = f"{text}{end}\n{header}\n{line}\n"
@@ -134,7 +115,7 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
             raise PolicyError(
                 f"preference {names[1]!r} is built in", hint=f"Write all of it under [preference.{names[1]}] first"
             )
-        return tuple(names), f"[preference.{_key(names[1])}]"
+        return tuple(names), f"[preference.{key_text(names[1])}]"
     if kind in ("policy", "link", "mission") and len(names) == 3:
         tables = document.tables.get(kind, [])
         named = [table.get("name") for table in tables]
@@ -165,55 +146,3 @@ def _names_of(key: str) -> list[str]:
         hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
         raise PolicyError(f"{key[:NAME_MOST]!r} is no path of names with dots between", hint=hint) from exc
     return names
-
-
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def dumped(tables: Mapping[str, Any]) -> str:
-    """As TOML: tables that have a name of their own with headers, all others in line."""
-    lines: list[str] = []
-    for kind, value in tables.items():
-        if value == []:
-            continue
-        if _are_tables(value):
-            for table in value:
-                _dump(lines, f"[[{_key(kind)}]]", table, kind)
-        elif kind == "preference" and _are_tables(list(value.values())):
-            for name, table in value.items():
-                _dump(lines, f"[{kind}.{_key(name)}]", table, kind)
-        else:
-            _dump(lines, f"[{_key(kind)}]", value, kind)
-    return "\n".join(lines) + "\n" if lines else ""
-
-
-def _are_tables(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
-
-
-def _dump(lines: list[str], header: str, table: Table, kind: str) -> None:
-    lines += ([""] if lines else []) + [header]
-    apart = "policy" if kind == "template" and _are_tables(table.get("policy")) else ""
-    lines += [f"{_key(key)} = {_dumped(value)}" for key, value in table.items() if key != apart]
-    for inner in table.get(apart, []) if apart else []:
-        _dump(lines, f"[[{kind}.{apart}]]", inner, "")
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _dumped(name)
-
-
-def _dumped(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_dumped, value))}]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(str(key))} = {_dumped(each)}" for key, each in value.items()) + " }"
-    raise TypeError(f"{type(value).__name__} is no value of TOML")

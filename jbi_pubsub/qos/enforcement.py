@@ -19,7 +19,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos import measurement
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.following import Following

@@ -31,7 +31,7 @@ from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import parse
-from jbi_pubsub.policy.policy import NOTHING, PolicySet
+from jbi_pubsub.policy.policyset import NOTHING, PolicySet
 from jbi_pubsub.policy.proxy import ALIVE, MANAGER_TYPE, NEWS, Joining, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import (
     LINKS_TOLD,

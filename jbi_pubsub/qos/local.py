@@ -40,7 +40,8 @@ from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.policy.condition import Bound, Node, about_resources, holds, tests_of
 from jbi_pubsub.policy.context import Facts, facts_of
-from jbi_pubsub.policy.policy import NOTHING, PolicySet, Resolution, granted
+from jbi_pubsub.policy.policy import Resolution, granted
+from jbi_pubsub.policy.policyset import NOTHING, PolicySet
 
 TICK_SECONDS: Final = 0.25
 """Between two looks at resources."""
@@ -206,8 +207,7 @@ class _ByObject:
         return settings
 
     def _settings(self, holding: tuple[bool, ...]) -> Settings:
-        which = dict(zip(self._residues, holding, strict=True))
-        return self._of(self._resolution, which.__getitem__).settings
+        return self._of(self._resolution, dict(zip(self._residues, holding, strict=True)).__getitem__).settings
 
 
 class _ByType:

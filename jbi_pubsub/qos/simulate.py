@@ -28,7 +28,7 @@ from jbi_pubsub.core.quality import Contract, Resources, Shape, Space, Wish
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 
 from .bins import Bins, Cost, Ticket
 from .link import Destination, Link

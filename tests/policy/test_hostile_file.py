@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.policy.access import access_rules
 from jbi_pubsub.policy.file import parse
-from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.policy.policyset import policies_of, review
 from jbi_pubsub.policy.space import with_value
 
 MANY = 2_000
@@ -28,7 +28,7 @@ def checked(text: str) -> None:
     access_rules(document)
     policies = policies_of(document)
     document.check()
-    review(document, policies)
+    review(document, policies.rules)
 
 
 @pytest.mark.long

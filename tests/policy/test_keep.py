@@ -12,7 +12,7 @@ from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.policy.file import Document, parse
 from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.manager import AccessManager
-from jbi_pubsub.policy.policyfile import policies_of
+from jbi_pubsub.policy.policyset import policies_of
 
 
 def read(text: str) -> tuple[tuple[KeepRule, ...], Document]:

@@ -15,10 +15,9 @@ from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.core.quality import LinkTerms, Rate, Strategy
 from jbi_pubsub.policy import policyfile
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.file import Document, parse
-from jbi_pubsub.policy.policy import Policy, PolicySet
-from jbi_pubsub.policy.policyfile import policies_of, review
-from jbi_pubsub.policy.writing import dumped
+from jbi_pubsub.policy.file import Document, dumped, parse
+from jbi_pubsub.policy.policy import Policy
+from jbi_pubsub.policy.policyset import PolicySet, policies_of, review
 
 DATA = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data"
 
@@ -28,7 +27,7 @@ def noted(text: str, now: float | None = None) -> list[str]:
     document = parse(text, "p.toml")
     policies = policies_of(document)
     if not document.errors:
-        review(document, policies, now)
+        review(document, policies.rules, now)
     return [document.told(problem).removeprefix("p.toml:") for problem in [*document.errors, *document.warnings]]
 
 
@@ -284,7 +283,7 @@ def test_a_thousand_policies_are_read_and_checked_in_little_time() -> None:
     )
     began = time.thread_time()
     document: Document = parse(text, "p.toml")
-    review(document, policies_of(document))
+    review(document, policies_of(document).rules)
     assert not document.errors
     assert time.thread_time() - began < 15.0
 

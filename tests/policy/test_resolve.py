@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.quality import Rate, Settings, Shape, Wish, shape_of
 from jbi_pubsub.policy.condition import Node
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.policy import Policy, PolicySet, granted
+from jbi_pubsub.policy.file import dumped
+from jbi_pubsub.policy.policy import Policy, granted
 from jbi_pubsub.policy.policyfile import built_in
-from jbi_pubsub.policy.writing import dumped
+from jbi_pubsub.policy.policyset import PolicySet
 
 DATA = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data"
 PEOPLE = {"group": {"UAS": ["Predator-*", "Raven-*"], "all": ["@UAS", "Patrol-*"]}, "role": {"Patrol-1": "patrol"}}

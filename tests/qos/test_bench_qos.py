@@ -15,7 +15,7 @@ from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import targeting
 from jbi_pubsub.examples.example import Outcome, Promise, Table
 from jbi_pubsub.examples.targeting import STAGES, SUPPORT, Came, Played, outcome, policies, rows_of, simulated
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos.simulate import DEMO_SUBSCRIBERS, Simulated, demo
 from jbi_pubsub.spark.plots import Plot, Series
 

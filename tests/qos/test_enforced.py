@@ -23,7 +23,7 @@ from jbi_pubsub.pad.ingress.admission import Admission
 from jbi_pubsub.pad.ingress.lane import RegistrationLane
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.policy import condition, manager, policyfile
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from tests.qos.conftest import Judging
 
 

@@ -19,7 +19,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import read_metadata
 from jbi_pubsub.policy import condition
 from jbi_pubsub.policy.condition import Bound, holds, parse_condition
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos import local
 from jbi_pubsub.qos.local import LocalManager, payload_type, still_holds
 

@@ -29,7 +29,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy import server as policy_server
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining, PolicyManager, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, Standing

@@ -26,7 +26,7 @@ from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.queue import MailQueue
 from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.queue import LevelQueue
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import Shape
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos.simulate import (
     Change,
     Flow,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import OversizeError, PolicyError
 from jbi_pubsub.core.quality import Strategy
-from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.space import (
     HISTORY_MOST,
     IDLE_PART,
