@@ -13,7 +13,7 @@ from jbi_pubsub.pad.matching.recent import Kept
 from jbi_pubsub.pad.matching.registration import Registration, Topic
 
 if TYPE_CHECKING:
-    from jbi_pubsub.pad.past.archiving import Synced
+    from jbi_pubsub.pad.past.syncs import Synced
 
 Refused = list[tuple[Parcel, JbiError]]
 """Objects that were not taken, each with the reason."""

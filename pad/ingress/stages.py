@@ -106,11 +106,11 @@ def _archive_of(config: Config, buffers: RecentBuffers) -> Archiving:
     """Raises ConfigurationError without the libraries, StorageError for a folder that is another's, or damaged."""
     keeping = _keeping_of(config)
     from jbi_pubsub.pad.past.archiving import Archiving
-    from jbi_pubsub.pad.past.blobs import Beside
+    from jbi_pubsub.pad.past.blobs import LargePayloads
 
     try:
         folder = config.archive.folder
-        beside = None if "://" in folder else Beside(Path(folder), config.archive.max_payload_bytes)
+        beside = None if "://" in folder else LargePayloads(Path(folder), config.archive.max_payload_bytes)
         return Archiving(keeping, buffers, beside=beside)
     except BaseException:
         keeping.close()

@@ -17,14 +17,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from contextlib import closing
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
 
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import EntryError, JbiError, OversizeError, ProtocolError, StorageError
-from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import Found, KeepRule, Query, Scope, Source, TakenIn
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
@@ -32,12 +32,10 @@ from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.pad.matching.recent import Kept, RecentBuffers
 from jbi_pubsub.pad.matching.registration import Entries, Registration
-from jbi_pubsub.pad.past.blobs import Beside
-from jbi_pubsub.pad.past.store_protocol import Keeping
+from jbi_pubsub.pad.past.blobs import LargePayloads
+from jbi_pubsub.pad.past.store_protocol import Keeping, looks
+from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
-
-Synced = Callable[[StorageError | None], None]
-"""Told that what was waited for is on disk, or why it never will be."""
 
 TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
@@ -45,8 +43,6 @@ IDS_AT_ONCE: Final = 1_000
 ANSWER_BYTES: Final = 1 << 20
 ANSWER_SECONDS: Final = 60.0
 """For the next answer: the archive reads through what is not indexed."""
-SYNC_AGAIN: Final = 0.05
-"""Seconds until the thread goes on after a fault of ours."""
 
 
 class Archiving:
@@ -58,7 +54,7 @@ class Archiving:
         buffers: RecentBuffers,
         *,
         wall: Callable[[], float] = time.time,
-        beside: Beside | None = None,
+        beside: LargePayloads | None = None,
     ) -> None:
         """Positions go on behind those of the archive. `beside`: where payloads are that are too large for memory;
         None: such objects are refused."""
@@ -71,11 +67,7 @@ class Archiving:
         self._under_way: dict[int, int] = {}
         """First and last positions, by the last, of runs that were appended and not all offered to sessions yet."""
         self._rules: tuple[tuple[re.Pattern[str], KeepRule], ...] = ()
-        self._changed = threading.Condition()
-        """Condition for what is below."""
-        self._wanted: list[tuple[int, Synced]] = []
-        self._thread: threading.Thread | None = None
-        self._is_stopping = False
+        self._syncs = SyncQueue(keeping)
         self.refused = 0
         """Objects that were not kept, or not on disk."""
         self._types = {source.type.name for source in keeping.sources()}
@@ -247,25 +239,14 @@ class Archiving:
 
     def answers(self, query: Query) -> Iterator[Found]:
         """All that a query finds. Raises StorageError, also when nothing comes for too long."""
-        came = threading.Event()
-        results = self.keeping.open(query, came.set)
         until = time.monotonic() + ANSWER_SECONDS
-        try:
-            while True:
-                came.clear()
-                state = results.progress().state
-                found = results.take(IDS_AT_ONCE, ANSWER_BYTES)
+        with closing(looks(partial(self.keeping.open, query), IDS_AT_ONCE, ANSWER_BYTES)) as all_found:
+            for progress, found in all_found:
                 if found:
                     yield from found
                     until = time.monotonic() + ANSWER_SECONDS
-                if not found and state == "finished":
-                    return
-                if not found and (state != "running" or time.monotonic() >= until):
-                    raise StorageError(f"the archive does not answer: {results.progress().error or 'it is slow'}")
-                if not found:
-                    came.wait(0.1)
-        finally:
-            results.cancel()
+                elif progress.state != "finished" and (progress.state != "running" or time.monotonic() >= until):
+                    raise StorageError(f"the archive does not answer: {progress.error or 'it is slow'}")
 
     def _introduce(self, run: Sequence[Parcel], entries: Mapping[str, Entries]) -> None:
         """Registrations that are not known here, of what is brought."""
@@ -304,60 +285,26 @@ class Archiving:
 
     def wait_synced(self, position: int) -> None:
         """Return when what was appended up to there is on disk, or lost."""
-        self._why(position)
+        self._syncs.failure(position)
 
     def sync(self, parcels: Sequence[Parcel], *, comes_again: bool = False) -> list[tuple[Parcel, StorageError]]:
         """Wait until those of the objects that are kept are on disk, and if some of them came again, all that is
         appended; those that never will be, and why."""
         last = self.keeping.end if comes_again else max((parcel.position for parcel in parcels), default=0)
-        if not last:
+        if not last or self._syncs.failure(last) is None:
             return []
-        try:
-            self.keeping.sync(last)
-        except StorageError:
-            lost = [(p, why) for p in parcels if p.position and (why := self._why(p.position)) is not None]
-            self.refused += len(lost)
-            return lost
-        return []
-
-    def _why(self, position: int) -> StorageError | None:
-        """Why that is not on disk; None: it is."""
-        try:
-            self.keeping.sync(position)
-        except StorageError as exc:
-            return exc
-        return None
+        lost = [(p, why) for p in parcels if p.position and (why := self._syncs.failure(p.position)) is not None]
+        self.refused += len(lost)
+        return lost
 
     def when_synced(self, position: int, told: Synced) -> None:
         """Have `told` called, on a thread of ours, when that position is on disk, or lost: for who may not wait."""
-        with self._changed:
-            if not self._is_stopping:
-                self._wanted.append((position, told))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="archive-sync", daemon=True)
-                    self._thread.start()
-                self._changed.notify()
 
-    def _run(self) -> None:
-        while not self._is_stopping or self._wanted:
-            with guarded("archive-sync"):
-                self._sync()
-                continue
-            with self._changed:
-                self._changed.wait(SYNC_AGAIN)
+        def count(why: StorageError | None) -> None:
+            self.refused += why is not None
+            told(why)
 
-    def _sync(self) -> None:
-        with self._changed:
-            while not self._wanted and not self._is_stopping:
-                self._changed.wait()
-            wanted, self._wanted = self._wanted, []
-        if wanted:
-            self._why(max(position for position, _ in wanted))  # once for all
-        for position, told in wanted:
-            with guarded("archive-sync"):
-                why = self._why(position)
-                self.refused += why is not None
-                told(why)
+        self._syncs.put(position, count)
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
@@ -367,12 +314,7 @@ class Archiving:
 
     def close(self) -> None:
         """Sync what waits, and close the archive."""
-        with self._changed:
-            is_first, self._is_stopping = not self._is_stopping, True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(10.0)
+        is_first = self._syncs.close()
         if self._beside is not None:
             self._beside.close()
         if is_first:

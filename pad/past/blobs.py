@@ -36,7 +36,7 @@ Known = Callable[[Collection[str]], set[str]]
 """Which of these ids are those of objects in the archive; may raise."""
 
 
-class Beside:
+class LargePayloads:
     """The files of one archive. Any thread."""
 
     def __init__(self, archive: Path, limit: int) -> None:

@@ -720,7 +720,7 @@ def test_a_rule_that_gives_up_payloads_takes_files_and_what_is_damaged_is_told(
 
 def test_files_that_go_meanwhile_refuse_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given files of which one is renamed between the look at the folder and the look at it
-    beside_it = beside.Beside(tmp_path, 10)
+    beside_it = beside.LargePayloads(tmp_path, 10)
     beside_it._known = lambda _: set()
     large_folder = tmp_path / "large"
     large_folder.mkdir()
@@ -785,4 +785,4 @@ def test_an_object_that_was_brought_names_no_file_elsewhere(tmp_path: Path, name
     (tmp_path / "secret.payload").write_bytes(b"secret")
     brought = pack(Head(name, "r-1", 1, 1.0, "t", "1.0", b"<a/>", 6), b"")
     # Expect the object as it was brought
-    assert beside.Beside(tmp_path, 0).whole(brought) is brought
+    assert beside.LargePayloads(tmp_path, 0).whole(brought) is brought
