@@ -33,9 +33,9 @@ from .listeners import ListenerPool, SubscriptionUid
 from .moments import Moment
 from .options import Conditions, SubscriptionOptions, amended_request, subscription_request
 from .placed import subscription_of
-from .published import Matching, Published
+from .published import Matching, PublishedTypes
 from .query import Count, Query, QueryDraft, QueryListener
-from .signed import SignatureCheck
+from .signed import DeliverySignatures
 from .subscription import LocalSubscription
 from .table import SubscriptionTable
 
@@ -111,13 +111,13 @@ class SubscriberAdapter:
         self._closed = True  # until there is something to close
         self._name = NAMES.claim(name, is_only=self._is_only)
         try:
-            signatures = SignatureCheck.of(self._config)
+            signatures = DeliverySignatures.of(self._config)
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
             NAMES.give_up(self._name)
             raise
         self._closed = False
-        self._published = Published(self._community, self._config)
+        self._published = PublishedTypes(self._community, self._config)
         self._listeners = ListenerPool(self._name)
         self._subscriptions = SubscriptionTable(self._config, self._name, self._community, self._published, signatures)
         self._queries = ArchiveQueries(

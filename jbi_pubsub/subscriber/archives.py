@@ -27,13 +27,13 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType
 from jbi_pubsub.protocol.services import Claims, HistoryProxy
 
-from .coverage import Answer, Place, entry_of, named, places_of
+from .coverage import ArchiveAnswer, ArchivePlace, entry_of, named, places_of
 from .first_level import FirstLevel
 from .listeners import ListenerPool
 from .moments import Moment, start_at
 from .options import Conditions, object_request, query_request, seconds_of
 from .owner import secret_of
-from .published import Published, with_local_name
+from .published import PublishedTypes, with_local_name
 from .query import QUERY_SECONDS, Count, Query, QueryDraft, QueryListener, QueryPart
 from .session import DelegateSession
 from .table import SubscriptionTable
@@ -122,7 +122,7 @@ class ArchiveQueries:
         self,
         config: Config,
         community: JoinManager,
-        published: Published,
+        published: PublishedTypes,
         table: SubscriptionTable,
         listeners: ListenerPool,
     ) -> None:
@@ -180,8 +180,10 @@ class ArchiveQueries:
             draft, lambda proxy: proxy.count(request, draft.timeout if seconds is None else seconds, claims)
         )
         each = {(said.incarnations or (place.address,))[0]: said.count for place, said in told}  # one archive, once
-        answers = [Answer(place.address, place.listed, said.incarnations, "", said.lacks) for place, said in told]
-        answers += [Answer(place.address, place.listed, (), why.message) for place, why in errors]
+        answers = [
+            ArchiveAnswer(place.address, place.listed, said.incarnations, "", said.lacks) for place, said in told
+        ]
+        answers += [ArchiveAnswer(place.address, place.listed, (), why.message) for place, why in errors]
         total = sum(each.values())
         return Count(min(total, request.limit) if request.limit else total, named(answers))
 
@@ -251,7 +253,7 @@ class ArchiveQueries:
 
     def _answers(
         self, draft: QueryDraft, ask: Callable[[HistoryProxy], T]
-    ) -> tuple[list[tuple[Place, T]], list[tuple[Place, JbiError]]]:
+    ) -> tuple[list[tuple[ArchivePlace, T]], list[tuple[ArchivePlace, JbiError]]]:
         """Answers of those that give one, and why the others do not. Raises what the first says, if none does."""
 
         def tried(proxy: HistoryProxy) -> T | JbiError:
@@ -269,8 +271,8 @@ class ArchiveQueries:
             log.warning("the archive at %s does not answer: %s", place.address, error)
         return answers, errors
 
-    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> list[tuple[Place, T]]:
-        def asked(place: Place) -> T:
+    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> list[tuple[ArchivePlace, T]]:
+        def asked(place: ArchivePlace) -> T:
             proxy = HistoryProxy(place.item.proxy, self._security, timeout=self._config.lookup.timeout)
             try:
                 return ask(proxy)

@@ -23,7 +23,7 @@ ANOTHER: Final = (
 )
 
 
-class Place(NamedTuple):
+class ArchivePlace(NamedTuple):
     """An address where archives are listed."""
 
     item: ServiceItem
@@ -37,7 +37,7 @@ class Place(NamedTuple):
         return ", ".join(self.item.proxy.endpoints)
 
 
-class Answer(NamedTuple):
+class ArchiveAnswer(NamedTuple):
     """Outcome of asking at an address."""
 
     address: str
@@ -50,18 +50,18 @@ class Answer(NamedTuple):
     """Part that could not be read there."""
 
 
-def places_of(items: Sequence[ServiceItem]) -> list[Place]:
+def places_of(items: Sequence[ServiceItem]) -> list[ArchivePlace]:
     """Where they are, each once: a server that was killed and started again is listed twice for a while."""
-    found: dict[str, Place] = {}
+    found: dict[str, ArchivePlace] = {}
     for item in items:
         endpoints = item.proxy.endpoints
         address = next((each for each in endpoints if "://" not in each), endpoints[0])  # others end with their server
         known = found[address].listed if address in found else frozenset()
-        found[address] = Place(item, known | _listed(item))
+        found[address] = ArchivePlace(item, known | _listed(item))
     return list(found.values())
 
 
-def missing(answers: Sequence[Answer]) -> list[str]:
+def missing(answers: Sequence[ArchiveAnswer]) -> list[str]:
     """Missing parts: of each answer what is missing there and nowhere else; "" for nothing."""
     covered = {each for answer in answers if not answer.why for each in answer.incarnations}
     return [
@@ -72,7 +72,7 @@ def missing(answers: Sequence[Answer]) -> list[str]:
     ]
 
 
-def named(answers: Sequence[Answer]) -> tuple[str, ...]:
+def named(answers: Sequence[ArchiveAnswer]) -> tuple[str, ...]:
     """The addresses of which something is missing, each with the reason."""
     return tuple(f"{answer.address}: {why}" for answer, why in zip(answers, missing(answers), strict=True) if why)
 

@@ -20,7 +20,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.entries import InformationType
 
 from .options import TypeOptions, check_version
-from .published import Published
+from .published import PublishedTypes
 
 XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
@@ -103,7 +103,7 @@ class FirstLevel:
 class FirstLevelTemplates:
     """Templates, and checks of metadata, made of what an application has given. Safe for several threads."""
 
-    def __init__(self, published: Published, config: Config, is_used: Callable[[TypeName], bool]) -> None:
+    def __init__(self, published: PublishedTypes, config: Config, is_used: Callable[[TypeName], bool]) -> None:
         """`is_used`: whether the schema of that type was opened for a template that is watched."""
         self._published = published
         self._types = TypeRepository(cache_dir=config.type_cache())

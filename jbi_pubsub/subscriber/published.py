@@ -62,7 +62,7 @@ class Matching(msgspec.Struct, frozen=True):
         return f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
 
 
-class Published:
+class PublishedTypes:
     """Asks the lookup services. Safe for several threads. What does not answer in time counts as not there."""
 
     def __init__(self, community: JoinManager, config: Config) -> None:

@@ -23,7 +23,7 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.replies import Finished, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
-from .coverage import Answer, Place, missing, named
+from .coverage import ArchiveAnswer, ArchivePlace, missing, named
 from .first_level import Fitness
 from .listeners import SERVED_AT_ONCE, ListenerCalls, ListenerPool
 from .merging import Merge
@@ -80,7 +80,7 @@ class QueryListener(Protocol):
         """Nothing comes any more: how it ended. See `Query.error` and `Query.partial`."""
 
 
-class Asked(Protocol):
+class PartSource(Protocol):
     """Where a part was asked for."""
 
     def progress(self, part: QueryPart) -> Progress | None:
@@ -99,7 +99,7 @@ class QueryPart(LocalSubscription):
         self,
         uid: str,
         request: QueryRequest,
-        place: Place,
+        place: ArchivePlace,
         listeners: ListenerPool,
         fitness: Fitness | None = None,
     ) -> None:
@@ -118,12 +118,10 @@ class QueryPart(LocalSubscription):
         self.asked = request
         self.place = place
         self.address = place.address
-        self.at: Asked | None = None
+        self.at: PartSource | None = None
         self.opened: QueryOpened | None = None
         self.ended: Finished | None = None
         self.error: JbiError | None = None
-        self.lacks = ""
-        """Part that the archive could not read, though it has answered to the end."""
         self.tell: Callable[[], None] = lambda: None
         """Called when something has come or changed."""
         self.ask_at: Callable[[str], None] = lambda _: None
@@ -150,7 +148,6 @@ class QueryPart(LocalSubscription):
     def finish(self, how: Finished) -> None:
         """The archive has told the end, behind its last result."""
         self.ended = how
-        self.lacks = how.error if how.state == "finished" else ""
         if how.state in ("failed", "cancelled"):
             self.error = JbiError(how.error or f"the query was {how.state} at {self.address}")
         self.tell()
@@ -183,13 +180,14 @@ class QueryPart(LocalSubscription):
         return self.is_over or self.queue.is_closed
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ArchiveAnswer:
         """Outcome so far."""
         if self.opened is None and self.error is None:
-            return Answer(self.address, frozenset())
+            return ArchiveAnswer(self.address, frozenset())
         told = self.opened.incarnations if self.opened is not None else ()
         why = self.error.message if self.error is not None else ""
-        return Answer(self.address, self.place.listed, told, why, self.lacks)
+        lacks = self.ended.error if self.ended is not None and self.ended.state == "finished" else ""
+        return ArchiveAnswer(self.address, self.place.listed, told, why, lacks)
 
     def pop(self) -> tuple[InfoObject, Consumer] | None:
         """The first result that waits, without waiting."""

@@ -45,7 +45,7 @@ from .query import QueryPart
 from .registry import RemoteRegistry, SessionLosses
 from .remote import RemoteState
 from .session_queries import SessionQueries
-from .signed import SessionSignatures, SignatureCheck
+from .signed import DeliverySignatures, SessionSignatures
 from .subscription import LocalSubscription
 from .watches import TemplateWatches
 
@@ -66,7 +66,7 @@ class DelegateSession:
         name: str,
         watches: TemplateWatches,
         ended: Callable[[DelegateSession], None],
-        signatures: SignatureCheck | None = None,
+        signatures: DeliverySignatures | None = None,
         spool: Spool | None = None,
     ) -> None:
         """`watches`: what lookup services say of the delegate and of registrations; `ended` is called once;
@@ -118,9 +118,7 @@ class DelegateSession:
 
     def stands(self, uid: str) -> bool:
         """Whether the delegate has the subscription now."""
-        with self.link.changed:
-            record = self.registry.remotes.get(uid)
-            return record is not None and record.stands
+        return self.quality(uid) is not None
 
     def quality(self, uid: str) -> GrantedQos | None:
         """The quality that the subscription has got there by now; None where it does not stand."""
@@ -340,7 +338,7 @@ class DelegateSessions:
     """The sessions of a subscriber: each is begun when something is wanted there. `_lock` covers which there are."""
 
     def __init__(
-        self, config: Config, name: str, watches: TemplateWatches, signatures: SignatureCheck | None = None
+        self, config: Config, name: str, watches: TemplateWatches, signatures: DeliverySignatures | None = None
     ) -> None:
         """`watches`: what lookup services say of delegates and registrations; `signatures`: the check that all objects
         pass."""

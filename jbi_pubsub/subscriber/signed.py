@@ -44,11 +44,11 @@ ORIGINAL: Final = 32
 """Bytes of a seal that are the digest of the payload as published; its signature follows."""
 
 
-class SignatureCheck:
+class DeliverySignatures:
     """The check of one subscriber, for all its sessions. Any thread."""
 
     @classmethod
-    def of(cls, config: Config) -> SignatureCheck | None:
+    def of(cls, config: Config) -> DeliverySignatures | None:
         """The check that [tls] verify asks for; None: none. Raises ConfigurationError."""
         verifier = verifier_of(config)
         return None if verifier is None else cls(verifier, require=config.tls.verify == "require")
@@ -76,7 +76,7 @@ class SessionSignatures:
 
     def __init__(
         self,
-        check: SignatureCheck,
+        check: DeliverySignatures,
         ref: ServiceRef,
         proxy: SubscriptionsProxy,
         item: Callable[[str], ServiceItem | None],

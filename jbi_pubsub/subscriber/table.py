@@ -22,9 +22,9 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 from .first_level import FirstLevelTemplates
 from .placed import PlacedSubscription
-from .published import Matching, Published, type_asked
+from .published import Matching, PublishedTypes, type_asked
 from .session import DelegateSessions
-from .signed import SignatureCheck
+from .signed import DeliverySignatures
 from .subscription import LocalSubscription
 from .watches import TemplateWatches, has_past
 
@@ -40,7 +40,7 @@ AGAIN_MOST: Final = 300.0
 second."""
 
 
-class Waiting:
+class UnmatchedSubscriptions:
     """Subscriptions that nothing matches yet: looked at by `look(uid)` again and again until that says that they need
     not, so that nobody waits in silence."""
 
@@ -83,8 +83,8 @@ class SubscriptionTable:
         config: Config,
         name: str,
         community: JoinManager,
-        published: Published,
-        signatures: SignatureCheck | None,
+        published: PublishedTypes,
+        signatures: DeliverySignatures | None,
     ) -> None:
         """`name`: of the adapter; `signatures`: the check that all objects pass."""
         self.templates = FirstLevelTemplates(published, config, self._is_used)
@@ -95,7 +95,7 @@ class SubscriptionTable:
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._told: dict[str, str] = {}
         """Reasons that were told last, of subscriptions without a match."""
-        self._waiting = Waiting(self._tell_matching)
+        self._waiting = UnmatchedSubscriptions(self._tell_matching)
 
     def find(self, uid: str) -> LocalSubscription:
         """The subscription of that id. Raises UnknownUidError."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jbi_pubsub.subscriber.coverage import ANOTHER, Answer, missing, named
+from jbi_pubsub.subscriber.coverage import ANOTHER, missing, named
+from jbi_pubsub.subscriber.coverage import ArchiveAnswer as Answer
 
 
 def _there(*listed: str) -> frozenset[str]:

@@ -38,7 +38,7 @@ from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.replies import Granted, Opened, QueryOpened, Subscribed
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import SubscriptionsProxy
-from jbi_pubsub.subscriber.coverage import Place
+from jbi_pubsub.subscriber.coverage import ArchivePlace
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.query import QueryPart
 from jbi_pubsub.subscriber.session import DelegateSession
@@ -513,7 +513,7 @@ def test_an_end_of_a_session_of_before_ends_no_later_one(alone: Any) -> None:
 def test_what_is_granted_in_a_session_that_was_lost_meanwhile_is_asked_for_in_the_next(call: str, alone: Any) -> None:
     # Given a query beside the subscription
     part = QueryPart(
-        "q", QueryRequest(), Place(ServiceItem("", (), alone.session.ref), frozenset()), ListenerPool("test")
+        "q", QueryRequest(), ArchivePlace(ServiceItem("", (), alone.session.ref), frozenset()), ListenerPool("test")
     )
     alone.session.ask(part)
     # When the session is lost before the answer to one of them has come

@@ -10,7 +10,7 @@ import pytest
 
 from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.subscriber import table as waiting
-from jbi_pubsub.subscriber.table import Waiting
+from jbi_pubsub.subscriber.table import UnmatchedSubscriptions
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_who_waits_is_looked_at_until_it_need_not_be(eventually: Callable[..., A
         looks.append(uid)
         return uid == "a" and looks.count("a") == 3
 
-    made = Waiting(look)
+    made = UnmatchedSubscriptions(look)
     made.add("a")
     made.add("b")
     # Expect it to be left alone from then on, and the other to be looked at
@@ -48,7 +48,7 @@ def test_a_look_that_fails_ends_nothing(eventually: Callable[..., Any], monkeypa
         looks.append(uid)
         raise ZeroDivisionError
 
-    made = Waiting(look)
+    made = UnmatchedSubscriptions(look)
     made.add("a")
     # Expect it to be tried again
     eventually(lambda: len(looks) > 2)
@@ -62,7 +62,7 @@ def test_a_thread_that_a_signal_has_kept_from_starting_is_not_waited_for(monkeyp
 
     monkeypatch.setattr(ticker, "_OF_PROCESS", ticker.Ticker())  # that of the process may have its thread
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    made = Waiting(lambda _: True)
+    made = UnmatchedSubscriptions(lambda _: True)
     with pytest.raises(SystemExit):
         made.add("a")
     # Expect the end to be in order
