@@ -168,10 +168,12 @@ class DelegateConnection:
             if self._opened is not opened:
                 raise UnknownUidError("registered at a delegate that is not ours any more", uid=publication.uid)
             self._abandoned.pop(publication.uid, None)
-            self._queue.grant(publication.number, granted)
-            terms = publication.terms
-            self._queue.expect(publication.number, reliable=terms.reliable, expiration=terms.expiration)
+            self._grant(publication, granted)
             self._publications[publication.uid] = publication
+
+    def _grant(self, publication: Publication, granted: Registered) -> None:
+        terms = publication.terms
+        self._queue.grant(publication.number, granted, reliable=terms.reliable, expiration=terms.expiration)
 
     def unregister(self, publication: Publication) -> None:
         """Take a registration back. Raises the delegate's errors or WireError."""
@@ -180,7 +182,7 @@ class DelegateConnection:
                 proxy, opened = self._attached()
                 self._publications.pop(publication.uid, None)  # now: nobody registers it again behind our back
                 refusal = self._refusals.pop(publication.uid, None)
-                if refusal is not None and (lost := self._queue.drop(publication.number)):
+                if refusal is not None and (lost := self._queue.forget(publication.number, drops=True)):
                     log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
             try:
                 proxy.unregister(opened.uid, publication.uid)
@@ -423,7 +425,7 @@ class DelegateConnection:
             if publication.uid not in self._publications:
                 self._abandon(publication, -ABANDONED_SECONDS)
                 return False
-            self._queue.grant(publication.number, granted)
+            self._grant(publication, granted)
             if self._refusals.pop(publication.uid, None) is not None:
                 self._queue.release(publication.number)
             return True

@@ -13,6 +13,7 @@ from jbi_pubsub.core.config import ClientSection, Config, load
 from jbi_pubsub.core.errors import ConfigurationError, InvariantError, MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES
+from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.publisher.lanes import Lanes
 from jbi_pubsub.publisher.payloads import MAX_PAYLOAD_BYTES
@@ -367,7 +368,7 @@ class _Lane:
     def __init__(self, *, reliable: bool, expiration: float) -> None:
         self.now = 100.0
         self.lanes = Lanes(clock=lambda: self.now)
-        self.lanes.expect(1, reliable=reliable, expiration=expiration)
+        self.lanes.grant(1, Registered(), reliable=reliable, expiration=expiration)
         self.numbers = {1: 0, 2: 0}
 
     def put(self, number: int, count: int) -> None:

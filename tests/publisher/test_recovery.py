@@ -614,7 +614,7 @@ def test_an_object_that_has_gone_is_not_kept() -> None:
     # When all of it is acknowledged
     queue.acknowledged(len(_all(queue)))
     # Expect nothing of it to be kept, nor to go again
-    assert queue._whole == {}
+    assert queue._lanes == {}
     queue.restart()
     assert _all(queue) == []
 
@@ -753,7 +753,7 @@ def test_what_was_published_before_is_waited_for_and_not_what_is_published_meanw
     left: list[int] = []
     flushing = threading.Thread(target=lambda: left.append(queue.wait_taken(10.0, number)))
     flushing.start()
-    while not queue._awaiting:
+    while not queue._changed._waiters:  # type: ignore[attr-defined]  # who waits there
         pass
     # When there is never a moment without one under way
     for _ in range(10):
@@ -767,7 +767,7 @@ def test_what_was_published_before_is_waited_for_and_not_what_is_published_meanw
     assert queue.wait_taken(0.0) == 2
     queue.acknowledged(2)
     assert queue.wait_taken(0.0) == 0
-    assert not queue._accounts
+    assert not queue._lanes
 
 
 def test_a_registration_is_ended_while_another_one_publishes_without_pause(

@@ -28,7 +28,7 @@ from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.requests import SubscriptionRequest
-from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, LaneTurns, RegistrationLane
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -300,37 +300,40 @@ def test_what_waits_follows_a_policy_file_that_changes(
     publisher.flush(60.0)
     # Expect
     assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
-    turns = publisher._connections[at]._queue._turns
-    assert isinstance(turns, _Turns)
-    assert turns.levels == {1: 4, 2: 1}  # the publisher knows it, too
-    assert turns.is_strict
+    queue = publisher._connections[at]._queue
+    assert {number: lane.level for number, lane in queue._lanes.items()} == {1: 4, 2: 1}  # the publisher knows it, too
+    assert queue._turns._is_strict
     # When it is another strategy, expect the publisher to know that with its next object
     file.write_text(file.read_text().replace('"strict"', '"weighted_fair"'))
     eventually(lambda: delegate.status()["qos"]["policy"]["version"] == 3, what=lambda: delegate.status()["qos"])
     publisher.publish(uids[0], figures.figure_1)
     publisher.flush(60.0)
-    eventually(lambda: not turns.is_strict)
+    eventually(lambda: not queue._turns._is_strict)
 
 
 def test_what_was_sent_under_another_strategy_is_held_against_nobody() -> None:
     # Given a publisher that has sent much that is important, and nothing else, where the most important goes first
-    turns = _Turns()
-    turns.levels = {1: 0, 2: 4}
+    turns = LaneTurns()
+    lanes = {0: RegistrationLane(1), 4: RegistrationLane(2)}
+    for level, lane in lanes.items():
+        lane.level = level
     turns.follow(strict=True)
     for _ in range(100):
-        turns.append(2)
-        turns.charge(turns.popleft(), 1_000)
+        turns.admit(lanes[4])
+        turns.pop(turns.next())
+        turns.charge(4, 1_000)
     # When levels have shares from now on
     turns.follow(strict=False)
     sent = Counter[int]()
-    for number in (1, 2) * 170:
-        turns.append(number)
     for _ in range(170):
-        number = turns.popleft()
-        turns.charge(number, 1_000)
-        sent[number] += 1
+        for lane in lanes.values():
+            turns.admit(lane)
+        level = turns.next()
+        assert turns.pop(level) is lanes[level]
+        turns.charge(level, 1_000)
+        sent[level] += 1
     # Expect those of the weights, 1 and 16
-    assert 9 <= sent[1] <= 11
+    assert 9 <= sent[0] <= 11
 
 
 def test_draining_waits_for_what_is_admitted(
