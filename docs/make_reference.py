@@ -458,6 +458,7 @@ def rooms_table() -> str:
 
 STATES: Final = {
     "lookup.client.states": ("LINK", "WATCH"),
+    "publisher.states": ("CONNECTION", "REMOTE_REGISTRATION"),
     "subscriber.remote": ("REMOTE_SUBSCRIPTION",),
     "pad.egress.catch_up": ("CATCH_UP",),
     "pad.past.queries": ("QUERY",),

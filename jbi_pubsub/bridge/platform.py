@@ -40,7 +40,7 @@ from jbi_pubsub.protocol.entries import (
     origin_of,
 )
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
-from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest
 from jbi_pubsub.protocol.services import fetch_schema
 from jbi_pubsub.publisher.light import DelegateUid
 from jbi_pubsub.publisher.peer import PeerArchive
@@ -401,11 +401,11 @@ class JbiPlatform:
         self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
     ) -> None:
         """See Platform. Raises what the delegate says, DelegateNotFoundError, LookupNotFoundError, WireError."""
-        self._publisher.register_relayed(
-            self._connected(), published.uid, type_, bundle, published.entries, via,
-            validate=validate, signing=published.signing if type_ == published.type else None,
-            expiration=published.expiration, first=published.first,
+        request = PublisherRequest(
+            bundle, published.entries, validate, signing=published.signing if type_ == published.type else None,
+            expiration=published.expiration,
         )  # fmt: skip
+        self._publisher.register_relayed(self._connected(), published.uid, type_, request, via, first=published.first)
 
     def _connected(self) -> DelegateUid:
         with self._connecting:

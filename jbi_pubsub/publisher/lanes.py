@@ -64,7 +64,7 @@ class ChunkCutter:
         return chunk, self._next is None
 
 
-class RegistrationLane:
+class PublisherLane:
     """Objects of one registration, in order: `unfinished`, which are under way or at the delegate, and `parcels`, which
     wait."""
 
@@ -194,7 +194,7 @@ class RegistrationLane:
         self.unfinished_size = 0
 
 
-class LaneTurns(PriorityRing[RegistrationLane]):
+class LaneTurns(PriorityRing[PublisherLane]):
     """Order of the lanes that may send."""
 
     __slots__ = ("_is_strict",)
@@ -203,7 +203,7 @@ class LaneTurns(PriorityRing[RegistrationLane]):
         super().__init__(Strategy(), WEIGHTS)
         self._is_strict = False
 
-    def admit(self, lane: RegistrationLane) -> None:
+    def admit(self, lane: PublisherLane) -> None:
         """Give a lane that has something to send a turn, or have it wait for credit."""
         lane.is_stalled = not lane.may_send()
         if not lane.is_stalled:
@@ -226,7 +226,7 @@ class Lanes:
         self._clock = clock
         self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
         self._changed = threading.Condition(self._lock)
-        self._lanes: dict[int, RegistrationLane] = {}
+        self._lanes: dict[int, PublisherLane] = {}
         """Lanes of what is registered, or has something waiting or under way."""
         self._turns = LaneTurns()
         self._creditors = 0
@@ -234,7 +234,7 @@ class Lanes:
         self.given_up = 0
         """Objects that were not sent, or not again, by the terms of their registrations or for want of a file."""
         self._batch_most = MAX_BATCH_ITEMS
-        self._taken: deque[tuple[RegistrationLane, Parcel, bool]] = deque()
+        self._taken: deque[tuple[PublisherLane, Parcel, bool]] = deque()
         """For each item under way its lane, its whole object, and whether that is done when the item is acknowledged:
         not before its last one, and not with credit."""
         self._cutters = 0
@@ -270,13 +270,13 @@ class Lanes:
         waiting = len(lane.parcels)
         return not waiting or (waiting < max(LANE_LEAST, most) and lane.size + size <= most_bytes)
 
-    def _lane(self, number: int) -> RegistrationLane:
+    def _lane(self, number: int) -> PublisherLane:
         lane = self._lanes.get(number)
         if lane is None:
-            lane = self._lanes[number] = RegistrationLane(number)
+            lane = self._lanes[number] = PublisherLane(number)
         return lane
 
-    def _remove_if_idle(self, lane: RegistrationLane) -> None:
+    def _remove_if_idle(self, lane: PublisherLane) -> None:
         """Forget a lane of what is not registered any more, when nothing is left of it."""
         if not (lane.is_registered or lane.unfinished or lane.parcels) and self._lanes.get(lane.number) is lane:
             del self._lanes[lane.number]
@@ -315,7 +315,7 @@ class Lanes:
             self._changed.notify_all()
         return items
 
-    def _next_turn(self) -> tuple[int, RegistrationLane]:
+    def _next_turn(self) -> tuple[int, PublisherLane]:
         """The level and the lane whose turn it is. A large object begins only when fewer are under way than a delegate
         takes at once; those under way have turns, so there is always one."""
         passed_over = []
@@ -329,7 +329,7 @@ class Lanes:
             self._turns.admit(each)
         return level, lane
 
-    def _take_run(self, lane: RegistrationLane, most: int, most_bytes: int, items: list[tuple[Part, ...]]) -> int:
+    def _take_run(self, lane: PublisherLane, most: int, most_bytes: int, items: list[tuple[Part, ...]]) -> int:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
         run = lane.take_run(most, min(most_bytes, self._chunk), self._chunk, self._clock)
         is_done = not lane.granted.credit
@@ -342,7 +342,7 @@ class Lanes:
         self._bytes -= size
         return size
 
-    def _take_chunk(self, lane: RegistrationLane) -> tuple[Part, ...]:
+    def _take_chunk(self, lane: PublisherLane) -> tuple[Part, ...]:
         cutter = lane.cutter
         if cutter is None:
             parcel = lane.pop()
@@ -367,7 +367,7 @@ class Lanes:
                     self._remove_if_idle(lane)
             self._changed.notify_all()
 
-    def _prune(self, lane: RegistrationLane) -> bool:
+    def _prune(self, lane: PublisherLane) -> bool:
         """Under the lock: give up what has waited too long; whether anything is left."""
         gone = lane.remove_older(self._clock() - lane.expiration)
         self._count -= len(gone)
@@ -396,7 +396,7 @@ class Lanes:
         lane.granted = granted
         self._batch_most = max(1, min(MAX_BATCH_ITEMS, granted.credit // BATCHES_OF_CREDIT))
 
-    def _forget_credit(self, lane: RegistrationLane) -> None:
+    def _forget_credit(self, lane: PublisherLane) -> None:
         """Forget a credit: what is under way there is done when it is acknowledged, if it is."""
         if not lane.granted.credit:
             return

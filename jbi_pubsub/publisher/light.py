@@ -12,47 +12,39 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, NewType, Self
+from types import TracebackType
+from typing import Any, NewType, Self
+from uuid import uuid4
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.entries import PAD_TYPE, PublisherAdapterDelegate
 from jbi_pubsub.trust.settings import signer_of
 
-from .connection import DelegateConnection
+from .connection import ConnectionReports, DelegateConnection
+from .finder import DelegateFinder
 from .payloads import Body, Payload, Payloads
 from .publication import (
-    Publication,
+    LocalPublication,
+    RegistrationOptions,
     RegistrationUid,
     counting,
     metadata_bytes,
-    open_type,
     opened,
     published,
     runs_of,
-    terms_of,
 )
 
 log = logging.getLogger("jbi_pubsub.publisher")
 
 DelegateUid = NewType("DelegateUid", str)
 """Identifies a connection to a delegate, in all calls of the adapter that made it."""
-
-
-FIND_AGAIN_SECONDS: Final = 1.0
-"""For one look for a delegate that went away; it is repeated until one is found or the adapter is closed."""
-
-ENDED_SECONDS: Final = 0.05
-"""Between two looks, while a delegate is awaited, whether the application has closed: too short to be felt."""
 
 
 class PublisherAdapterLight:
@@ -85,7 +77,7 @@ class PublisherAdapterLight:
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.Lock()
         self._connections: dict[DelegateUid, DelegateConnection] = {}
-        self._publications: dict[RegistrationUid, tuple[Publication, DelegateConnection]] = {}
+        self._publications: dict[RegistrationUid, tuple[LocalPublication, DelegateConnection]] = {}
         self._community: JoinManager | None = None
         self._renewals = LeaseRenewalManager(self._name)
         self._closed = False
@@ -103,16 +95,15 @@ class PublisherAdapterLight:
         """
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
+        uid = DelegateUid(f"delegate-{uuid4().hex}")
         connection = DelegateConnection(
             self._config,
             self._renewals,
-            find=lambda tried, ended: self._find_delegate(name, location, FIND_AGAIN_SECONDS, tried=tried, ended=ended),
+            finder=DelegateFinder(self._joined(), name, location),
             name=self._name,
-            refused=self._refused,
-            away=lambda why: self._tell_away(connection, why),
+            reports=ConnectionReports(self._name, self._refused, lambda why: self._tell_away(uid, why)),
         )
-        self._open(connection, name, location, seconds)
-        uid = _uid_of(connection)
+        connection.open(seconds)
         with self._lock:
             self._connections[uid] = connection
         return uid
@@ -163,17 +154,15 @@ class PublisherAdapterLight:
         """
         self._check_open()
         connection = self._connection(delegate)
-        terms = terms_of(
-            self._config.client, validate=validate, well_formed=well_formed, reliable=reliable, expiration=expiration,
-            local=local, owner=owner, qos=qos, persist=persist,
+        options = RegistrationOptions(
+            schema, marks, type_name, version, locations, validate, well_formed, qos, persist, reliable, expiration,
+            local, owner,
         )  # fmt: skip
-        info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations,
-            validate=terms.validate, known=connection.schema,
-        )  # fmt: skip
+        terms = options.terms(self._config.client)
+        info_type = options.open_type(self._types, connection.schema, validate=terms.validate)
         try:
             publication = opened(info_type, invariants, terms, self._signer)
-            connection.register(publication)
+            connection.registrations.register(publication)
         except JbiError:
             self._forget_if_idle(info_type)
             raise
@@ -206,7 +195,7 @@ class PublisherAdapterLight:
         publication.check(data)
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         body = self._payloads.body(payload, publication.terms.max_payload, seconds)
-        (object_id,) = self._queue(publication, connection, [(data, body)], timeout)
+        (object_id,) = _queue(publication, connection, [(data, body)], seconds)
         return object_id
 
     @checked
@@ -233,25 +222,8 @@ class PublisherAdapterLight:
 
         with counting(ids):
             for run in runs_of(objects, publication.check, body=body):
-                ids += self._queue(publication, connection, run, timeout)
+                ids += _queue(publication, connection, run, seconds)
         return ids
-
-    def _queue(
-        self,
-        publication: Publication,
-        connection: DelegateConnection,
-        run: Sequence[tuple[bytes, Body]],
-        timeout: float | None,
-    ) -> list[str]:
-        seconds = self._config.queue.publish_seconds if timeout is None else timeout
-        with publication.lock:
-            parcels = publication.next_objects(run)
-            try:
-                connection.publish(publication, parcels, seconds)
-            except JbiError as exc:
-                publication.sequence -= len(run) - published(exc)  # not queued: the number is used again
-                raise
-        return [parcel.head.object_id for parcel in parcels]
 
     @checked
     def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
@@ -276,7 +248,7 @@ class PublisherAdapterLight:
         """Undo register_publisher, after what was published has gone out. Raises UnknownUidError, WireError."""
         publication, connection = self._publication(registration)
         connection.flush(self._config.queue.publish_seconds, publication)
-        connection.unregister(publication)
+        connection.registrations.unregister(publication)
         with self._lock:
             self._publications.pop(registration, None)
         self._forget_if_idle(publication.info_type)
@@ -303,7 +275,7 @@ class PublisherAdapterLight:
                     uid: {
                         "type": str(p.info_type.type),
                         "published": p.sequence,
-                        "unfinished": c.unfinished(p),
+                        "unfinished": c.queue.unfinished(p.number),
                         "signs": p.signs,
                     }
                     for uid, (p, c) in self._publications.items()
@@ -333,81 +305,9 @@ class PublisherAdapterLight:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _open(self, connection: DelegateConnection, name: str | None, location: str | None, timeout: float) -> None:
-        """Open a connection to the first delegate that answers; one that is listed may be dead until its lease ends."""
-        deadline = time.monotonic() + timeout
-        silent: tuple[ServiceItem, WireError] | None = None
-        tried: dict[str, float] = {}
-        while silent is None or time.monotonic() < deadline:
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                item = self._find_delegate(name, location, left, tried=tried)
-            except DelegateNotFoundError:
-                if silent is None:
-                    raise
-                break  # the time is over: what did not answer says more than what was not found meanwhile
-            try:
-                connection.open(item)
-            except WireError as exc:
-                silent = item, exc
-                tried[item.service_id] = time.monotonic()
-                time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))  # until it is back, or out of the list
-            else:
-                return
-        assert silent is not None  # the first turn returns, raises or sets it
-        item, why = silent
-        raise DelegateNotFoundError(
-            f"the delegate ({_shown(name)}, {_shown(location)}) at {', '.join(item.proxy.endpoints)}"
-            f" is listed, but did not answer within {timeout:.3g} s: {why.message}",
-            hint="It may be dead: see `jbi status`, or start another with `jbi pad NAME LOCATION`",
-            name=name,
-            location=location,
-        ) from why
-
-    def _tell_away(self, connection: DelegateConnection, why: str) -> None:
-        if self._away is None or self._closed:
-            return
-        try:
-            called(self._away, _uid_of(connection), why)
-        except Exception:  # an application's mistake must not end its publishing
-            log.exception("%s: the callback for delegates that are away failed", self._name)
-
-    def _find_delegate(
-        self,
-        name: str | None,
-        location: str | None,
-        timeout: float,
-        *,
-        tried: Mapping[str, float] = MappingProxyType({}),
-        ended: Callable[[], bool] = lambda: False,
-    ) -> ServiceItem:
-        """A delegate with these characteristics: one that was not `tried` in vain, else the one that was longest ago
-        (monotonic seconds by service id; the dead are listed until their leases end). When it has `ended`, nobody wants
-        one any more."""
-        wanted = PublisherAdapterDelegate(name=name, location=location).rep()
-        community = self._joined()
-        cache = community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
-        deadline = time.monotonic() + timeout
-        try:
-            while not (found := cache.wait(1, min(ENDED_SECONDS, deadline - time.monotonic()))):
-                if ended():
-                    raise DelegateNotFoundError("not looked for any more: the connection is closed")
-                if time.monotonic() >= deadline or community.refused() is not None:
-                    break
-        finally:
-            community.unwatch(cache)
-        if found:
-            return min(found, key=lambda item: tried.get(item.service_id, 0.0))
-        # raises when there is no lookup service; the time for finding one has been spent above
-        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
-        known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
-        raise DelegateNotFoundError(
-            f"no delegate ({_shown(name)}, {_shown(location)}) within {timeout:.3g} s;"
-            f" there are: {', '.join(known) or 'none'}",
-            hint="Start one with `jbi pad NAME LOCATION`",
-            name=name,
-            location=location,
-        )
+    def _tell_away(self, delegate: DelegateUid, why: str) -> None:
+        if self._away is not None and not self._closed:
+            called(self._away, delegate, why)
 
     def _joined(self) -> JoinManager:
         with self._lock:
@@ -429,7 +329,7 @@ class PublisherAdapterLight:
             raise unknown_uid("delegate", delegate, "connect_to_delegate")
         return found
 
-    def _publication(self, registration: RegistrationUid) -> tuple[Publication, DelegateConnection]:
+    def _publication(self, registration: RegistrationUid) -> tuple[LocalPublication, DelegateConnection]:
         with self._lock:
             found = self._publications.get(registration)
         if found is None:
@@ -444,15 +344,14 @@ class PublisherAdapterLight:
             )
 
 
-def _uid_of(connection: DelegateConnection) -> DelegateUid:
-    return DelegateUid(f"delegate-{connection.uid}")
-
-
-def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:
-    own = PublisherAdapterDelegate.entry_name
-    return [PublisherAdapterDelegate.from_rep(e) for e in item.entries if e.cls.name == own]
-
-
-def _shown(characteristic: str | None) -> str:
-    """For people: None is a wildcard, "" is not."""
-    return "*" if characteristic is None else characteristic or '""'
+def _queue(
+    publication: LocalPublication, connection: DelegateConnection, run: Sequence[tuple[bytes, Body]], seconds: float
+) -> list[str]:
+    with publication.lock:
+        parcels = publication.next_objects(run)
+        try:
+            connection.publish(publication, parcels, seconds)
+        except JbiError as exc:
+            publication.sequence -= len(run) - published(exc)  # not queued: the number is used again
+            raise
+    return [parcel.head.object_id for parcel in parcels]

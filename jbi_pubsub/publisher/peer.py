@@ -28,7 +28,15 @@ from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.trust.settings import signer_of
 
 from .payloads import Body, Payload, Payloads
-from .publication import Publication, RegistrationUid, counting, metadata_bytes, open_type, opened, runs_of, terms_of
+from .publication import (
+    LocalPublication,
+    RegistrationOptions,
+    RegistrationUid,
+    counting,
+    metadata_bytes,
+    opened,
+    runs_of,
+)
 
 
 class PublisherAdapter:
@@ -47,7 +55,7 @@ class PublisherAdapter:
         self._payloads = Payloads(self._server.spool)
         self._server.start()
         self._connection = self._server.delegate.publishers.connect_own()
-        self._publications: dict[RegistrationUid, tuple[Publication, Registration]] = {}
+        self._publications: dict[RegistrationUid, tuple[LocalPublication, Registration]] = {}
         self._lock = threading.Lock()
         self._next_number = 0
         self._closed = False
@@ -75,14 +83,12 @@ class PublisherAdapter:
     ) -> RegistrationUid:
         """Register what will be published; see PublisherAdapterLight.register_publisher."""
         self._check_open()
-        terms = terms_of(
-            self._config.client, validate=validate, well_formed=well_formed, reliable=reliable, expiration=expiration,
-            local=local, owner=owner, qos=qos, persist=persist,
+        options = RegistrationOptions(
+            schema, marks, type_name, version, locations, validate, well_formed, qos, persist, reliable, expiration,
+            local, owner,
         )  # fmt: skip
-        info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations,
-            validate=terms.validate, known=self._server.repositories.schema,
-        )  # fmt: skip
+        terms = options.terms(self._config.client)
+        info_type = options.open_type(self._types, self._server.repositories.schema, validate=terms.validate)
         try:
             publication = opened(info_type, invariants, terms, self._signer)
         except JbiError:
@@ -101,7 +107,7 @@ class PublisherAdapter:
             raise
         return publication.uid
 
-    def _register(self, publication: Publication) -> Registration:
+    def _register(self, publication: LocalPublication) -> Registration:
         """At our own delegate; again, when another certificate answers for its key."""
         return self._server.delegate.registrations.register(
             self._connection.connection_id, publication.request(), uid=publication.uid, number=publication.number
@@ -134,7 +140,7 @@ class PublisherAdapter:
         return ids
 
     def _disseminate(
-        self, publication: Publication, registered: Registration, run: Sequence[tuple[bytes, Body]]
+        self, publication: LocalPublication, registered: Registration, run: Sequence[tuple[bytes, Body]]
     ) -> list[str]:
         """Up to the first object that is refused, whose error is raised with how many were `published`."""
         ids: list[str] = []
@@ -205,11 +211,11 @@ class PublisherAdapter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _body(self, publication: Publication) -> Callable[[Payload], Body]:
+    def _body(self, publication: LocalPublication) -> Callable[[Payload], Body]:
         limit, seconds = publication.terms.max_payload, self._config.queue.publish_seconds
         return lambda payload: self._payloads.body(payload, limit, seconds)
 
-    def _find(self, registration: RegistrationUid) -> tuple[Publication, Registration]:
+    def _find(self, registration: RegistrationUid) -> tuple[LocalPublication, Registration]:
         found = self._publications.get(registration)
         if found is None:
             raise unknown_uid("registration", registration, "register_publisher")

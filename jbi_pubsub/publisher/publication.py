@@ -47,7 +47,7 @@ RUN_SECONDS: Final = 0.01
 """Time that objects wait for others to come: what has come may be all for a while."""
 
 
-class Terms(NamedTuple):
+class PublisherTerms(NamedTuple):
     """Terms for all objects of a registration: see PublisherAdapterLight.register_publisher."""
 
     validate: bool = True
@@ -64,36 +64,67 @@ class Terms(NamedTuple):
     """Bytes."""
 
 
-def terms_of(
-    client: ClientSection,
-    *,
-    validate: bool | None,
-    well_formed: bool | None,
-    reliable: bool | None,
-    expiration: float | None,
-    local: bool,
-    owner: str | None,
-    qos: Wish | None,
-    persist: bool | None,
-) -> Terms:
-    """Terms as given, and for what was not given, as [client] says. Raises ConfigurationError."""
-    seconds = client.expiration if expiration is None else expiration
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ConfigurationError(f"expiration {seconds} is no time", hint="Seconds; 0 is never")
-    if len(owner or "") > MAX_OWNER:
-        raise ConfigurationError(f"owner has {len(owner or '')} characters, the limit is {MAX_OWNER}")
-    if qos is not None:
-        checked_wish(qos)
-    return Terms(
-        client.validate if validate is None else validate,
-        client.well_formed if well_formed is None else well_formed,
-        client.reliable if reliable is None else reliable,
-        seconds, local, owner or "", qos or Wish(), persist,
-        client.max_metadata, client.max_payload,
-    )  # fmt: skip
+class RegistrationOptions(NamedTuple):
+    """Arguments of register_publisher that say what is published and how, as they were given."""
+
+    schema: Source | None
+    marks: Source | None
+    type_name: str | None
+    version: str | None
+    locations: Mapping[str, Path] | None
+    validate: bool | None
+    well_formed: bool | None
+    qos: Wish | None
+    persist: bool | None
+    reliable: bool | None
+    expiration: float | None
+    local: bool
+    owner: str | None
+
+    def terms(self, client: ClientSection) -> PublisherTerms:
+        """Terms as given, and for what was not given, as [client] says. Raises ConfigurationError."""
+        seconds = client.expiration if self.expiration is None else self.expiration
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ConfigurationError(f"expiration {seconds} is no time", hint="Seconds; 0 is never")
+        owner = self.owner or ""
+        if len(owner) > MAX_OWNER:
+            raise ConfigurationError(f"owner has {len(owner)} characters, the limit is {MAX_OWNER}")
+        if self.qos is not None:
+            checked_wish(self.qos)
+        return PublisherTerms(
+            client.validate if self.validate is None else self.validate,
+            client.well_formed if self.well_formed is None else self.well_formed,
+            client.reliable if self.reliable is None else self.reliable,
+            seconds, self.local, owner, self.qos or Wish(), self.persist,
+            client.max_metadata, client.max_payload,
+        )  # fmt: skip
+
+    def open_type(
+        self, types: TypeRepository, known: Callable[[TypeName], SchemaBundle | None], *, validate: bool
+    ) -> InformationType | UntypedGate:
+        """The type of the schema; without one, of that which is `known` by the name. Raises SchemaError,
+        TypeConflictError, ArgumentError."""
+        if self.schema is None:
+            if not self.type_name or self.marks is not None or self.locations is not None:
+                raise ArgumentError(
+                    "register_publisher without a schema takes type_name (and version),"
+                    " and neither marks nor locations",
+                    hint="Give the schema, or the name of a type in the type repository",
+                    call="register_publisher",
+                    argument="schema",
+                )
+            return _named_type(types, TypeName(self.type_name, self.version or DEFAULT_VERSION), validate, known)
+        bundle = read_bundle(
+            source(self.schema),
+            marks=None if self.marks is None else source(self.marks),
+            name=self.type_name or "",
+            version=self.version or DEFAULT_VERSION,
+            locations=self.locations or {},
+        )
+        return types.open_schema(bundle)
 
 
-class Publication:
+class LocalPublication:
     """A registration as its publisher sees it: numbers its objects and checks them before they leave.
 
     `lock` is held from numbering an object until it is queued, so that order is the order of publish calls. `uid` is
@@ -105,7 +136,7 @@ class Publication:
         self,
         info_type: InformationType | UntypedGate,
         entries: tuple[EntryRep, ...],
-        terms: Terms,
+        terms: PublisherTerms,
         signer: Signer | None = None,
     ):
         self._secret = token_hex(16)
@@ -186,38 +217,6 @@ class Publication:
 def _signed(parcel: Parcel, payload: Body, signer: Signer) -> Parcel:
     signature = signer.sign(head_bytes(parcel.head, digest(payload)))
     return pack(msgspec.structs.replace(parcel.head, signature=signature), payload, parcel.since)
-
-
-def open_type(
-    types: TypeRepository,
-    schema: Source | None,
-    *,
-    marks: Source | None,
-    type_name: str | None,
-    version: str | None,
-    locations: Mapping[str, Path] | None,
-    validate: bool,
-    known: Callable[[TypeName], SchemaBundle | None],
-) -> InformationType | UntypedGate:
-    """The type of a schema; without one, of that which is `known` by the name. Raises SchemaError, TypeConflictError,
-    ArgumentError."""
-    if schema is None:
-        if not type_name or marks is not None or locations is not None:
-            raise ArgumentError(
-                "register_publisher without a schema takes type_name (and version), and neither marks nor locations",
-                hint="Give the schema, or the name of a type in the type repository",
-                call="register_publisher",
-                argument="schema",
-            )
-        return _named_type(types, TypeName(type_name, version or DEFAULT_VERSION), validate, known)
-    bundle = read_bundle(
-        source(schema),
-        marks=None if marks is None else source(marks),
-        name=type_name or "",
-        version=version or DEFAULT_VERSION,
-        locations=locations or {},
-    )
-    return types.open_schema(bundle)
 
 
 def _named_type(
@@ -312,9 +311,9 @@ def _pair(given: object, body: Callable[[Payload], Body]) -> tuple[bytes, Body]:
 def opened(
     info_type: InformationType | UntypedGate,
     invariants: Document | None,
-    terms: Terms,
+    terms: PublisherTerms,
     signer: Signer | None = None,
-) -> Publication:
+) -> LocalPublication:
     """A new registration with its invariant metadata (paper section 2.4(3)); None where nothing is. Raises
     MetadataError, ArgumentError, InvariantError (one is missing that all valid metadata have), SchemaError for what
     can't be validated."""
@@ -326,11 +325,11 @@ def opened(
                 call="register_publisher",
                 argument="invariants",
             )
-        return Publication(info_type, (), terms, signer)
+        return LocalPublication(info_type, (), terms, signer)
     path = path_of(invariants)
     what = "invariant metadata" if path is None else f"invariant metadata {path}"
     root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
     if isinstance(info_type, InformationType) and terms.validate:
         info_type.check_complete(root, what=what)
-    return Publication(info_type, entries, terms, signer)
+    return LocalPublication(info_type, entries, terms, signer)

@@ -12,42 +12,30 @@ from collections.abc import Callable
 from secrets import token_hex
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
-from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, left_out, packed
-from jbi_pubsub.core.signing import SigningKey
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.core.info_object import InfoObject, TypeName, left_out, packed
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.requests import PublisherRequest
 
 from .light import DelegateUid, PublisherAdapterLight
-from .publication import Publication, RegistrationUid, Terms
+from .publication import LocalPublication, PublisherTerms, RegistrationUid
 
 FLUSH_SECONDS: Final = 0.2
 """For a delegate to have what was published: it is asked again."""
 
 
-class RelayedPublication(Publication):
+class RelayedPublication(LocalPublication):
     """A registration of another platform. Its schema is not opened here: the delegate checks what comes."""
 
     def __init__(
-        self,
-        uid: str,
-        type_: TypeName,
-        bundle: SchemaBundle,
-        entries: tuple[EntryRep, ...],
-        origin: Origin,
-        *,
-        secret: str,
-        validate: bool,
-        signing: SigningKey | None,
-        expiration: float,
-        unfinished: Callable[[RelayedPublication], int],
+        self, uid: str, type_: TypeName, request: PublisherRequest, origin: Origin, unfinished: Callable[[int], int]
     ) -> None:
-        """`unfinished`: the number of the first object that the delegate has not done; 0: it has all."""
+        """`origin`: that of the request; `unfinished(number)`: the number of the first object of the registration that
+        the delegate has not done; 0: it has all."""
         self.uid = RegistrationUid(uid)
         self.info_type = UntypedGate(type_)
         self.sequence = max(0, (origin.first or 0) - 1)
@@ -55,20 +43,17 @@ class RelayedPublication(Publication):
         self.number = 1
         self._unfinished = unfinished
         self.lock = threading.Lock()
-        self.terms = terms = Terms(validate and not bundle.is_none, validate, owner=origin.bridge)
         # what has waited here for too long is given up by the delegate, which tells it: a gap of ours says nothing
-        self._request = PublisherRequest(
-            bundle, entries, terms.validate, secret, signing,
-            well_formed=terms.well_formed, expiration=expiration, owner=terms.owner, origin=origin,
-        )  # fmt: skip
+        self.terms = PublisherTerms(request.validate, request.well_formed, owner=request.owner)
+        self._request = request
+        self._origin = origin
 
     def request(self) -> PublisherRequest:
         """Request to the delegate: of one that we come back to, which object comes next."""
-        origin = self._request.origin
-        if origin is None or origin.first is None or not self.sequence:
+        if self._origin.first is None or not self.sequence:
             return self._request
-        first = self._unfinished(self) or self.sequence + 1
-        return msgspec.structs.replace(self._request, origin=msgspec.structs.replace(origin, first=first))
+        first = self._unfinished(self.number) or self.sequence + 1
+        return replace(self._request, origin=replace(self._origin, first=first))
 
     def is_renewed(self) -> bool:
         """The key is the publisher's: who relays it has none."""
@@ -90,30 +75,21 @@ class RelayPublisher(PublisherAdapterLight):
         self._bridge = bridge
 
     def register_relayed(
-        self,
-        delegate: DelegateUid,
-        uid: str,
-        type_: TypeName,
-        bundle: SchemaBundle,
-        entries: tuple[EntryRep, ...],
-        via: tuple[str, ...],
-        *,
-        validate: bool = True,
-        signing: SigningKey | None = None,
-        expiration: float = 0.0,
+        self, delegate: DelegateUid, uid: str, type_: TypeName, request: PublisherRequest, via: tuple[str, ...], *,
         first: int | None = None,
-    ) -> None:
-        """Register what is published elsewhere under `uid`; `via`: the platforms that it has passed; `expiration`: as
-        its publisher wants it, in seconds, counted from when an object is relayed; `first`: see Origin. Raises
-        AccessDeniedError (also where the original stands, or another bridge's, or what follows that is missing),
-        SchemaError, TypeConflictError, WireError."""
+    ) -> None:  # fmt: skip
+        """Register what is published elsewhere under `uid`. `request`: its schema, Entries and key, whether it is
+        validated, and its expiration, counted from when an object is relayed; `via`: the platforms that it has passed;
+        `first`: see Origin. Raises AccessDeniedError (also where the original stands, or another bridge's, or what
+        follows that is missing), SchemaError, TypeConflictError, WireError."""
         connection = self._connection(delegate)
-        publication = RelayedPublication(
-            uid, type_, bundle, entries, Origin(via, self._bridge, first),
-            secret=self._secret, validate=validate, signing=signing, expiration=expiration,
-            unfinished=connection.first,
+        origin = Origin(via, self._bridge, first)
+        relayed = replace(
+            request, validate=request.validate and not request.schema.is_none, well_formed=request.validate,
+            secret=self._secret, owner=self._bridge, origin=origin,
         )  # fmt: skip
-        connection.register(publication)
+        publication = RelayedPublication(uid, type_, relayed, origin, connection.queue.first)
+        connection.registrations.register(publication)
         with self._lock:
             self._publications[publication.uid] = publication, connection
 
@@ -138,7 +114,7 @@ class RelayPublisher(PublisherAdapterLight):
             publication, connection = self._publication(RegistrationUid(uid))
         except UnknownUidError:
             return 0
-        return connection.unfinished(publication)
+        return connection.queue.unfinished(publication.number)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """Have its subscribers told, behind what was published, that so many objects with numbers up to `up_to` were
@@ -158,7 +134,7 @@ class RelayPublisher(PublisherAdapterLight):
                 connection.flush(FLUSH_SECONDS, publication)
             except BackPressureError:
                 return False
-        connection.give_up(publication)
+        connection.registrations.give_up(publication)
         with self._lock:
             self._publications.pop(publication.uid, None)
         return True

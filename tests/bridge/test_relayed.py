@@ -48,8 +48,10 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> An
             self.at[made] = made.connect_to_delegate(*ALPHA)
             return made
 
-        def register(self, bridge: RelayPublisher, uid: str = UID, via: tuple[str, ...] = FAR, **more: Any) -> None:
-            bridge.register_relayed(self.at[bridge], uid, TYPE, bundle, entries, via, **more)
+        def register(
+            self, bridge: RelayPublisher, uid: str = UID, via: tuple[str, ...] = FAR, first: int | None = None
+        ) -> None:
+            bridge.register_relayed(self.at[bridge], uid, TYPE, PublisherRequest(bundle, entries), via, first=first)
 
         def registered(self) -> tuple[Any, str, Any]:
             """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
@@ -214,21 +216,21 @@ def test_a_registration_whose_answer_was_lost_is_made_again_and_stays(
     adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
     bridge = relay.bridge()
     connection = bridge._connection(relay.at[bridge])
-    proxy, opened = connection._attached()
+    attachment = connection._link.attached()
 
-    def cut(*arguments: Any, register: Callable[..., Any] = proxy.register) -> None:
+    def cut(*arguments: Any, register: Callable[..., Any] = attachment.register) -> None:
         register(*arguments)
         raise WireError("cut")
 
     with monkeypatch.context() as patched:
-        patched.setattr(proxy, "register", cut)
+        patched.setattr(attachment, "register", cut)
         with pytest.raises(WireError):
             relay.register(bridge)
     # When it registers again, and what was not answered to is taken back
     relay.register(bridge)
     bridge.relay(UID, relay.object(1), "far", 5.0)
-    monkeypatch.setattr("jbi_pubsub.publisher.connection.ABANDONED_SECONDS", 0.0)
-    connection._take_back(proxy, opened)
+    monkeypatch.setattr("jbi_pubsub.publisher.registrations.ABANDONED_SECONDS", 0.0)
+    connection.registrations.look_again(attachment)
     # Expect that objects come, before and behind that
     bridge.relay(UID, relay.object(2), "far", 5.0)
     assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [1, 2]

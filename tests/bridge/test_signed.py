@@ -18,6 +18,7 @@ from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.signing import anchor_of
+from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.publisher.relay import RelayPublisher
 from jbi_pubsub.trust.signature import CertificateSigner
 from tests.bridge.conftest import ALPHA, BRAVO, taken
@@ -93,5 +94,6 @@ def test_a_registration_that_signs_is_relayed_under_its_own_id_alone(
     tls = signed.authority.issue("publisher.example")
     key = CertificateSigner(Path(tls.certificate), Path(tls.key)).bound("registration-1", anchor_of(SECRET))
     # When it relays another one by it, expect a refusal
+    request = PublisherRequest(bundle, (), signing=key)
     with pytest.raises(error, match=why):
-        bridge.register_relayed(at, "registration-1", TypeName("x"), bundle, (), ("far",), signing=key)
+        bridge.register_relayed(at, "registration-1", TypeName("x"), request, ("far",))

@@ -84,15 +84,15 @@ def test_without_room_it_is_told_how_many_have_gone_and_no_number_is_lost(federa
     registration = figures.register(publisher)
     (connection,) = publisher._connections.values()
     publication, _ = publisher._publications[registration]
-    put = connection._queue.put
-    connection._queue.put = lambda number, run, timeout: put(number, run[:10], timeout)  # type: ignore[method-assign]
+    put = connection.queue.put
+    connection.queue.put = lambda number, run, timeout: put(number, run[:10], timeout)  # type: ignore[method-assign]
     # When more are published than there is room for
     with pytest.raises(BackPressureError) as refused:
         publisher.publish_many(registration, [(figures.figure_1, None)] * 25, timeout=0.0)
     # Expect to be told how many have gone, and the next one to have the next number
     assert refused.value.facts["published"] == 10
     assert publication.sequence == 10
-    connection._queue.put = put  # type: ignore[method-assign]
+    connection.queue.put = put  # type: ignore[method-assign]
     publisher.publish(registration, figures.figure_1)
     publisher.flush()
     (status,) = pad.delegate.status()["registrations"]

@@ -6,7 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from copy import copy
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -31,9 +32,10 @@ from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, MAX_COMING, PUBL
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.services import DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module
-from jbi_pubsub.publisher import light
-from jbi_pubsub.publisher.connection import DelegateConnection
+from jbi_pubsub.publisher import registrations
+from jbi_pubsub.publisher.connection import ConnectionReports, DelegateConnection
 from jbi_pubsub.publisher.lanes import Lanes
+from jbi_pubsub.publisher.states import UNATTACHED
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -247,7 +249,7 @@ def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_
         # When it is closed while it comes back
         if not calls:
             leaving.start()
-            assert connection._stopping.wait(60.0)
+            assert connection._link.pause(60.0)
         calls.append("register")
         return register(proxy, *rest)
 
@@ -264,7 +266,7 @@ def test_a_registration_that_was_not_answered_to_does_not_stand_for_ever(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a publisher, and a delegate whose answer to the next registration is lost
-    monkeypatch.setattr(connection_module, "ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr(registrations, "ABANDONED_SECONDS", 0.0)
     federation.leases(2.0)
     pad, publisher, uids = _of_several(federation, figures, 1)
     register = DelegateProxy.register
@@ -407,10 +409,10 @@ def test_a_registration_that_is_made_while_we_come_back_stands_where_we_have_com
     )
     asking.start()
     assert asked.wait(60.0)
-    before = connection._opened
+    before = connection._link.attachment
     # When it has come back before the answer comes
     _forget(pad)
-    eventually(lambda: connection._opened is not before)
+    eventually(lambda: connection._link.attachment is not before)
     came_back.set()
     asking.join(60.0)
     # Expect both registrations to stand, and to take objects
@@ -441,15 +443,15 @@ def test_the_end_of_a_lease_that_does_not_count_any_more_is_nothing(federation: 
     _, publisher, _ = _of_several(federation, figures, 1)
     (connection,) = publisher._connections.values()
     # When it is told late that the lease of before has run out; Expect it to stay
-    connection._lease_lost(msgspec.structs.replace(connection._opened), WireError("unknown lease"))
-    assert not connection._gone
+    connection._lease_lost(copy(connection._link.attachment), WireError("unknown lease"))
+    assert connection._link.state not in UNATTACHED
 
 
 def test_a_publisher_that_looks_for_its_delegate_closes_at_once(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a publisher whose delegate has gone, and that looks for another one, for an hour each time
-    monkeypatch.setattr(light, "FIND_AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(connection_module, "FIND_AGAIN_SECONDS", 3600.0)
     pad = federation.pad()
     publisher = federation.light()
     figures.register(publisher)
@@ -634,9 +636,11 @@ def test_a_registration_that_was_taken_back_leaves_nothing_in_the_queue() -> Non
 def test_a_flush_waits_for_what_has_left_the_queue_and_is_not_sent_yet() -> None:
     # Given an object that the sending thread has taken from the queue a moment ago
     renewals = LeaseRenewalManager("test")
-    connection = DelegateConnection(Config(), renewals, find=lambda *_: pytest.fail("asked"), name="p", refused=None)
-    _put(connection._queue, 1, SMALL)
-    taken = len(_all(connection._queue))
+    connection = DelegateConnection(
+        Config(), renewals, finder=cast("Any", None), name="p", reports=ConnectionReports("p", None, None)
+    )
+    _put(connection.queue, 1, SMALL)
+    taken = len(_all(connection.queue))
     # Expect a flush to know of it, until it is acknowledged
     with pytest.raises(BackPressureError, match="1 objects"):
         connection.flush(0.0)
@@ -784,7 +788,7 @@ def test_a_registration_is_ended_while_another_one_publishes_without_pause(
     assert _registered(pad) == [busy]
     monkeypatch.undo()
     (connection,) = publisher._connections.values()
-    connection._queue.acknowledged(1)  # or the end would wait for it
+    connection.queue.acknowledged(1)  # or the end would wait for it
 
 
 def _all_but_one(acknowledged: Callable[[Lanes, int], None]) -> Callable[[Lanes, int], None]:

@@ -241,7 +241,7 @@ def test_what_lies_on_the_buffer_has_its_age_from_its_publisher(
     uid = subscriber.register_subscriber(type_name="normal", qos=Wish(deadline=3600.0))
     registration = register(publisher, "normal")
     (connection,) = publisher._connections.values()
-    connection._queue._clock = lambda: 1e9
+    connection.queue._clock = lambda: 1e9
     publisher.publish(registration, figures.figure_1)
     # When its subscriber has come
     assert subscriber.wait_matched(uid) == 1

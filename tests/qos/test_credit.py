@@ -28,7 +28,7 @@ from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.requests import SubscriptionRequest
-from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, LaneTurns, RegistrationLane
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, LaneTurns, PublisherLane
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -267,7 +267,7 @@ def test_the_more_important_is_judged_first_and_what_is_admitted_is_acknowledged
         for registration in (normal, important):
             for _ in range(10):
                 publisher.publish(registration, figures.figure_1)
-        eventually(lambda: connection._sender.unacknowledged == 0 and connection._queue.waiting == 0)
+        eventually(lambda: connection._sender.unacknowledged == 0 and connection.queue.waiting == 0)
         assert publisher.status()["registrations"][important]["unfinished"] == 10
         with pytest.raises(BackPressureError):
             publisher.flush(0.1)
@@ -300,7 +300,7 @@ def test_what_waits_follows_a_policy_file_that_changes(
     publisher.flush(60.0)
     # Expect
     assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
-    queue = publisher._connections[at]._queue
+    queue = publisher._connections[at].queue
     assert {number: lane.level for number, lane in queue._lanes.items()} == {1: 4, 2: 1}  # the publisher knows it, too
     assert queue._turns._is_strict
     # When it is another strategy, expect the publisher to know that with its next object
@@ -314,7 +314,7 @@ def test_what_waits_follows_a_policy_file_that_changes(
 def test_what_was_sent_under_another_strategy_is_held_against_nobody() -> None:
     # Given a publisher that has sent much that is important, and nothing else, where the most important goes first
     turns = LaneTurns()
-    lanes = {0: RegistrationLane(1), 4: RegistrationLane(2)}
+    lanes = {0: PublisherLane(1), 4: PublisherLane(2)}
     for level, lane in lanes.items():
         lane.level = level
     turns.follow(strict=True)
@@ -509,7 +509,7 @@ def test_who_exceeds_its_credit_is_cut_off_and_nobody_else(
     bad, fine = register(greedy, "normal"), register(good, "important")
     subscriber, uid = subscribed(federation, "important")
     (connection,) = greedy._connections.values()
-    connection._queue.grant(1, Registered(credit=1_000, importance=1, credit_bytes=1 << 30))
+    connection.queue.grant(1, Registered(credit=1_000, importance=1, credit_bytes=1 << 30))
     # When
     with judging.held():
         good.publish(fine, figures.figure_1)
@@ -650,7 +650,7 @@ def test_what_was_said_on_a_connection_that_was_cut_is_said_again(
         assert judging.waiting.wait(60.0)
         for _ in range(5):
             publisher.publish(registration, figures.figure_1)
-        eventually(lambda: connection._sender.unacknowledged == 0 and connection._queue.waiting == 0)
+        eventually(lambda: connection._sender.unacknowledged == 0 and connection.queue.waiting == 0)
         for receiver in delegate._publications.values():
             receiver.stop()
     # Expect
@@ -845,7 +845,7 @@ def test_a_delegate_killed_with_work_that_is_not_done_loses_nothing_and_doubles_
     (connection,) = publisher._connections.values()
     for _ in range(100):
         publisher.publish(registration, figures.figure_1)
-    eventually(lambda: connection._queue.waiting == 68 and connection._sender.unacknowledged == 0)
+    eventually(lambda: connection.queue.waiting == 68 and connection._sender.unacknowledged == 0)
     assert publisher.status()["registrations"][registration]["unfinished"] == 100
     # When
     killed.end(kill=True)

@@ -253,4 +253,4 @@ def test_what_shaping_takes_is_learned_and_what_is_made_takes_nothing() -> None:
 def admitted(publisher: Any) -> None:
     """All that was published is with the delegate."""
     (connection,) = publisher._connections.values()
-    eventually(lambda: connection._sender.unacknowledged == 0 and connection._queue.waiting == 0)
+    eventually(lambda: connection._sender.unacknowledged == 0 and connection.queue.waiting == 0)
