@@ -31,6 +31,7 @@ from jbi_pubsub.pad.delegate.store import DelegateOptions
 from jbi_pubsub.pad.delegate.subscribers import SubscriptionRegistry
 from jbi_pubsub.pad.delegate.tables import ContractEvents, Tables
 from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.buffer_pass import LateDelivery
 from jbi_pubsub.pad.egress.late_join import LateJoiners
 from jbi_pubsub.pad.ingress.control import AdmissionControl
 from jbi_pubsub.pad.ingress.distribution import Distribution
@@ -111,15 +112,12 @@ class Delegate:
         )
 
     def _late_joiners_of(self, stages: Stages, budget: Budget) -> LateJoiners:
-        return LateJoiners(
-            stages.buffers,
-            budget,
-            self.pipeline.distribution.mail_out,
-            name=f"catch-up-{self.delegate_id[:8]}",
+        delivery = LateDelivery(
+            stages.buffers, budget, self.pipeline.distribution.mail_out, self.pipeline.distribution.refuse,
             seal=self.seals.seal if self.seals is not None else None,
             shaper=stages.quality.shaper if stages.quality is not None else None,
-            refuse=self.pipeline.distribution.refuse,
-        )
+        )  # fmt: skip
+        return LateJoiners(delivery, name=f"catch-up-{self.delegate_id[:8]}")
 
     def _history_of(self, stages: Stages, config: Config, options: DelegateOptions) -> ArchiveService | None:
         """What subscribers ask of the past, here or elsewhere; what is off is not imported."""

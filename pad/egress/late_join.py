@@ -4,79 +4,34 @@ One thread a delegate, started when it is first needed. The late joiners of a se
 is kept serves them together, with a match table of their own. What comes live waits in their queues, so no publisher
 waits for them. A pass goes in slices of some ms, with a pause as long behind each; between slices the turn is that of
 the peer, then of the session, that has used the least: a stranger with costly predicates, or who comes and goes, holds
-up himself. Of what leaves the buffer meanwhile it is counted how much was missed.
+up himself.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
-from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Cause, Parcel
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.pad.egress.budget import Budget
-from jbi_pubsub.pad.egress.queue import Backlog, Waiting, backlog_of
+from jbi_pubsub.pad.egress.buffer_pass import BufferPass, LateDelivery, LateJoiner
+from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
-from jbi_pubsub.pad.matching.dissemination import Disseminated, Seal, disseminate, takes
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import OVERHEAD, Kept, RecentBuffers
 from jbi_pubsub.pad.matching.registration import Topic
-from jbi_pubsub.pad.model.quality import Shaping
 from jbi_pubsub.pad.model.subscription import Subscription
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-SLICE_SECONDS: Final = 0.02
-"""Length of a turn: some 1,000 objects with usual predicates. The pause behind leaves publishers half of the time."""
 STARTED_MOST: Final = 16
 """Groups that are under way at once: each holds what it has found so far."""
 PAID_OFF: Final = 4
 """Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
-NOBODY: Final = Disseminated(())
-"""The result for an object that no late joiner gets."""
 NOT_NARROWED: Final[Mapping[Topic, Predicate]] = {}
-REFERENCE_BYTES: Final = 64
-"""Size of the note of an object for one more subscription."""
-
-
-@dataclass(eq=False, slots=True)
-class _Joiner:
-    """A subscription that was put into the tables of its `topics`, each with its mark in the buffer, and stood before
-    that, `since` (delegate's clock)."""
-
-    subscription: Subscription
-    topics: dict[Topic, int]
-    since: float
-    backlog: Backlog
-    narrowed: Mapping[Topic, Predicate]
-    """Where it is matched by more than its own predicate."""
-    refused: frozenset[Topic] = frozenset()
-    """Those of its topics that it may have nothing of any more."""
-    missed: int = 0
-
-    def may_have(self, kept: Kept, topic: Topic, document: Element | Traced | None, size: int) -> bool:
-        """Whether it may have an object that its own predicate matches."""
-        if (
-            topic not in self.topics
-            or topic in self.refused
-            or kept.position > self.subscription.place
-            or kept.time < self.since
-            or (self.subscription.is_replayed and (kept.parcel.position or kept.parcel.was_kept))  # its feed has it
-        ):
-            return False
-        predicate = self.narrowed.get(topic)
-        if predicate is None or document is None:
-            return predicate is None
-        return predicate.decide(document if isinstance(document, Element) else document.root, size) is True
 
 
 def narrowing(subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> dict[Topic, Predicate]:
@@ -84,60 +39,17 @@ def narrowing(subscription: Subscription, let_in: Mapping[Topic, Predicate | Non
     return {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
 
 
-@dataclass(eq=False)
-class _Group:
-    """Late joiners of one session (None: who have mail alone), and how far their pass has got."""
-
-    session: SubscriberSession | None
-    peer: str
-    number: int
-    joiners: dict[int, _Joiner] = field(default_factory=dict)
-    table: MatchTable = field(default_factory=MatchTable)
-    next: dict[Topic, int] = field(default_factory=dict)
-    """Objects of each buffer that have been looked at or have gone."""
-    found: int = 0
-    """Bytes found: cut payloads and references. No more than one queue may hold; what is over that is dropped."""
-
-
-def _selected(table: MatchTable, matched: list[Subscription], kept: Kept) -> list[Subscription]:
-    """Those that want an object, of whom its metadata match."""
-    head, origin = kept.parcel.head, kept.reader.origin
-    wanted = [each for each in matched if takes(each, origin)]
-    if not any(each.combined is not None for each in wanted):
-        return wanted
-    seen = table.view(head, origin)
-    return [each for each in wanted if each.combined is None or each in seen]
-
-
 class LateJoiners:
     """See the module. `_changed` covers the groups."""
 
-    def __init__(
-        self,
-        buffers: RecentBuffers,
-        budget: Budget,
-        mail_out: Callable[[Subscription, Parcel, Parcel], None],
-        *,
-        name: str,
-        seal: Seal | None = None,
-        shaper: Shaping | None = None,
-        refuse: Callable[[Subscription, Cause], None] = lambda subscription, cause: None,  # noqa: ARG005
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut, `shaper`
-        shapes it; `refuse(subscription, cause)` loses an object that is not for it."""
-        self._buffers = buffers
-        self._seal = seal
-        self._shaper = shaper
-        self._refuse = refuse
-        self._budget = budget
-        self._mail_out = mail_out
+    def __init__(self, delivery: LateDelivery, *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._delivery = delivery
         self._clock = clock
         self._changed = threading.Condition()
-        self._waiting: dict[Hashable, _Group] = {}
+        self._waiting: dict[Hashable, BufferPass] = {}
         """By session, or peer of who have mail alone: whoever comes joins; the others are under way."""
-        self._started: dict[Hashable, _Group] = {}
-        self._of: dict[int, _Group] = {}
+        self._started: dict[Hashable, BufferPass] = {}
+        self._of: dict[int, BufferPass] = {}
         self._used: dict[Hashable, float] = {}
         self._counted_at = 0.0
         self._groups = 0
@@ -156,9 +68,9 @@ class LateJoiners:
     ) -> None:
         """Let a subscription catch up that has just been put into the topics' tables. Its queue is held until then.
         `narrowed`: the predicates that hold in some of them instead of its own."""
-        backlog = backlog_of(subscription, self._budget.share)
-        joiner = _Joiner(subscription, dict(topics), since, backlog, narrowed)
-        if not any(self._buffers.owes(topic.buffer, since) for topic in joiner.topics):
+        backlog = backlog_of(subscription, self._delivery.budget.share)
+        joiner = LateJoiner(subscription, dict(topics), since, backlog, narrowed)
+        if not any(self._delivery.buffers.owes(topic.buffer, since) for topic in joiner.topics):
             self._let_go(session, [joiner])
             return
         with self._changed:
@@ -168,7 +80,7 @@ class LateJoiners:
                 group = self._waiting.get(key)
                 if group is None:
                     self._groups += 1
-                    group = self._waiting[key] = _Group(session, peer, self._groups)
+                    group = self._waiting[key] = BufferPass(self._delivery, session, peer, self._groups)
                 group.joiners[id(subscription)] = joiner
                 group.table.add(subscription)
                 self._of[id(subscription)] = group
@@ -261,7 +173,7 @@ class LateJoiners:
         began = self._clock()
         is_done, has_failed = True, True
         with guarded("catching up of subscriptions"):
-            is_done = self._pass(group)
+            is_done = group.go_on(lambda: self._stopping)
             has_failed = False
         with self._changed:
             for used in (key, group.peer):
@@ -290,101 +202,8 @@ class LateJoiners:
         used = self._used
         return min(candidates, key=lambda c: (used.get(c[1].peer, 0.0), used.get(c[0], 0.0), c[1].number))[0]
 
-    def _pass(self, group: _Group) -> bool:
-        """Look at what is kept, until the slice is over; whether all was looked at."""
-        if not group.joiners:
-            return True
-        lists = [self._ahead(group, topic) for topic in {t for n in list(group.joiners.values()) for t in n.topics}]
-        until = time.monotonic() + SLICE_SECONDS
-        for _, topic, kept in heapq.merge(*lists, key=lambda entry: entry[0]):
-            if time.monotonic() > until or self._stopping:
-                return False
-            with guarded("catching up with an object"):  # one that fails is nobody's; the others go on
-                self._owe(kept, topic, group)
-            group.next[topic] += 1
-        return True
-
-    def _ahead(self, group: _Group, topic: Topic) -> list[tuple[int, Topic, Kept]]:
-        """The part of a topic's buffer that the group has not seen; what has gone unseen is missed."""
-        those = [n for n in list(group.joiners.values()) if topic in n.topics]
-        last = max((n.topics[topic] for n in those), default=0)
-        lying, gone, missed = self._buffers.look(topic.buffer, [(n.since, n.topics[topic]) for n in those])
-        seen = group.next.get(topic)
-        for joiner, count in zip(those, missed, strict=True):
-            joiner.missed += count if seen is None else max(0, min(gone, joiner.topics[topic]) - seen)
-        start = group.next[topic] = max(gone, seen or 0)
-        return [(kept.position, topic, kept) for kept in lying[start - gone : max(0, last - gone)]]
-
-    def _owe(self, kept: Kept, topic: Topic, group: _Group) -> None:
-        """Put one kept object down for those that it matches."""
-        joiners, metadata = group.joiners, bytes(kept.parcel.head.metadata)
-        if kept.time < min((n.since for n in list(joiners.values())), default=math.inf):
-            return
-        result = self._decide(kept, topic, group, metadata)
-        if result is None:  # one of them was amended meanwhile
-            with group.table.amendment:
-                result = self._decide(kept, topic, group, metadata)
-        if result is None or result is NOBODY:
-            return
-        self._buffers.found(kept)
-        for subscription in result.oversize:
-            subscription.meter_lost(kept.parcel.head.type_name)
-            self._refuse(subscription, Cause.OVERSIZE)
-        for subscription in result.suppressed:
-            subscription.matched += 1
-            subscription.suppressed += 1
-        together: dict[int, Waiting] = {}
-        for subscription, parcel, is_filtered, _ in result.selected:
-            subscription.unfiltered += not is_filtered
-            if group.session is not None:
-                self._put_down(group, joiners.get(id(subscription)), parcel, kept.parcel, together, kept.time)
-            if subscription.request.recipients:
-                self._mail_out(subscription, parcel, kept.parcel)
-
-    def _decide(self, kept: Kept, topic: Topic, group: _Group, metadata: bytes) -> Disseminated | None:
-        """The result of an object for late joiners; None: one was amended meanwhile (see `match_table.amending`)."""
-        joiners, table = group.joiners, group.table
-        revision = table.revision
-        is_read = table.predicates or any(topic in n.narrowed for n in list(joiners.values()))
-        document = kept.reader.read(metadata) if is_read else None
-        matched = [
-            s
-            for s in table.match(document, len(metadata))
-            if (n := joiners.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
-        ]
-        if matched and table.selective:
-            matched = _selected(table, matched, kept)
-        result = disseminate(kept.parcel, matched, self._seal, self._shaper) if matched else NOBODY
-        return result if revision % 2 == 0 and table.revision == revision else None
-
-    def _put_down(
-        self,
-        group: _Group,
-        joiner: _Joiner | None,
-        parcel: Parcel,
-        published: Parcel,
-        together: dict[int, Waiting],
-        came: float,
-    ) -> None:
-        if joiner is None:  # cancelled just now
-            return
-        if group.found > self._budget.share:
-            joiner.backlog.drop(parcel)
-            return
-        if parcel.expires and group.session is not None:
-            group.session.expect_expiry()
-        if joiner.subscription.is_replayed:  # its queue is placed: nothing goes out together with others
-            group.found += OVERHEAD + parcel.size
-            joiner.backlog.owe(Waiting(parcel, arrived=parcel.since or came))
-            return
-        if id(parcel) not in together:
-            together[id(parcel)] = Waiting(parcel, arrived=parcel.since or came)
-            group.found += OVERHEAD + (0 if parcel is published else parcel.size)
-        group.found += REFERENCE_BYTES
-        joiner.backlog.owe(together[id(parcel)])
-
     def _let_go(
-        self, session: SubscriberSession | None, joiners: Iterable[_Joiner], *, is_unknown: bool = False
+        self, session: SubscriberSession | None, joiners: Iterable[LateJoiner], *, is_unknown: bool = False
     ) -> None:
         """A session's in one step, so that what several of them get goes over the link once."""
         joiners = list(joiners)

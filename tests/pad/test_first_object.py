@@ -26,6 +26,7 @@ from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.egress.buffer_pass import BufferPass
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.pipeline import GAP_MOST
 from jbi_pubsub.pad.matching.recent import OLD_SECONDS, RecentBuffers
@@ -490,16 +491,16 @@ def test_of_what_leaves_the_buffer_during_a_pass_it_is_told_how_much(
     registration = world.register()
     for _ in range(10):
         world.publish(registration)
-    monkeypatch.setattr("jbi_pubsub.pad.egress.late_join.SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("jbi_pubsub.pad.egress.buffer_pass.SLICE_SECONDS", -1.0)
     late = world.subscribe(age=50.0)
-    owe = world.delegate.subscribers.late_joiners._owe
+    owe = BufferPass._owe
     taken: list[int] = []
 
-    def one_each(kept: Any, group: Any) -> None:
+    def one_each(self: BufferPass, kept: Any, topic: Any) -> None:
         taken.append(kept.parcel.head.sequence)
-        owe(kept, group)
+        owe(self, kept, topic)
 
-    world.delegate.subscribers.late_joiners._owe = one_each  # type: ignore[method-assign]
+    monkeypatch.setattr(BufferPass, "_owe", one_each)
     world.serve()
     assert taken == []
     # When the buffer is filled with others before it goes on
