@@ -34,8 +34,9 @@ from .moments import Moment, start_at
 from .options import Conditions, object_request, query_request, seconds_of
 from .owner import secret_of
 from .published import PublishedTypes, with_local_name
-from .query import QUERY_SECONDS, Count, Query, QueryDraft, QueryListener, QueryPart
+from .query import QUERY_SECONDS, Count, Query, QueryDraft, QueryListener
 from .session import DelegateSession
+from .session_queries import QueryPart
 from .table import SubscriptionTable
 
 log = logging.getLogger("jbi_pubsub.subscriber")

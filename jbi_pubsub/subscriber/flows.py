@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +21,6 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.protocol.deliveries import Heard
 
-from .placed import PlacedSubscription
 from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -42,6 +40,9 @@ MICROS_MOST: Final = 2**40
 
 class DeliveryFlow:
     """The objects that come for a subscription, or a query, from a delegate, and what was taken of them."""
+
+    goes_on = False
+    """Whether what was taken last counts the next time."""
 
     def __init__(
         self,
@@ -130,86 +131,6 @@ class DeliveryFlow:
         self._table.news.append(self)
 
 
-class PlacedFlow(DeliveryFlow):
-    """One that begins in the past, or is durable: what the delegate is told of it is what it goes on from.
-
-    Objects that have come before, from another delegate, are dropped at once. But what was consumed is told as a
-    number, in the order in which the objects came: so a dropped one counts when all before it were taken.
-    """
-
-    def __init__(self, server: str, *given: Any) -> None:
-        super().__init__(*given)
-        self.server = server
-        self.is_placed = True
-        self._runs: deque[list[int]] = deque()
-        """Runs of objects that came: how many the application is to take, how many were dropped behind these."""
-        self._news_of: deque[int] = deque()
-        """Positions that were acknowledged and not told yet."""
-        self._told: deque[int] = deque(maxlen=self.subscription.request.bound)
-        """Those that were, the last ones: so many at most may be unacknowledged there."""
-
-    def hand_on(self, objects: Sequence[InfoObject]) -> None:
-        """Objects have come for it."""
-        assert isinstance(self.subscription, PlacedSubscription)
-        self.subscription.add_placed(objects, self)
-
-    def drop(self, objects: Sequence[InfoObject]) -> None:
-        """These have come, and it does not get them: nor would it the next time."""
-        self.taken_over(0, len(objects))
-        if self.subscription.request.ack == "explicit":
-            for obj in objects:
-                self.acknowledge(obj.platform.position)
-
-    def taken_over(self, kept: int, dropped: int) -> None:
-        """So many objects came for the application, then so many that it has."""
-        with self._lock:
-            if not kept and self._runs:
-                self._runs[-1][1] += dropped
-                return
-            if kept:
-                self._runs.append([kept, dropped])
-                return
-        super().consume(dropped)
-
-    def consume(self, count: int) -> None:
-        """The application has taken so many objects more."""
-        total = count
-        with self._lock:
-            while count and self._runs:
-                taken = min(count, self._runs[0][0])
-                self._runs[0][0] -= taken
-                count -= taken
-                if not self._runs[0][0]:
-                    total += self._runs.popleft()[1]
-        super().consume(total)
-
-    def acknowledge(self, position: int) -> None:
-        """The application has acknowledged that object."""
-        self._news_of.append(position)
-        super().consume(0)
-        self._table.due()
-
-    def acknowledged(self) -> tuple[int, ...]:
-        """Positions that the application has acknowledged since they were told last."""
-        positions = []
-        with suppress(IndexError):
-            while True:
-                positions.append(self._news_of.popleft())
-        self._told.extend(positions)
-        return tuple(positions)
-
-    def report(self) -> bool:
-        """Whether something was consumed or acknowledged since the last report."""
-        return super().report() or bool(self._news_of)
-
-    def report_again(self) -> None:
-        """The last report may not have come."""
-        again = list(self._told)
-        self._told.clear()
-        self._news_of.extendleft(reversed(again))
-        super().report_again()
-
-
 class TimedFlow(DeliveryFlow):
     """Where quality of service is managed: looks at one object a second, how long it waits for the application."""
 
@@ -282,7 +203,7 @@ class FlowTable:
 
     def is_told_last(self) -> bool:
         """Under the lock: whether what was taken last has to be told before we leave, else it comes again."""
-        return any(isinstance(flow, PlacedFlow) for flow in self.by_number.values())
+        return any(flow.goes_on for flow in self.by_number.values())
 
     def note(self) -> bytes:
         """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""

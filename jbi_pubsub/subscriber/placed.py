@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.core.intervals import LEAST, Intervals
 from jbi_pubsub.protocol.replies import Granted
 from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest
 
+from .flows import DeliveryFlow
 from .listeners import FunctionListener, ListenerPool, SubscriptionListener, SubscriptionUid
 from .queue import Consumer
 from .subscription import REGISTRATIONS_REMEMBERED, LocalSubscription
@@ -32,25 +35,6 @@ DISORDER: Final = 10_000
 far behind the last may not have come."""
 
 
-class PlaceSource(Protocol):
-    """A delegate from which objects come with their positions."""
-
-    server: str
-    """Its service id."""
-
-    def consume(self, count: int) -> None:
-        """The application has taken so many."""
-        ...
-
-    def taken_over(self, kept: int, dropped: int) -> None:
-        """So many came for the application, then so many that are dropped."""
-        ...
-
-    def acknowledge(self, position: int) -> None:
-        """The application has acknowledged the object there."""
-        ...
-
-
 class PlacedSubscription(LocalSubscription):
     """One that begins in the past, or is durable. Objects of a registration come from several delegates, each of which
     has the part that it took: in any order, each once. Order holds for a delegate and registration."""
@@ -61,14 +45,14 @@ class PlacedSubscription(LocalSubscription):
         super().__init__(request, listener, listeners)
         self._held: OrderedDict[str, Intervals] = OrderedDict()
         """Numbers that have come, by registration."""
-        self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._places: Cache[str, tuple[int, int]] = Cache(PLACES_REMEMBERED)
         """The first and the last position that came from each delegate."""
-        self._archives: OrderedDict[str, str] = OrderedDict()
+        self._archives: Cache[str, str] = Cache(PLACES_REMEMBERED)
         """The incarnation of the archive that it came from last, by address."""
         self._unplaced: set[Consumer] = set()
         """Delegates from which objects came that no archive has."""
         self._is_explicit = request.ack == "explicit" and bool(request.durable)
-        self._unacknowledged: dict[str, tuple[PlaceSource, int]] = {}
+        self._unacknowledged: dict[str, tuple[PlacedFlow, int]] = {}
         """Objects that the application has, or will have, and has not acknowledged: where they stand."""
 
     def request_at(self, server: str) -> SubscriptionRequest:
@@ -86,10 +70,8 @@ class PlacedSubscription(LocalSubscription):
         """Note that it is filled by the archive there, from now on. If that is not the one that it was to go on with,
         that is told: what it lacks of the other one nobody knows."""
         with self.queue.changed:
-            before = self._archives.pop(address, "")
+            before = self._archives.get(address, "")
             self._archives[address] = next(iter(granted.incarnations), "")
-            if len(self._archives) > PLACES_REMEMBERED:
-                self._archives.popitem(last=False)
         if granted.is_new and not before:
             log.info("durable subscription %r is new at %s: it begins by its start", self.request.durable, address)
         if before and before not in granted.incarnations:
@@ -114,7 +96,7 @@ class PlacedSubscription(LocalSubscription):
         if late:
             self.lose(Cause.LATE, late)
 
-    def add_placed(self, objects: Sequence[InfoObject], source: PlaceSource) -> None:
+    def add_placed(self, objects: Sequence[InfoObject], source: PlacedFlow) -> None:
         """Objects have come with their positions. One thread for each source."""
         with self.queue.changed:
             fresh, late = self._fresh(objects)
@@ -123,8 +105,6 @@ class PlacedSubscription(LocalSubscription):
             if len(places) < len(objects):
                 self._unplaced.add(source.consume)
             self._place(source.server, places)
-            if len(self._places) > PLACES_REMEMBERED:
-                self._places.popitem(last=False)
         for is_new, run in groupby(fresh):  # before the application can take any of them
             count = len(list(run))
             source.taken_over(count if is_new else 0, 0 if is_new else count)
@@ -139,7 +119,7 @@ class PlacedSubscription(LocalSubscription):
 
     def _place(self, server: str, positions: Sequence[int]) -> None:
         """Under the lock: objects came from there."""
-        known = self._places.pop(server, None)
+        known = self._places.get(server)
         if positions or known is not None:
             all_of = [*positions, *(known or ())]
             self._places[server] = min(all_of), max(all_of)
@@ -180,7 +160,7 @@ class PlacedSubscription(LocalSubscription):
         return held
 
     def _await_acknowledgement(
-        self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: PlaceSource
+        self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: PlacedFlow
     ) -> list[int]:
         """Under the lock: the positions of those that come again although the application has acknowledged them: that
         was not heard. Of those that it has not, the place that they have now counts."""
@@ -191,6 +171,88 @@ class PlacedSubscription(LocalSubscription):
             elif not self.queue.is_closed:
                 settled.append(obj.platform.position)
         return settled
+
+
+class PlacedFlow(DeliveryFlow):
+    """One that begins in the past, or is durable: what the delegate is told of it is what it goes on from.
+
+    Objects that have come before, from another delegate, are dropped at once. But what was consumed is told as a
+    number, in the order in which the objects came: so a dropped one counts when all before it were taken.
+    """
+
+    goes_on = True
+
+    def __init__(self, server: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.server = server
+        self.is_placed = True
+        self._runs: deque[list[int]] = deque()
+        """Runs of objects that came: how many the application is to take, how many were dropped behind these."""
+        self._news_of: deque[int] = deque()
+        """Positions that were acknowledged and not told yet."""
+        self._told: deque[int] = deque(maxlen=self.subscription.request.bound)
+        """Those that were, the last ones: so many at most may be unacknowledged there."""
+
+    def hand_on(self, objects: Sequence[InfoObject]) -> None:
+        """Objects have come for it."""
+        assert isinstance(self.subscription, PlacedSubscription)
+        self.subscription.add_placed(objects, self)
+
+    def drop(self, objects: Sequence[InfoObject]) -> None:
+        """These have come, and it does not get them: nor would it the next time."""
+        self.taken_over(0, len(objects))
+        if self.subscription.request.ack == "explicit":
+            for obj in objects:
+                self.acknowledge(obj.platform.position)
+
+    def taken_over(self, kept: int, dropped: int) -> None:
+        """So many objects came for the application, then so many that it has."""
+        with self._lock:
+            if not kept and self._runs:
+                self._runs[-1][1] += dropped
+                return
+            if kept:
+                self._runs.append([kept, dropped])
+                return
+        super().consume(dropped)
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many objects more."""
+        total = count
+        with self._lock:
+            while count and self._runs:
+                taken = min(count, self._runs[0][0])
+                self._runs[0][0] -= taken
+                count -= taken
+                if not self._runs[0][0]:
+                    total += self._runs.popleft()[1]
+        super().consume(total)
+
+    def acknowledge(self, position: int) -> None:
+        """The application has acknowledged that object."""
+        self._news_of.append(position)
+        super().consume(0)
+        self._table.due()
+
+    def acknowledged(self) -> tuple[int, ...]:
+        """Positions that the application has acknowledged since they were told last."""
+        positions = []
+        with suppress(IndexError):
+            while True:
+                positions.append(self._news_of.popleft())
+        self._told.extend(positions)
+        return tuple(positions)
+
+    def report(self) -> bool:
+        """Whether something was consumed or acknowledged since the last report."""
+        return super().report() or bool(self._news_of)
+
+    def report_again(self) -> None:
+        """The last report may not have come."""
+        again = list(self._told)
+        self._told.clear()
+        self._news_of.extendleft(reversed(again))
+        super().report_again()
 
 
 def subscription_of(

@@ -20,24 +20,20 @@ from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiErr
 from jbi_pubsub.core.history import Progress, State
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.protocol.replies import Finished, QueryOpened
-from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
+from jbi_pubsub.protocol.requests import QueryRequest
 
-from .coverage import ArchiveAnswer, ArchivePlace, missing, named
+from .coverage import missing, named
 from .first_level import Fitness
 from .listeners import SERVED_AT_ONCE, ListenerCalls, ListenerPool
 from .merging import Merge
 from .options import key_of
 from .queue import Consumer
-from .subscription import LocalSubscription
+from .session_queries import QueryPart
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
 QUERY_SECONDS: Final = 3_600.0
 """For a query that names no time of its own."""
-
-REPLACED_MOST: Final = 5
-"""So often a part is asked of another server at its address."""
 
 WAIT_SECONDS: Final = 1.0
 """The longest that a condition is awaited at a time."""
@@ -78,122 +74,6 @@ class QueryListener(Protocol):
 
     def finished(self, query: Query, state: State) -> None:
         """Nothing comes any more: how it ended. See `Query.error` and `Query.partial`."""
-
-
-class PartSource(Protocol):
-    """Where a part was asked for."""
-
-    def progress(self, part: QueryPart) -> Progress | None:
-        """Progress there; None: not known. Raises WireError."""
-        ...
-
-    def unask(self, part: QueryPart) -> None:
-        """Want it no more. Never waits."""
-        ...
-
-
-class QueryPart(LocalSubscription):
-    """Results of one archive for a query."""
-
-    def __init__(
-        self,
-        uid: str,
-        request: QueryRequest,
-        place: ArchivePlace,
-        listeners: ListenerPool,
-        fitness: Fitness | None = None,
-    ) -> None:
-        super().__init__(
-            SubscriptionRequest(
-                uid,
-                payload_filter=request.payload_filter,
-                namespaces=request.namespaces,
-                bound=request.bound,
-                qos=request.qos,
-            ),
-            None,
-            listeners,
-        )
-        self.fitness = fitness
-        self.asked = request
-        self.place = place
-        self.address = place.address
-        self.at: PartSource | None = None
-        self.opened: QueryOpened | None = None
-        self.ended: Finished | None = None
-        self.error: JbiError | None = None
-        self.tell: Callable[[], None] = lambda: None
-        """Called when something has come or changed."""
-        self.ask_at: Callable[[str], None] = lambda _: None
-        """Has the server of that id be asked, at the same address."""
-        self._replaced = 0
-
-    def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
-        """Results have come."""
-        with self.queue.changed:
-            dropped = len(objects) if self.queue.is_closed else 0
-            if not dropped:
-                self.arrived += len(objects)
-                self.queue.waiting.extend((obj, consumed) for obj in objects)
-        if dropped:
-            consumed(dropped)
-        else:
-            self.tell()
-
-    def open(self, opened: QueryOpened) -> None:
-        """The archive has begun."""
-        self.opened = opened
-        self.tell()
-
-    def finish(self, how: Finished) -> None:
-        """The archive has told the end, behind its last result."""
-        self.ended = how
-        if how.state in ("failed", "cancelled"):
-            self.error = JbiError(how.error or f"the query was {how.state} at {self.address}")
-        self.tell()
-
-    def fail(self, why: JbiError) -> None:
-        """Nothing comes any more, for want of an answer or by one."""
-        if self.ended is None and self.error is None:
-            self.error = why
-            self.tell()
-
-    def replaced(self, server: str) -> None:
-        """Another server answers there, of that id: it is asked. Whether its archive is the one that was meant, it says
-        itself."""
-        self._replaced += 1
-        if self._replaced > REPLACED_MOST:
-            self.fail(WireError(f"another server answers at {self.address} each time"))
-        elif not self.is_needless:
-            self.ask_at(server)
-            if self.is_needless and self.at is not None:  # by now
-                self.at.unask(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing comes behind what waits."""
-        return self.ended is not None or self.error is not None
-
-    @property
-    def is_needless(self) -> bool:
-        """Whether it is over, or nobody takes what comes."""
-        return self.is_over or self.queue.is_closed
-
-    @property
-    def answer(self) -> ArchiveAnswer:
-        """Outcome so far."""
-        if self.opened is None and self.error is None:
-            return ArchiveAnswer(self.address, frozenset())
-        told = self.opened.incarnations if self.opened is not None else ()
-        why = self.error.message if self.error is not None else ""
-        lacks = self.ended.error if self.ended is not None and self.ended.state == "finished" else ""
-        return ArchiveAnswer(self.address, self.place.listed, told, why, lacks)
-
-    def pop(self) -> tuple[InfoObject, Consumer] | None:
-        """The first result that waits, without waiting."""
-        with suppress(IndexError):
-            return self.queue.waiting.popleft()
-        return None
 
 
 class MergedResults:

@@ -29,10 +29,9 @@ from jbi_pubsub.protocol.replies import Granted, Subscribed
 from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.protocol.services import SUBSCRIBE_AT_ONCE
 
-from .flows import DeliveryFlow, FlowTable, PlacedFlow, TimedFlow
+from .flows import DeliveryFlow, FlowTable, TimedFlow
 from .link import SessionLink
-from .placed import PlacedSubscription
-from .query import QueryPart
+from .placed import PlacedFlow, PlacedSubscription
 from .remote import WITHDRAWN, RemoteEvent, RemoteState, RemoteSubscription, RemoteSubscriptions
 from .subscription import LocalSubscription
 
@@ -176,7 +175,7 @@ class RemoteRegistry:
             subscription.placed_at(self._link.address, granted)
             flow: DeliveryFlow = PlacedFlow(self._link.ref.service_id, *given)
         else:
-            if subscription.request.start.kind != "new" and not isinstance(subscription, QueryPart):
+            if subscription.request.start.kind != "new":
                 log.warning(
                     "subscription %s begins now at %s: there is no archive, nothing is kept",
                     subscription.uid, self._link.address,

@@ -41,10 +41,9 @@ from .deliveries import DeliveryReader
 from .flows import FlowTable
 from .link import ReplacedError, SessionLease, SessionLink
 from .placed import PlacedSubscription
-from .query import QueryPart
 from .registry import RemoteRegistry, SessionLosses
 from .remote import RemoteState
-from .session_queries import SessionQueries
+from .session_queries import QueryPart, SessionQueries
 from .signed import DeliverySignatures, SessionSignatures
 from .subscription import LocalSubscription
 from .watches import TemplateWatches

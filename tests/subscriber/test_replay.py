@@ -20,10 +20,10 @@ from jbi_pubsub import InfoObject, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
-from jbi_pubsub.subscriber.flows import FlowTable, PlacedFlow
+from jbi_pubsub.subscriber.flows import FlowTable
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
-from jbi_pubsub.subscriber.placed import PlacedSubscription
+from jbi_pubsub.subscriber.placed import PlacedFlow, PlacedSubscription
 
 
 class At:

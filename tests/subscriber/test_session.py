@@ -40,8 +40,8 @@ from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import SubscriptionsProxy
 from jbi_pubsub.subscriber.coverage import ArchivePlace
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.query import QueryPart
 from jbi_pubsub.subscriber.session import DelegateSession
+from jbi_pubsub.subscriber.session_queries import QueryPart
 from jbi_pubsub.subscriber.subscription import LocalSubscription
 from jbi_pubsub.subscriber.watches import TemplateWatches
 
