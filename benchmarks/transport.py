@@ -22,7 +22,7 @@ from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
-from jbi_pubsub.pad.server.server import _whole
+from jbi_pubsub.pad.server.data import _whole
 from jbi_pubsub.protocol.publications import PUBLICATION, WHOLE
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 

@@ -52,7 +52,7 @@ class PublisherAdapter:
         self._signer = signer_of(self._config)
         self._types = TypeRepository(cache_dir=self._config.type_cache(), only_known=self._config.types.only_known)
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
-        self._payloads = Payloads(self._server.spool)
+        self._payloads = Payloads(self._server.service.data.spool)
         self._server.start()
         self._connection = self._server.delegate.publishers.connect_own()
         self._publications: dict[RegistrationUid, tuple[LocalPublication, Registration]] = {}
@@ -88,20 +88,21 @@ class PublisherAdapter:
             local, owner,
         )  # fmt: skip
         terms = options.terms(self._config.client)
-        info_type = options.open_type(self._types, self._server.repositories.schema, validate=terms.validate)
+        info_type = options.open_type(self._types, self._server.service.repositories.schema, validate=terms.validate)
         try:
             publication = opened(info_type, invariants, terms, self._signer)
         except JbiError:
             self._server.delegate.registrations.forget_type(info_type.type)
             raise
         request = publication.request()
-        self._server.check_type(request)
+        self._server.service.repositories.check_type(request)
         with self._lock:
             publication.number = self._next_number = self._next_number + 1
         registration = self._register(publication)
         self._publications[publication.uid] = (publication, registration)
         try:
-            self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
+            seconds = self._config.lookup.timeout if timeout is None else timeout
+            self._server.service.presence.wait_announced(registration.uid, seconds)
         except JbiError:
             self.unregister_publisher(publication.uid)
             raise

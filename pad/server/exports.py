@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import BOUNDS
 from jbi_pubsub.pad.matching.explanation import recall
+from jbi_pubsub.pad.server.presence import LOOKUP_SECONDS
+from jbi_pubsub.pad.server.service import DelegateService
 from jbi_pubsub.protocol.mail_links import LinkAction
 from jbi_pubsub.protocol.replies import (
     Answers,
@@ -51,12 +54,8 @@ from jbi_pubsub.protocol.status import Terms
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.service import ArchiveAdministration, ArchiveService
-    from jbi_pubsub.pad.server.server import DisseminationServer
 
 log = logging.getLogger("jbi_pubsub.pad")
-
-LOOKUP_SECONDS: Final = 2.0
-"""For asking the lookup services about a type: a registration must not hang because one of them does."""
 
 STATUS_ROWS: Final = 5_000
 """Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
@@ -74,16 +73,16 @@ DRAIN_MOST: Final = 60.0
 class PublisherCalls:
     """The publishers' calls."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DelegateService) -> None:
         self._server = server
 
     @exported
     @leasing
     def connect(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
         caller = _named(caller, name, claims)
-        with self._server.deciding():
-            self._server.allow(caller, "connect")
-            self._server.refuse_when_draining()
+        with self._server.guard.deciding():
+            self._server.guard.allow(caller, "connect")
+            self._server.presence.refuse_when_draining()
             connection, lease = self._server.delegate.publishers.connect(name[:200], duration, caller)
         return Opened(connection.connection_id, lease, self._server.server_id)
 
@@ -95,17 +94,17 @@ class PublisherCalls:
     @exported
     def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
         self._server.delegate.publishers.disconnect(connection_id)
-        self._server.forget_publications(connection_id)
+        self._server.data.forget(connection_id)
 
     @exported
     def register(
         self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
     ) -> Registered:
-        self._server.refuse_when_stopping()
-        with self._server.deciding():
+        self._server.presence.refuse_when_stopping()
+        with self._server.guard.deciding():
             granted = self._register(caller, connection_id, request, uid, number)
         try:
-            self._server.wait_announced(uid, LOOKUP_SECONDS)
+            self._server.presence.wait_announced(uid, LOOKUP_SECONDS)
         except JbiError as exc:
             if exc.is_final and self._server.delegate.publishers.take_back_unlisted(connection_id, uid):
                 raise
@@ -117,21 +116,21 @@ class PublisherCalls:
     ) -> Registered:
         connection = self._server.delegate.tables.connection(connection_id)
         caller = _named(caller, connection.name, NO_CLAIMS)
-        self._server.allow(caller, "connect")
-        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
-        opened = self._server.check_type(request, caller.peer)
+        self._server.guard.allow(caller, "connect")
+        self._server.guard.allow(caller, "publish", Subject(some=True))  # before it costs anything
+        opened = self._server.repositories.check_type(request, caller.peer)
         try:
-            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
+            self._server.guard.allow(caller, "publish", Subject(opened.name, opened.version))
             if request.persist:
-                self._server.allow(caller, "persist", Subject(opened.name, opened.version))
+                self._server.guard.allow(caller, "persist", Subject(opened.name, opened.version))
             if request.origin is not None:
-                self._server.allow(caller, "bridge", Subject(opened.name, opened.version))
-                self._server.check_relayed(uid, request.origin)
+                self._server.guard.allow(caller, "bridge", Subject(opened.name, opened.version))
+                self._server.presence.check_relayed(uid, request.origin)
         except JbiError:
             self._server.delegate.registrations.forget_type(opened)
             raise
         registration = self._server.delegate.registrations.register(connection_id, request, uid=uid, number=number)
-        return self._server.granted(registration)
+        return self._server.data.granted(registration)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
@@ -150,22 +149,22 @@ class PublisherCalls:
     @exported
     def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
         self._server.delegate.tables.connection(connection_id)
-        return self._server.issue_token("publish", connection_id)
+        return self._server.data.issue_token("publish", connection_id)
 
 
 class SubscriberCalls:
     """The subscribers' calls: what the proxy in the lookup service offers, nothing else."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DelegateService) -> None:
         self._server = server
 
     @exported
     @leasing
     def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
         caller = _named(caller, name, claims)
-        with self._server.deciding():
-            self._server.allow(caller, "connect")
-            self._server.refuse_when_stopping()
+        with self._server.guard.deciding():
+            self._server.guard.allow(caller, "connect")
+            self._server.presence.refuse_when_stopping()
             session_id, lease = self._server.delegate.sessions.open(name[:200], duration, caller)
         return Opened(session_id, lease, self._server.server_id)
 
@@ -190,14 +189,14 @@ class SubscriberCalls:
         claims: Claims,
     ) -> Answers:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
-        self._server.refuse_when_stopping()
+        self._server.presence.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
         name = self._server.delegate.tables.session(session_id).name if session_id else ""
         caller = _named(caller, name, claims)
-        with self._server.deciding():
+        with self._server.guard.deciding():
             given = tuple(
                 self._subscribe(caller, session_id, request, duration, age, elapsed)
                 for request, age in zip(requests, ages, strict=True)
@@ -223,28 +222,28 @@ class SubscriberCalls:
     @exported
     def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
         if not right:  # somebody else's e-mail subscription; otherwise the session or lease id is the right
-            self._server.allow(caller, "administer")
+            self._server.guard.allow(caller, "administer")
         self._server.delegate.subscribers.unsubscribe(right, uid, administer=not right)
 
     @exported
     def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right
         self._server.delegate.tables.session(session_id)
-        return self._server.issue_token("deliver", session_id)
+        return self._server.data.issue_token("deliver", session_id)
 
     @exported
     def explain(self, caller: Caller, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
-        self._server.allow(caller, "status")
+        self._server.guard.allow(caller, "status")
         return self._server.delegate.reports.explain(uid, metadata, payload)
 
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
-        self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
-        self._server.allow_object(caller, recall(object_id, self._server.delegate.tables.kept))
+        self._server.guard.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        self._server.guard.allow_object(caller, recall(object_id, self._server.delegate.tables.kept))
         return self._server.delegate.reports.explain_object(uid, object_id)
 
     @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._server.delegate.mail.rows()
 
     @exported
@@ -255,26 +254,26 @@ class SubscriberCalls:
 
     @exported
     def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._server.delegate.mail.renew_by_uid(uid, duration)
 
     @exported
     def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
-        self._server.allow(caller, "connect")
+        self._server.guard.allow(caller, "connect")
         return self._server.delegate.signing_key(uid)
 
 
 class HistoryCalls:
     """Queries of subscribers to the archive."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DelegateService) -> None:
         self._server = server
 
     @exported
     def open_query(self, caller: Caller, session_id: str, request: QueryRequest, claims: Claims) -> QueryOpened:
-        self._server.refuse_when_stopping()
+        self._server.presence.refuse_when_stopping()
         session = self._server.delegate.tables.session(session_id)
-        with self._server.deciding():
+        with self._server.guard.deciding():
             return self._service.queries.open(session, request, _named(caller, session.name, claims))
 
     @exported
@@ -287,7 +286,7 @@ class HistoryCalls:
 
     @exported
     def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:
-        self._server.refuse_when_stopping()
+        self._server.presence.refuse_when_stopping()
         return self._service.queries.source.count(request, seconds, _named(caller, "", claims))
 
     @exported
@@ -297,34 +296,34 @@ class HistoryCalls:
     @exported
     def reset(self, caller: Caller, name: str, secret: str, start: Start, claims: Claims) -> bool:
         caller = _named(caller, "", claims)
-        self._server.allow(caller, "connect")
+        self._server.guard.allow(caller, "connect")
         catch_ups = self._service.catch_ups
         return catch_ups is not None and catch_ups.reset(name, secret, start, caller)
 
     @exported
     def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> Deleted:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._administration.delete(request, seconds)
 
     @exported
     def retain(self, caller: Caller, is_dry: bool, seconds: float) -> tuple[GivenUp, ...]:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._administration.retain(seconds, is_dry=is_dry)
 
     @exported
     def rebuild(self, caller: Caller) -> None:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         self._administration.rebuild()
 
     @exported
     def take_in(self, caller: Caller, objects: tuple[bytes, ...], of: tuple[Described, ...]) -> TakenIn:
-        self._server.allow(caller, "administer")  # it says of others what they have published
-        self._server.refuse_when_stopping()
+        self._server.guard.allow(caller, "administer")  # it says of others what they have published
+        self._server.presence.refuse_when_stopping()
         return self._administration.take_in(objects, of)
 
     @exported
     def describe(self, caller: Caller, uids: tuple[str, ...], claims: Claims) -> tuple[Described, ...]:
-        self._server.allow(caller, "query", Subject(some=True))
+        self._server.guard.allow(caller, "query", Subject(some=True))
         administration = self._service.administration
         return administration.describe(uids, _named(caller, "", claims)) if administration is not None else ()
 
@@ -346,7 +345,7 @@ class HistoryCalls:
 class MailLinkCalls:
     """Links in a mail, for whoever reads it."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DelegateService) -> None:
         self._server = server
 
     @exported
@@ -357,56 +356,58 @@ class MailLinkCalls:
 class JoinAdminCalls:
     """Administration of the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DelegateService) -> None:
         self._server = server
 
     @exported
     def lookup_attributes(self, caller: Caller) -> tuple[EntryRep, ...]:
-        self._server.allow(caller, "status")
-        return self._server.community.lookup_attributes(self._server.server_id)
+        self._server.guard.allow(caller, "status")
+        return self._server.presence.community.lookup_attributes(self._server.server_id)
 
     @exported
     def add_lookup_attributes(self, caller: Caller, entries: tuple[EntryRep, ...]) -> None:
-        self._server.allow(caller, "administer")
-        self._server.community.add_lookup_attributes(self._server.server_id, entries)
+        self._server.guard.allow(caller, "administer")
+        self._server.presence.community.add_lookup_attributes(self._server.server_id, entries)
 
     @exported
     def remove_lookup_attributes(self, caller: Caller, templates: tuple[EntryRep, ...]) -> int:
-        self._server.allow(caller, "administer")
-        return self._server.community.remove_lookup_attributes(self._server.server_id, templates)
+        self._server.guard.allow(caller, "administer")
+        return self._server.presence.community.remove_lookup_attributes(self._server.server_id, templates)
 
 
 class StatusCalls:
     """Status for everybody; the terms of contracts are for administrators."""
 
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
+    def __init__(
+        self, server: DelegateService, status: Callable[[], dict[str, Any]], overview: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._server, self._status, self._overview = server, status, overview
 
     @exported
     def status(self, caller: Caller) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return shortened(self._server.status())
+        self._server.guard.allow(caller, "status")
+        return shortened(self._status())
 
     @exported
     def overview(self, caller: Caller) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return self._server.overview()
+        self._server.guard.allow(caller, "status")
+        return self._overview()
 
     @exported
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
-        self._server.allow(caller, "status")
+        self._server.guard.allow(caller, "status")
         return self._server.delegate.reports.page(search, order, start, count)
 
     @exported
     def terms(self, caller: Caller, after: int, count: int) -> tuple[Terms, ...]:
-        self._server.allow(caller, "administer")  # what somebody asks for says what he looks for
+        self._server.guard.allow(caller, "administer")  # what somebody asks for says what he looks for
         return self._server.delegate.reports.terms(after, count)
 
 
 class AdminCalls(AccessAdmin):
     """Administration of what stands here."""
 
-    def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
+    def __init__(self, server: DelegateService, access: AccessPolicy) -> None:
         super().__init__(access)
         self._server = server
 
@@ -421,7 +422,7 @@ class AdminCalls(AccessAdmin):
 
     @exported
     def explain_contract(self, caller: Caller, uid: str) -> dict[str, Any]:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._server.delegate.reports.explain_contract(uid)
 
     @exported
@@ -444,18 +445,18 @@ class AdminCalls(AccessAdmin):
 
     @exported
     def cancel(self, caller: Caller, uid: str) -> int:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._server.delegate.subscribers.cancel(uid)
 
     @exported
     def drain(self, caller: Caller, seconds: float) -> int:
-        self._server.allow(caller, "administer")
+        self._server.guard.allow(caller, "administer")
         return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
 
     @exported
     def resume(self, caller: Caller) -> None:
-        self._server.allow(caller, "administer")
-        self._server.resume()
+        self._server.guard.allow(caller, "administer")
+        self._server.presence.resume()
 
 
 def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:

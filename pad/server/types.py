@@ -9,105 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import Final
 
 from jbi_pubsub.core.access import AccessPolicy, Subject, denied
 from jbi_pubsub.core.descriptors import Change, Descriptor, Held, Key, Kind, Property, TypeRegistry, conflict, unknown
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, SchemaError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire.control import exported
-from jbi_pubsub.core.wire.endpoint import Caller, Security
-from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.model.type_repository import ServedTypes
-from jbi_pubsub.protocol.conformity import InformationTypeGate
-from jbi_pubsub.protocol.entries import PUBLISHER_TYPE, InformationType
-from jbi_pubsub.protocol.repositories import ASK_SECONDS, held_elsewhere
-
-if TYPE_CHECKING:
-    from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.pad.server.service import DelegateService
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-NOBODY_SECONDS: Final = 10.0
-"""Time for which it counts that no lookup service was there to ask."""
-ASKING: Final = 8
-"""Types that others are asked about at once: whoever calls us with names of his own must not keep all of them busy."""
-USERS_MOST: Final = 1_000
-"""Registrations elsewhere that are counted."""
 PAGE: Final = 500
 """Descriptors, or changes, in one answer: 4 MB with the longest descriptions."""
-
-
-class Repositories:
-    """The say of type repositories, ours and those of other delegates, in what is published here."""
-
-    def __init__(self, server_id: str, types: ServedTypes, community: JoinManager, security: Security) -> None:
-        self._server_id = server_id
-        self._types = types
-        self._community = community
-        self._security = security
-        self._asking = threading.BoundedSemaphore(ASKING)
-        self._nobody_until = 0.0
-        """Monotonic seconds until which nobody waits for a lookup service again."""
-
-    def check(self, gate: InformationTypeGate) -> None:
-        """A type that is about to be published: ours said its word when it was opened. Raises TypeConflictError, and
-        SchemaError for one that has to be known and is not."""
-        registry = self._types.registry
-        key = _type(gate.type)
-        if registry is None and not self._types.only_known:
-            return
-        known = registry.find(key) if registry is not None else None
-        if known is not None:
-            if known.state == "deprecated":
-                log.warning("%s is deprecated, and is published", gate.type)
-            return
-        held = self.elsewhere(key)
-        if held is None:
-            if self._types.only_known:
-                raise SchemaError(
-                    f"{gate.type} is in no type repository, and none but known types are published here",
-                    hint="Add it (`jbi types add`), or unset [types] only_known",
-                    type=str(gate.type),
-                )
-            return
-        if held.descriptor.digest != gate.digest:
-            raise conflict(gate.type, held.descriptor.digest, gate.digest)
-        if registry is not None:  # the schema that we have opened: what the other one says of its own is its word
-            named = msgspec.structs.replace(gate.bundle, type=gate.type)
-            registry.keep(Held(held.descriptor, named), f"copy for {self._server_id[:8]}")
-
-    def schema(self, type_: TypeName) -> SchemaBundle | None:
-        """The schema by which a type is known, published here or in a repository, ours or another's; None for one that
-        is not. Raises TypeConflictError, StorageError."""
-        open_ = self._types.find(type_)
-        if open_ is not None and not open_.bundle.is_none:
-            return open_.bundle
-        registry, key = self._types.registry, _type(type_)
-        if registry is not None and registry.find(key) is not None:
-            return registry.schema(key)
-        held = self.elsewhere(key)
-        return held.bundle if held is not None else None
-
-    def elsewhere(self, key: Key) -> Held | None:
-        """The type as other delegates' repositories hold it. Raises TypeConflictError when they disagree."""
-        if not self._community.connected() and time.monotonic() < self._nobody_until:
-            return None  # it was waited for just now: strangers must not make all threads wait
-        if not self._asking.acquire(timeout=ASK_SECONDS):
-            log.warning("other type repositories are not asked about %s: too many ask already", key[1])
-            return None
-        try:
-            return held_elsewhere(self._community, self._security, key, but=self._server_id)
-        finally:
-            if not self._community.connected():
-                self._nobody_until = time.monotonic() + NOBODY_SECONDS
-            self._asking.release()
 
 
 class TypeCalls:
@@ -115,7 +31,7 @@ class TypeCalls:
     `status`, also `publish` or `subscribe` for the schema of one's type; changing is action `types`, and is in the
     audit log whether a rule asks for that or not."""
 
-    def __init__(self, server: DisseminationServer, types: ServedTypes, access: AccessPolicy) -> None:
+    def __init__(self, server: DelegateService, types: ServedTypes, access: AccessPolicy) -> None:
         self._server = server
         self._types = types
         self._access = access
@@ -125,7 +41,7 @@ class TypeCalls:
     @exported
     def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
         type_ = TypeName(name, version)
-        self._server.allow_type(caller, type_)
+        self._server.guard.allow_type(caller, type_)
         found = self._server.repositories.schema(type_) or self._server.delegate.registrations.former_schema(type_)
         if found is None:
             raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here, and in no type repository")
@@ -135,14 +51,14 @@ class TypeCalls:
     def held(self, caller: Caller, kind: Kind, name: str, version: str) -> Held | None:
         """From our own repository alone."""
         key: Key = (kind, TypeName(name, version))
-        self._server.allow_type(caller, key[1])
+        self._server.guard.allow_type(caller, key[1])
         registry = self._types.registry
         told = registry.find(key) if registry is not None else None
         return Held(told, registry.schema(key)) if registry is not None and told is not None else None
 
     @exported
     def list(self, caller: Caller, kind: Kind, after: int) -> tuple[Descriptor, ...]:
-        self._server.allow(caller, "status")
+        self._server.guard.allow(caller, "status")
         return self._registry().all(kind)[max(0, after) :][:PAGE]
 
     @exported
@@ -165,7 +81,7 @@ class TypeCalls:
 
     @exported
     def faults(self, caller: Caller) -> tuple[str, ...]:
-        self._server.allow(caller, "administer")  # it names files
+        self._server.guard.allow(caller, "administer")  # it names files
         return self._registry().faults()
 
     # -- changing -----------------------------------------------------------------------------------------------
@@ -210,7 +126,7 @@ class TypeCalls:
     def remove(self, caller: Caller, kind: Kind, name: str, version: str, force: bool) -> bool:
         registry, key = self._writing(caller, kind, name, version, "remove")
         self._sweep(registry)
-        users = self._server.type_users(key[1]) if kind == "type" else ()
+        users = self._server.repositories.users_of(key[1]) if kind == "type" else ()
         gone = registry.remove(key, _who(caller), users=users, force=force)
         log.info("%s has removed %s %s%s", _who(caller), kind, key[1], "" if gone else ", which is in use")
         return gone
@@ -225,7 +141,7 @@ class TypeCalls:
         return self._types.registry
 
     def _reading(self, caller: Caller, kind: Kind, name: str, version: str) -> tuple[TypeRegistry, Key]:
-        self._server.allow(caller, "status", Subject(name, version))
+        self._server.guard.allow(caller, "status", Subject(name, version))
         return self._registry(), (kind, TypeName(name, version))
 
     def _writing(self, caller: Caller, kind: Kind, name: str, version: str, what: str) -> tuple[TypeRegistry, Key]:
@@ -251,33 +167,12 @@ class TypeCalls:
     def _sweep(self, registry: TypeRegistry) -> None:
         """Remove what was removed by force, once nothing uses it any more."""
         for told in registry.removed():
-            if not self._server.type_users(told.type):
+            if not self._server.repositories.users_of(told.type):
                 registry.remove(told.key, "nothing uses it any more", users=())
-
-
-def users_of(
-    type_: TypeName, here: int, community: JoinManager, server_id: str, others: Sequence[Callable[[TypeName], str]]
-) -> tuple[str, ...]:
-    """Users of a type, in words: registrations here and at other delegates, and what `others` say."""
-    found = [_counted(here, "here")] if here else []
-    wanted = InformationType(name=type_.name, version=type_.version).rep()
-    template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
-    try:
-        items = community.lookup(template, limit=USERS_MOST, timeout=ASK_SECONDS)
-    except JbiError as exc:
-        log.warning("other delegates' registrations of %s are not counted: %s", type_, exc)
-        items = []
-    elsewhere = sum(item.proxy.service_id != server_id for item in items)
-    found += [_counted(elsewhere, "elsewhere")] if elsewhere else []
-    return (*found, *filter(None, (each(type_) for each in others)))
 
 
 def _type(type_: TypeName) -> Key:
     return "type", type_
-
-
-def _counted(count: int, where: str) -> str:
-    return f"{count} registration{'' if count == 1 else 's'} {where}"
 
 
 def _who(caller: Caller) -> str:

@@ -392,7 +392,7 @@ def test_a_schema_is_told_as_long_as_somebody_may_come_for_the_objects(place: Ca
     publisher.publish(uid, here.figures.figure_1)
     publisher.flush()
     publisher.close()
-    config, ref = here.federation.config, here.pad.ref(SUBSCRIPTIONS, ())
+    config, ref = here.federation.config, here.pad.endpoints.ref(SUBSCRIPTIONS, ())
     # When a bridge asks for the schema, which nobody publishes by any more, expect it
     assert here.pad.status()["registrations"] == []
     assert fetch_schema(ref, config.security(), TYPE.name, TYPE.version, timeout=5.0).main

@@ -327,7 +327,7 @@ def an_object(number: int, *, type_: str = "other.A", payload_length: int = 1) -
 def test_of_what_makes_no_sense_nothing_is_kept(
     federation: Any, pad: DisseminationServer, jbi: Jbi, objects: list[bytes], entries: Any
 ) -> None:
-    proxy = HistoryProxy(pad.ref("", ()), federation.config.security(), timeout=60.0)
+    proxy = HistoryProxy(pad.endpoints.ref("", ()), federation.config.security(), timeout=60.0)
     with pytest.raises((ProtocolError, EntryError)):
         proxy.take_in(objects, [Described("registration-1", entries)], 10.0)
     proxy.close()

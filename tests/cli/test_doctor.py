@@ -660,7 +660,7 @@ def test_a_delegate_that_is_listed_and_dead(
     pad = federation.pad("alpha", "rome")
     eventually(lambda: len(findings("servers", *flags)) == 2)
     # When its port is closed while the lookup service still lists it
-    pad._endpoint.stop()
+    pad.endpoints.first.stop()
     found = findings("servers", *flags)
     assert sorted(states(found)) == ["failure", "ok"]
     assert pad.address in next(each["found"] for each in found if each["state"] == "failure")

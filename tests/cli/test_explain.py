@@ -35,7 +35,7 @@ def explained(federation: Any, figures: Any) -> tuple[Any, str]:
 def dead(federation: Any) -> Any:
     """A delegate that has died, and that the lookup service still lists, before all others."""
     pad = federation.pad("bravo", "paris")
-    pad._endpoint.stop()
+    pad.endpoints.first.stop()
     return pad
 
 

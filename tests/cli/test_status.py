@@ -254,7 +254,7 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     eventually(lambda: "delegate" in [facts["kind"] for facts in servers.ask()])  # the lookup service has heard of it
     assert _cells(servers.ask(), "kind", "delegate")["address"] == pad.address
     # When its port is closed while the lookup service still lists it
-    pad._endpoint.stop()
+    pad.endpoints.first.stop()
     row = _cells(servers.ask(), "kind", "unreach")
     assert (row["kind"], row["address"]) == ("unreachable", pad.address)
 
@@ -280,7 +280,7 @@ def test_a_delegate_that_was_killed_and_started_again_is_asked_and_counted_once(
     pad = federation.pad("alpha", "rome")
     community = JoinManager(federation.config, name="before")
     federation.stack.callback(community.close)
-    before = msgspec.structs.replace(pad.ref("delegate", ()), service_id="f" * 32)
+    before = msgspec.structs.replace(pad.endpoints.ref("delegate", ()), service_id="f" * 32)
     community.join(ServiceItem("f" * 32, (PAD_TYPE,), before))
     community.wait_joined("f" * 32, 60.0)
     said(*flags, "subscribe", "--email", "ops@example.org", "--type", "other")

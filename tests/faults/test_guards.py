@@ -13,7 +13,7 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.recent import RecentBuffers
-from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.pad.server.presence import DelegatePresence
 from jbi_pubsub.publisher.connection import DelegateConnection
 from jbi_pubsub.subscriber.connection import DeliveryConnection
 from jbi_pubsub.subscriber.deliveries import DeliveryReader
@@ -64,7 +64,7 @@ def test_a_fault_while_others_of_a_name_are_looked_for_is_counted(
     failing: Callable[[type, str, str], Callable[[], bool]], federation: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a fault in what a new delegate looks for besides, when it starts, expect the fault to be counted
-    shows = failing(DisseminationServer, "_tell_namesakes", "pad-alpha-rome namesakes")
+    shows = failing(DelegatePresence, "_tell_namesakes", "pad-alpha-rome namesakes")
     federation.pad()
     eventually(shows)
 
@@ -79,19 +79,19 @@ def test_a_delegate_that_has_stopped_looks_for_no_others_of_its_name(
         asked.set()
         answered.wait(60.0)
 
-    monkeypatch.setattr("jbi_pubsub.pad.server.server.fetch_status", fetch)
+    monkeypatch.setattr("jbi_pubsub.pad.server.presence.fetch_status", fetch)
     first = federation.pad()
     eventually(lambda: first.community.lookup(ServiceTemplate(first.server_id)))
     second = federation.pad()
     assert asked.wait(60.0)
-    asking = second._namesakes
-    stop = second._endpoint.stop
+    asking = second.service.presence._namesakes
+    stop = second.endpoints.first.stop
 
     def stop_and_answer() -> None:
         stop()
         threading.Timer(0.2, answered.set).start()
 
-    monkeypatch.setattr(second._endpoint, "stop", stop_and_answer)
+    monkeypatch.setattr(second.endpoints.first, "stop", stop_and_answer)
     # When it stops, expect nothing of it to go on
     second.stop(0.5)
     assert not asking.is_alive()

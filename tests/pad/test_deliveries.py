@@ -30,9 +30,9 @@ class Subscriber:
 
     def connect(self, position: int = 0) -> None:
         """Open a delivery connection."""
-        self.sock = dial(self.pad.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)
+        self.sock = dial(self.pad.endpoints.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)
         self.line = Line(self.sock)
-        greet(self.line, Hello(self.pad.issue_token("deliver", self.session), position))
+        greet(self.line, Hello(self.pad.service.data.issue_token("deliver", self.session), position))
 
     def next(self) -> tuple[int, int]:
         """The first number and the count of the next batch."""

@@ -604,7 +604,7 @@ def test_a_delegate_is_asked_over_the_wire(
     entries = [entry for item in [pad.community._item(pad.server_id)] for entry in item.entries]
     told = [entry.as_dict()["types"] for entry in entries if entry.cls.name == ArchiveEntry.entry_name]
     assert told == ["mil.af.rl.jbi.Intel_Imagery"]
-    ref = pad.ref("subscriptions", ())
+    ref = pad.endpoints.ref("subscriptions", ())
     security = archived.config.security()
     session, history = (kind(ref, security, timeout=10.0) for kind in (SubscriptionsProxy, HistoryProxy))
     try:

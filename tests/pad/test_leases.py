@@ -402,7 +402,7 @@ def test_a_delegate_that_stops_ends_no_lease_any_more(
     expire, drain = pad.delegate.expire, pad.delegate.drain
 
     def looked() -> int:
-        looks.append(pad._stopping.is_set())
+        looks.append(pad.service.presence.is_stopping)
         return int(expire())
 
     def slowly(timeout: float, *, closing: bool = False) -> int:

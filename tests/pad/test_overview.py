@@ -120,7 +120,7 @@ def test_a_delegate_that_is_drained_is_not_found_until_it_resumes(
     fixtures.eventually(lambda: look.lookup(template) == [])
     assert fetch_status(_ref(pad), Security(), timeout=60.0)["draining"] is True
     with pytest.raises(WireError, match="draining"):
-        pad.refuse_when_draining()
+        pad.service.presence.refuse_when_draining()
     # Expect subscribers to go on
     assert pad.overview()["counts"]["subscriptions"] == 25
     # When it resumes; Expect it to be found, and to take publishers

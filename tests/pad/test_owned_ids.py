@@ -40,7 +40,7 @@ class Party:
     """Somebody who knows the address of a delegate and speaks its protocol."""
 
     def __init__(self, pad: DisseminationServer) -> None:
-        ref = pad.ref(SUBSCRIPTIONS, ())
+        ref = pad.endpoints.ref(SUBSCRIPTIONS, ())
         self._ref = ref
         self.publishing = DelegateProxy(msgspec.structs.replace(ref, exported=DELEGATE), Security(), timeout=60.0)
         self.subscribing = SubscriptionsProxy(ref, Security(), timeout=60.0)
@@ -195,7 +195,7 @@ def test_a_peer_publishers_port_takes_nobodys_registrations_or_objects(
     # When a stranger calls it as one does a delegate, or opens a data connection with a token of its own making
     with pytest.raises(ProtocolError, match="no exported method"):
         stranger.publishing.connect("stranger", 60.0)
-    with closing(dial(peer._server.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)) as sock:
+    with closing(dial(peer._server.endpoints.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)) as sock:
         line = Line(sock)
         with pytest.raises(WireError, match="token"):
             greet(line, Hello("0" * 32, 0))

@@ -39,9 +39,9 @@ class Stranger:
     """Somebody who knows the address of a delegate."""
 
     def __init__(self, pad: DisseminationServer) -> None:
-        self.publishing = DelegateProxy(pad.ref(DELEGATE, ()), Security(), timeout=60.0)
-        self.subscribing = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
-        self.asking = HistoryProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
+        self.publishing = DelegateProxy(pad.endpoints.ref(DELEGATE, ()), Security(), timeout=60.0)
+        self.subscribing = SubscriptionsProxy(pad.endpoints.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
+        self.asking = HistoryProxy(pad.endpoints.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
         self.session = self.subscribing.open("stranger", 60.0).uid
         self.taken = pad.delegate.contracts.quota._taken
 

@@ -85,8 +85,8 @@ class Peer:
 
     def __init__(self, pad: DisseminationServer) -> None:
         self.pad = pad
-        self.ref = pad.ref(SUBSCRIPTIONS, ())
-        self.publishing = DelegateProxy(pad.ref(DELEGATE, ()), Security(), timeout=60.0)
+        self.ref = pad.endpoints.ref(SUBSCRIPTIONS, ())
+        self.publishing = DelegateProxy(pad.endpoints.ref(DELEGATE, ()), Security(), timeout=60.0)
         self.subscribing = SubscriptionsProxy(self.ref, Security(), timeout=60.0)
 
     def status(self) -> dict[str, Any]:
@@ -654,7 +654,7 @@ def test_a_data_connection_of_a_publisher_that_has_left_is_refused(
         pytest.raises(ProtocolError, match="no publisher connection"),
     ):
         greet(Line(sock), Hello(token))
-    assert pad._publications == {}
+    assert pad.service.data._publications == {}
     eventually(lambda: peer.status()["connections"] == before)
 
 
@@ -674,7 +674,7 @@ def test_what_is_refused_of_a_publisher_that_leaves_meanwhile_is_not_kept(
     def left_meanwhile(*_rest: Any) -> int:
         for connection in list(pad.delegate.tables.connections):
             pad.delegate.publishers.disconnect(connection)
-            pad.forget_publications(connection)
+            pad.service.data.forget(connection)
         tried.set()
         raise OversizeError("refused")
 

@@ -74,7 +74,7 @@ def pad(fixtures: Any, tmp_path: Path, issue: Callable[[str], TlsIdentity]) -> I
 def test_the_certificate_decides_who_subscribes(
     pad: DisseminationServer, issue: Callable[[str], TlsIdentity], user: str, allowed: bool
 ) -> None:
-    proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(issue(user)), timeout=60.0)
+    proxy = SubscriptionsProxy(pad.endpoints.ref(SUBSCRIPTIONS, ()), Security(issue(user)), timeout=60.0)
     wanted = InformationType(name="intel.Report", version="1.0").rep()
     try:
         # When somebody calls himself alice, whoever he is
@@ -93,7 +93,7 @@ def test_an_administrator_asks_a_running_server_and_nobody_else(
 ) -> None:
     question = Question("subscribe", "carol", type="intel.Report")
     for user in ("alice", "bob"):
-        client = ControlClient(pad.ref(ADMIN, ()), Security(issue(user)), timeout=60.0)
+        client = ControlClient(pad.endpoints.ref(ADMIN, ()), Security(issue(user)), timeout=60.0)
         try:
             if user == "alice":
                 found = client.call("explain", dict[str, Any], question)

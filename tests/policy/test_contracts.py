@@ -109,7 +109,7 @@ def test_a_refused_subscription_is_told_counted_and_written_down(
 def test_a_refused_publisher_costs_no_schema(federation: Any, policy: Any, figures: Any) -> None:
     policy.write("[[access]]\naction = 'connect'\n")
     pad = federation.pad()
-    pad.check_type = lambda *_: pytest.fail("the schema was opened")
+    pad.service.repositories.check_type = lambda *_: pytest.fail("the schema was opened")
     with pytest.raises(AccessDeniedError, match="may not publish"):
         figures.register(federation.light())
 
@@ -234,7 +234,7 @@ class SubscriptionsProxy_at:  # noqa: N801  # read as a phrase
     """Whoever speaks a delegate's protocol."""
 
     def __init__(self, pad: DisseminationServer) -> None:
-        self.proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
+        self.proxy = SubscriptionsProxy(pad.endpoints.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
 
     def __enter__(self) -> SubscriptionsProxy:
         return self.proxy

@@ -113,7 +113,7 @@ def test_a_large_payload_comes_as_it_was(large: Federation, picture: Path, tmp_p
     # Expect nothing to be left when nobody has it any more
     del obj, file
     eventually(lambda: open_files(tmp_path / "spool") == 0)
-    spools = pad.spool, _spool_of(subscriber), publisher._payloads._spool
+    spools = pad.service.data.spool, _spool_of(subscriber), publisher._payloads._spool
     eventually(lambda: [each.used for each in spools] == [0, 0, 0])
 
 
@@ -297,7 +297,7 @@ def test_a_full_disk_is_told_the_publisher_and_the_delegate_goes_on(
     # Expect large ones to go on when there is room again, and nothing to be kept of the one that failed
     publisher.publish(uid, b"<a>3</a>", picture)
     assert received(subscriber, wanted).payload == picture.read_bytes()
-    eventually(lambda: pad.spool.used == 0, what=lambda: pad.spool.used)
+    eventually(lambda: pad.service.data.spool.used == 0, what=lambda: pad.service.data.spool.used)
 
 
 def test_all_files_of_a_delegate_are_bounded(large: Federation, picture: Path) -> None:
@@ -312,7 +312,7 @@ def test_all_files_of_a_delegate_are_bounded(large: Federation, picture: Path) -
     data = picture.read_bytes()
     publisher.wait_for_subscribers(uid)
     # When more come than there is room for, of which it holds one
-    held = pad.spool.begin(SIZE + 1)
+    held = pad.service.data.spool.begin(SIZE + 1)
     publisher.publish(uid, b"<a>1</a>", data)
     publisher.flush()
     # Expect them to be refused with what to do
@@ -394,7 +394,7 @@ def test_what_can_not_be_read_again_is_lost_and_told(
     read = SpooledPayload.read
 
     def half(self: SpooledPayload, at: int, count: int) -> bytes:
-        if self._spool is pad.spool and at > SIZE // 2:
+        if self._spool is pad.service.data.spool and at > SIZE // 2:
             raise StorageError("the disk is gone")
         return read(self, at, count)
 
@@ -433,7 +433,7 @@ def test_a_publisher_that_can_not_read_its_file_again_gives_the_object_up(
     assert objects[1].payload == picture.read_bytes()
     assert subscriber.losses(wanted) == {"sequence_gap": 1}
     del objects
-    eventually(lambda: pad.spool.used == 0)
+    eventually(lambda: pad.service.data.spool.used == 0)
 
 
 def test_credit_counts_what_a_large_payload_may_take_at_a_delegate(large: Federation, picture: Path) -> None:
@@ -473,10 +473,10 @@ def test_of_a_publisher_that_stops_in_the_middle_nothing_stays(
     with monkeypatch.context() as patch:
         patch.setattr(SpooledPayload, "read", slow)
         publisher.publish(uid, b"<a/>", picture)
-        eventually(lambda: pad.spool.used == SIZE, what=lambda: pad.spool.used)
+        eventually(lambda: pad.service.data.spool.used == SIZE, what=lambda: pad.service.data.spool.used)
         publisher.close(0.1)
     # Expect its file to go with it
-    eventually(lambda: pad.spool.used == 0, what=lambda: pad.spool.used)
+    eventually(lambda: pad.service.data.spool.used == 0, what=lambda: pad.service.data.spool.used)
 
 
 def test_of_what_is_cancelled_in_the_middle_nothing_stays(
@@ -492,7 +492,7 @@ def test_of_what_is_cancelled_in_the_middle_nothing_stays(
     read = SpooledPayload.read
 
     def half(self: SpooledPayload, at: int, count: int) -> bytes:
-        if self._spool is pad.spool and at > SIZE // 2:
+        if self._spool is pad.service.data.spool and at > SIZE // 2:
             is_half.set()
             assert goes_on.wait(60.0)
         return read(self, at, count)
@@ -508,7 +508,7 @@ def test_of_what_is_cancelled_in_the_middle_nothing_stays(
     subscriber.cancel_subscription(wanted)
     # Expect no file of it, though the connection is there for others
     eventually(
-        lambda: (pad.spool.used, _spool_of(subscriber).used) == (0, 0),
+        lambda: (pad.service.data.spool.used, _spool_of(subscriber).used) == (0, 0),
         what=lambda: _spool_of(subscriber).used,
     )
 
@@ -527,7 +527,7 @@ def test_who_takes_nothing_holds_a_part_of_the_files_alone(large: Federation, pi
         publisher.publish(uid, b"<a>%d</a>" % number, picture)
         assert received(subscriber, busy).metadata == b"<a>%d</a>" % number
     # Expect the idle one to hold few, to be told of the others, and to get the newest
-    assert eventually(lambda: pad.spool.used <= 3 * SIZE, what=lambda: pad.spool.used)
+    assert eventually(lambda: pad.service.data.spool.used <= 3 * SIZE, what=lambda: pad.service.data.spool.used)
     assert received(subscriber, idle).metadata == b"<a>0</a>"
     assert received(subscriber, idle).metadata == b"<a>11</a>"
     assert subscriber.losses(idle) == {"queue_overflow": 10}

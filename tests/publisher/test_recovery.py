@@ -44,7 +44,7 @@ def _forget(pad: Any) -> None:
     """The delegate forgets its publishers, as it does when their leases run out."""
     for connection in list(pad.delegate.tables.connections):
         pad.delegate.publishers.disconnect(connection)
-        pad.forget_publications(connection)
+        pad.service.data.forget(connection)
 
 
 @pytest.mark.parametrize("error", [WireTimeoutError("no answer"), JbiError("not now")], ids=["no answer", "refusal"])

@@ -17,7 +17,7 @@ from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Line, Receiver, Sender
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.pad.mail.letters import Loss
-from jbi_pubsub.pad.server.server import _runs
+from jbi_pubsub.pad.server.data import _runs
 from jbi_pubsub.protocol.publications import AGE_MOST, CHUNK, PUBLICATION
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.publisher import lanes as lanes_module
@@ -172,7 +172,7 @@ def test_an_age_becomes_a_time_of_our_own_clock_and_any_is_harmless(age: int) ->
 
 def test_without_quality_of_service_nobody_asks_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an object that tells no age, and one that expires, and so tells it
-    monkeypatch.setattr("jbi_pubsub.pad.server.server.time.monotonic", lambda: 1_000.0)
+    monkeypatch.setattr("jbi_pubsub.pad.server.data.time.monotonic", lambda: 1_000.0)
     for age, since in ((0, 0.0), (1_500, 998.5)):
         item = memoryview(PUBLICATION.pack(1, 7, age) + b"".join(parcel(1).parts))
         ((_, (got,)),) = _runs([item], {})

@@ -180,7 +180,7 @@ def test_only_who_may_steer_does_and_groups_and_roles_are_for_administrators(
     assert "mallory" not in path.read_text()
     # When nobody may steer
     path.write_text(RULES + '\n[[access]]\naction = ["status", "connect"]\n')
-    eventually(lambda: not pad._access.allow(Caller("127.0.0.1:1"), "steer", NONE_IN_PARTICULAR))
+    eventually(lambda: not pad._stages.access.allow(Caller("127.0.0.1:1"), "steer", NONE_IN_PARTICULAR))
     assert "may not steer space.shaping = true" in said("set", "space.shaping", "true", "--at", pad.address, code=1)[1]
     # Expect each to be in the audit log, allowed or not
     log = tmp_path / "audit.jsonl"

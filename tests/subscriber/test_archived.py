@@ -184,7 +184,7 @@ def test_what_rules_forbid_is_not_there(
     def allow(_caller: Any, action: str, _subject: Any) -> Decision:
         return Decision(False, "policy.toml:1") if action == "query" else ALLOWED
 
-    monkeypatch.setattr(pad._access, "allow", allow)
+    monkeypatch.setattr(pad._stages.access, "allow", allow)
     # Expect an error that says so, rather than nothing
     with pytest.raises(AccessDeniedError):
         subscriber.open_query(TYPE)

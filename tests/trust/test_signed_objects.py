@@ -281,7 +281,7 @@ def test_who_knows_the_secret_and_lists_another_key_is_not_believed(
     own = SigningKeyEntry.of(known.signing).rep()
     entries = (*(e for e in item.entries if e.cls.name != "jbi.SigningKey"), own)
     pad.community.join(msgspec.structs.replace(item, entries=entries), secret)
-    pad.wait_announced(registration, 10.0)
+    pad.service.presence.wait_announced(registration, 10.0)
 
     # When it signs an object of its own making with it
     def forge(parcel: Parcel) -> Parcel:

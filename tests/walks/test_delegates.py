@@ -209,7 +209,7 @@ def test_no_matching_delegate_is_an_error_in_time_that_says_what_exists(federati
 def test_a_delegate_that_is_listed_and_dead_is_said_to_be_that(federation: Any) -> None:
     # Given a delegate that has died, and whose lease at the lookup service has not run out
     pad = federation.pad("alpha", "rome")
-    pad._endpoint.stop()
+    pad.endpoints.first.stop()
     light = federation.light()
     # When it is asked for; Expect the error to say that it is there and does not answer
     with pytest.raises(DelegateNotFoundError) as caught:

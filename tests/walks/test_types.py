@@ -51,7 +51,7 @@ def pad(federation: Any, tmp_path: Path) -> Pad:
         server.start()
         federation.stack.callback(server.stop, 0.5)
         server.community.wait_joined(server.server_id, 60.0)
-        proxy = TypesProxy(server.ref(TYPES, ()), config.security(), timeout=60.0)
+        proxy = TypesProxy(server.endpoints.ref(TYPES, ()), config.security(), timeout=60.0)
         federation.stack.callback(proxy.close)
         return server, proxy
 
@@ -258,7 +258,7 @@ def test_what_is_in_use_is_not_removed(federation: Any, pad: Pad, figures: Any) 
     here = light.register_publisher(light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_2)
     there = light.register_publisher(light.connect_to_delegate("bravo", "rome"), figures.schema, figures.figure_2)
     stored = [True]
-    alpha.users.append(lambda type_: "3 stored objects" if stored and type_ == IMAGERY else "")
+    alpha.service.repositories.users.append(lambda type_: "3 stored objects" if stored and type_ == IMAGERY else "")
     with pytest.raises(ConfigurationError, match="1 registration here, 1 registration elsewhere, 3 stored objects"):
         types.remove(KEY)
     light.unregister_publisher(here)

@@ -421,10 +421,11 @@ def exports(request: pytest.FixtureRequest) -> Iterator[ControlServer]:
         return
     few = PadSection(max_sessions=20, max_subscriptions=20)
     server = DisseminationServer(Config(lookup=alone, pad=few), TypeRepository(), characteristics=("alpha", "rome"))
-    server.community.join(ServiceItem(server.server_id, (), server.ref("delegate", ())))  # which one may administer
+    ref = server.endpoints.ref("delegate", ())
+    server.community.join(ServiceItem(server.server_id, (), ref))  # which one may administer
     yield server._control
     server.delegate.close()
-    server._endpoint.stop()
+    server.endpoints.stop()
     server.community.close()
 
 

@@ -421,7 +421,7 @@ def test_mail_of_a_revoked_party_ends_also_over_a_restart(
         first.callback(pad.stop, 0.0)
         for name in ("anna", "bert"):
             proxy = SubscriptionsProxy(
-                pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS), security(certs / name), timeout=10.0
+                pad.endpoints.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS), security(certs / name), timeout=10.0
             )
             uids[name] = owned_uid("subscription", name * 8)
             asked = SubscriptionRequest(uids[name], direct=False, recipients=(f"{name}@example.org",), secret=name * 8)
@@ -447,7 +447,7 @@ def test_the_session_and_the_registrations_of_a_revoked_party_end(
     tls_federation(federation, certs / "server")
     pad = federation.pad()
     hers = msgspec.structs.replace(as_party(federation, certs / "anna"), lease=lease)
-    ref = pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
+    ref = pad.endpoints.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
     for name in ("anna", "bert"):
         proxy = SubscriptionsProxy(ref, security(certs / name), timeout=60.0)
         proxy.open(name, 36_000.0)

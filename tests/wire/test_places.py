@@ -315,7 +315,7 @@ def test_two_thousand_strangers_who_say_nothing_keep_nobody_out(federation: Any)
         for _ in range(300):
             sock = stack.enter_context(socket.create_connection((host, int(number)), 5.0))
             sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL))
-        pad._endpoint._most = pad._endpoint._share = 300  # as if they were 2,048
+        pad.endpoints.first._most = pad.endpoints.first._share = 300  # as if they were 2,048
         # When somebody wants to publish, expect that to be possible
         publisher = federation.light()
         assert publisher.connect_to_delegate("alpha", "rome")
