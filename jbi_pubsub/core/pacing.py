@@ -1,15 +1,12 @@
-"""Pace and distance: a token bucket, and a measured round trip. Pure.
+"""Pace: a token bucket. Pure.
 
 `now` (seconds, any monotonic scale) is an argument; one that is earlier than the last counts as the last.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
-WINDOW: Final = 10.0
-"""Seconds for which the shortest round trip counts."""
 PAID: Final = 1e-6
 """A debt of so little is none: what sums of floating point numbers leave."""
 
@@ -53,34 +50,3 @@ class TokenBucket:
         """Seconds until the debt is paid; 0: something may go."""
         debt = -self.fill(now)
         return debt / self.rate if debt > PAID else 0.0
-
-
-class RoundTrip:
-    """Time there and back, from samples in seconds: smoothed (RFC 6298, section 2), and the least of WINDOW."""
-
-    __slots__ = ("_least", "deviation", "smoothed")
-
-    def __init__(self) -> None:
-        self.smoothed = 0.0
-        """0 before the first sample."""
-        self.deviation = 0.0
-        self._least: deque[tuple[float, float]] = deque()
-        """(when, sample), each larger than those before it."""
-
-    def add(self, sample: float, now: float) -> None:
-        """One more."""
-        if self.smoothed:
-            self.deviation += (abs(sample - self.smoothed) - self.deviation) / 4
-            self.smoothed += (sample - self.smoothed) / 8
-        else:
-            self.smoothed, self.deviation = sample, sample / 2
-        while self._least and self._least[-1][1] >= sample:
-            self._least.pop()
-        self._least.append((now, sample))
-
-    def least(self, now: float) -> float:
-        """The shortest of the last WINDOW seconds, the last one if there was none in them; 0 before the first."""
-        least = self._least
-        while len(least) > 1 and least[0][0] < now - WINDOW:
-            least.popleft()
-        return least[0][1] if least else 0.0

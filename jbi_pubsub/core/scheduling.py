@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import LEVELS, Strategy
 
 ALL_LEVELS: Final = (1 << LEVELS) - 1
@@ -19,6 +20,33 @@ LEVELS_OF: Final = tuple(
 """Levels of each bit mask, the highest first."""
 
 M = TypeVar("M", bound=Hashable)
+
+
+class Work(Protocol):
+    """Work that is done in steps, when it is its turn. `importance` and `size` are asked under a lock: they may not
+    wait."""
+
+    def importance(self) -> int:
+        """The importance of the next step, 1 to 5."""
+        ...
+
+    def size(self) -> int:
+        """Bytes of what is next, at least 1; 0: there is nothing to do."""
+        ...
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        """Do some of it, about `most` bytes, at least one piece, without waiting: how many pieces it was, their bytes,
+        and in how many seconds there may be a next step (0.0: at once). No lock is held, and steps of one piece of work
+        follow each other."""
+        ...
+
+
+class QueuedObject(Protocol):
+    """An object that waits for a subscriber."""
+
+    parcel: Parcel
+    arrived: float
+    """When it was published, by our clock; 0: now."""
 
 
 class Shares:

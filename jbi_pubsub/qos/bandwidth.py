@@ -16,7 +16,7 @@ from jbi_pubsub.core.quality import Resources, Space
 from jbi_pubsub.core.wire.hub import Allowance, HubSender
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 
-from .link import Destination, Link
+from .link import Destination, SharedLink, update_links
 
 ASKED_MOST: Final = 1_000
 """Connections of a link that the system is asked about for a status."""
@@ -32,11 +32,11 @@ class BandwidthManager:
         self._chunk = chunk
         self._clock = clock
         self._lock = threading.Lock()  # covers what follows, but _coming
-        self._links: dict[str, Link[HubSender]] = {}
-        self._round: deque[Link[HubSender]] = deque()
+        self._links: dict[str, SharedLink[HubSender]] = {}
+        self._round: deque[SharedLink[HubSender]] = deque()
         self._wanted: dict[HubSender, str] = {}
         """Which link they are to be on, whether there is such a one or not."""
-        self._destinations: dict[HubSender, tuple[Destination[HubSender], Link[HubSender]]] = {}
+        self._destinations: dict[HubSender, tuple[Destination[HubSender], SharedLink[HubSender]]] = {}
         self._coming: deque[HubSender] = deque()
         self.space = Space()
         self.use(space or Space())
@@ -48,14 +48,7 @@ class BandwidthManager:
         now = self._clock()
         with self._lock:
             self.space = space
-            terms = {each.name: each for each in space.links}
-            for name in [name for name in self._links if name not in terms]:
-                del self._links[name]
-            for name, each in terms.items():
-                if name in self._links:
-                    self._links[name].set(each, space.strategy, now)
-                else:
-                    self._links[name] = Link(each, space.strategy, self._chunk, now)
+            update_links(self._links, space, self._chunk, now)
             self._round = deque(self._links.values())
             for sender in self._wanted:
                 self._settle(sender, now)
@@ -171,7 +164,7 @@ class BandwidthManager:
         return Resources(bandwidth=rate or None, backlog=float(sum(sender.backlog() for sender in senders)))
 
     def status(self) -> list[dict[str, Any]]:
-        """Status of each link, as plain data (see Link.status), with what the system says of its connections:
+        """Status of each link, as plain data (see SharedLink.status), with what the system says of its connections:
         `retransmits` of all of them, `unsent` bytes that it holds, its round trip (the longest)."""
         now = self._clock()
         with self._lock:

@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import LEVELS, Contract, Rate
+from jbi_pubsub.core.scheduling import QueuedObject
 from jbi_pubsub.core.xml import read_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
@@ -50,15 +51,7 @@ EXPRESSIONS: Final = 1_000
 Key = tuple[str, str]
 
 
-class Waiting(Protocol):
-    """An object that waits, as pad has it."""
-
-    parcel: Parcel
-    arrived: float
-    """When it was published, by our clock; 0: now."""
-
-
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=QueuedObject)
 
 
 class _Entry(msgspec.Struct, Generic[W], eq=False, gc=False):

@@ -9,14 +9,11 @@ not appear: each object of its type is for each of its subscribers.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
 import random
 import re
-import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,27 +21,28 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
-from jbi_pubsub.core.quality import Contract, Resources, Shape, Space, Wish
+from jbi_pubsub.core.quality import Contract, Shape, Space, Wish
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES
 from jbi_pubsub.policy.policyset import PolicySet
 
 from .bins import Bins, Cost, Ticket
-from .link import Destination, Link
 from .local import TICK_SECONDS, LocalManager
-from .queue import LevelQueue
 from .shaping import JPEG
+from .virtual import (
+    SAMPLE_SECONDS,
+    SimulatedNetwork,
+    SimulatedObject,
+    SimulatedQueue,
+    SimulatedSession,
+    StageResult,
+    VirtualClock,
+)
 
 JUDGING: Final = 0.0002
 """Seconds for one object: a few predicates of an index, and what is around."""
-DISTANCE: Final = 0.001
-"""Seconds there and back."""
 BOUND: Final = 10_000
 """Objects that wait for a subscription ([queue] bound)."""
-ITEM_BYTES: Final = 5
-BATCH_BYTES: Final = 21
-"""Bytes that an item and a batch add to what they carry (core/wire/stream.py)."""
 PUBLICATIONS_MOST: Final = 1_000_000
 SIZE_MOST: Final = 64 << 20
 SUBSCRIBERS_MOST: Final = 10_000
@@ -56,8 +54,6 @@ _IS_SUBSCRIBER: Final = re.compile(rb'"subscriber"\s*:')
 SHRINKS: Final = 2.9
 """A picture scaled by f has f to the power of this of its bytes: measured with noisy JPEGs of 42 to 70 KB; 2 would be
 its area, but noise is lost as well."""
-SAMPLE_SECONDS: Final = 1.0
-"""Between two points of what a link carries."""
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +67,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: str = "<metadata/>"
 
 
-class Subscriber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TraceSubscriber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Subscriber to a type; subscriptions of one user and client share a connection."""
 
     subscriber: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -101,11 +97,11 @@ class Flow(msgspec.Struct, frozen=True):
 class Workload(msgspec.Struct, frozen=True):
     """Subscribers with their types, and publications, as they come."""
 
-    subscribers: tuple[Subscriber, ...]
+    subscribers: tuple[TraceSubscriber, ...]
     publications: tuple[Publication, ...]
 
     @staticmethod
-    def of(flows: Iterable[Flow], subscribers: Iterable[Subscriber], seconds: float, *, seed: int = 7) -> Workload:
+    def of(flows: Iterable[Flow], subscribers: Iterable[TraceSubscriber], seconds: float, *, seed: int = 7) -> Workload:
         """Workload of regular flows, the same for the same seed."""
         chance, found = random.Random(seed), []  # noqa: S311  # no secret
         for flow in flows:
@@ -119,8 +115,8 @@ class Workload(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> Workload:
-        """A trace: lines of JSON, each a Publication or a Subscriber. Raises ConfigurationError, with its line."""
-        subscribers: list[Subscriber] = []
+        """A trace: lines of JSON, each a publication or a subscriber. Raises ConfigurationError, with its line."""
+        subscribers: list[TraceSubscriber] = []
         publications: list[Publication] = []
         hint = 'Lines are {"at": 0.5, "type": "t", "size": 10000} or {"subscriber": "Ops-1", "type": "t"}'
         number = size = 0
@@ -138,7 +134,7 @@ class Workload(msgspec.Struct, frozen=True):
                     if not line.strip():
                         continue
                     if _IS_SUBSCRIBER.search(line):
-                        subscribers.append(from_json(Subscriber, line))
+                        subscribers.append(from_json(TraceSubscriber, line))
                     else:
                         publications.append(from_json(Publication, line))
                     if len(publications) > PUBLICATIONS_MOST:
@@ -165,7 +161,7 @@ DEMO_FLOWS: Final = (
     ),
 )  # fmt: skip
 DEMO_SUBSCRIBERS: Final = tuple(
-    Subscriber(user, type_)
+    TraceSubscriber(user, type_)
     for user, types in (
         ("Ops-1", ("uav.imagery", "cas.image")),
         ("Ops-2", ("uav.imagery",)),
@@ -190,52 +186,12 @@ class Change(msgspec.Struct, frozen=True):
     bandwidth: float | None = None
 
 
-class Got(msgspec.Struct):
-    """Result of a subscription in one stage."""
-
-    subscriber: str
-    type: str
-    importance: int = 0
-    matched: int = 0
-    late: list[float] = msgspec.field(default_factory=list)
-    """Seconds, of each that was delivered."""
-    size: int = 0
-    """Bytes delivered."""
-    shaped: int = 0
-    lost: Counter[str] = msgspec.field(default_factory=Counter)
-    """By cause."""
-
-    def quantile(self, part: float) -> float:
-        """Quantile of the delays; 0.0 when nothing came."""
-        late = sorted(self.late)
-        return late[min(len(late) - 1, int(len(late) * part))] if late else 0.0
-
-    def row(self, seconds: float, total: int) -> dict[str, Any]:
-        """Plain data; `total`: bytes delivered to all."""
-        mean = statistics.fmean(self.late) if self.late else 0.0
-        return {
-            "subscriber": self.subscriber,
-            "type": self.type,
-            "importance": self.importance,
-            "matched": self.matched,
-            "delivered": len(self.late),
-            "shaped": self.shaped,
-            "lost": dict(self.lost),
-            "rate": round(len(self.late) / seconds, 3),
-            "share": round(self.size / total, 4) if total else 0.0,
-            "delay": round(mean, 4),
-            "deviation": round(statistics.pstdev(self.late) if self.late else 0.0, 4),
-            "p50": round(self.quantile(0.5), 4),
-            "p95": round(self.quantile(0.95), 4),
-        }
-
-
 class Stage(msgspec.Struct):
     """The time between two changes."""
 
     begins: float
     ends: float
-    got: dict[Subscriber, Got]
+    got: dict[TraceSubscriber, StageResult]
 
     def rows(self) -> list[dict[str, Any]]:
         """Plain data, the most important first."""
@@ -279,105 +235,6 @@ def simulate(
     return _Simulation(policies, workload, seconds, changes, judging, component, bins).run()
 
 
-# -- what is simulated ------------------------------------------------------------------------------------------------
-
-
-class _Waiting(msgspec.Struct, eq=False):
-    """An object of a subscription."""
-
-    parcel: Parcel
-    arrived: float
-    got: Got
-    shaped: bool
-
-
-class _Outlet:
-    """Objects that one subscription has waiting."""
-
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
-        self.queue: LevelQueue[_Waiting] = LevelQueue(contract, self._lost)
-        self.size = 0
-        """Bytes that wait."""
-        self.cutting: _Waiting | None = None
-        self.left = 0
-        """Bytes of it that have not gone."""
-        self.cut_level = 0
-
-    @property
-    def levels(self) -> int:
-        """As pad/egress/levels.py has it."""
-        if self.cutting is not None:
-            return 1 << max(self.cut_level, self.queue.levels.bit_length() - 1)
-        return self.queue.levels
-
-    def put(self, waiting: _Waiting, now: float) -> None:
-        """One more waits."""
-        self.size += waiting.parcel.size
-        self.queue.put(waiting, now)
-
-    def _lost(self, waiting: _Waiting, cause: Cause) -> None:
-        self.size -= waiting.parcel.size
-        waiting.got.lost[cause.value] += 1
-
-    def take(self, level: int, most: int, now: float) -> tuple[int, _Waiting | None]:
-        """An object, or a piece of a large one: its bytes, and what is complete with it."""
-        if self.cutting is None:
-            waiting = self.queue.select(level, now)
-            if waiting is None:
-                return 0, None
-            self.queue.take()
-            self.size -= waiting.parcel.size
-            if waiting.parcel.size <= 2 * most:
-                return ITEM_BYTES + waiting.parcel.size, waiting
-            self.cutting, self.left, self.cut_level = waiting, waiting.parcel.size, level
-        piece = min(most, self.left)
-        self.left -= piece
-        whole = self.cutting if not self.left else None
-        if whole is not None:
-            self.cutting = None
-        return ITEM_BYTES + piece, whole
-
-
-class _Session:
-    """A subscriber's connection."""
-
-    def __init__(self) -> None:
-        self.outlets: deque[_Outlet] = deque()
-        self.link = ""
-        self.destination: Destination[_Session] = Destination(self, self.levels)
-
-    def levels(self) -> int:
-        """Bit mask of what it has something for."""
-        mask = 0
-        for outlet in self.outlets:
-            mask |= outlet.levels
-        return mask
-
-    def waiting(self) -> int:
-        """Objects that have not gone, or not all of them."""
-        return sum(len(outlet.queue) + (outlet.cutting is not None) for outlet in self.outlets)
-
-    def backlog(self) -> int:
-        """Bytes that wait."""
-        return sum(outlet.size + outlet.left for outlet in self.outlets)
-
-    def take(self, level: int, most: int, now: float) -> tuple[int, list[_Waiting]]:
-        """A batch of that level: its bytes, and what is complete with it. Outlets take turns."""
-        size, done = 0, []
-        while size < most:
-            outlet = next((each for each in self.outlets if each.levels >> level & 1), None)
-            if outlet is None:
-                break
-            self.outlets.remove(outlet)
-            self.outlets.append(outlet)
-            taken, whole = outlet.take(level, most, now)
-            size += taken
-            if whole is not None:
-                done.append(whole)
-        return size, done
-
-
 class _Simulation:
     """Events in their order. What the processes' threads and sockets do are methods here."""
 
@@ -391,26 +248,21 @@ class _Simulation:
         component: str,
         bins: int,
     ) -> None:
-        self._now = 0.0
         self._seconds = seconds
         self._judging = judging
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._clock = clock = VirtualClock()
+        self._network = SimulatedNetwork(clock)
         self._space = Space()
-        self._bandwidth: float | None = None
-        self._links: dict[str, Link[_Session]] = {}
-        self._free: dict[str, float] = {}
-        """When each link has carried all that was given to it."""
-        self._waking: dict[str, float] = {}
-        self._carried: dict[str, list[tuple[float, float]]] = {}
-        self._carried_by: Counter[str] = Counter()
-        self._sessions: dict[tuple[str, str], _Session] = {}
         self._bins: Bins[Publication] = Bins(policies.space.strategy, bins=bins)
         self._cost: dict[tuple[str, str], Cost] = {}
         self._is_judging = False
         self._heads: Counter[tuple[str, str]] = Counter()
         self._local = LocalManager(
-            component, installed=self._use, measured=self._measured, wall=lambda: self._now, clock=lambda: self._now
+            component,
+            installed=self._use,
+            measured=self._network.resources,
+            wall=lambda: clock.now,
+            clock=lambda: clock.now,
         )
         self._local.stop()  # its thread: `look` is called here
         largest = max((each.size for each in workload.publications), default=0)
@@ -418,98 +270,62 @@ class _Simulation:
         """Shared by all objects: plain ones, and pictures."""
         self._subscribers = workload.subscribers
         self._stages: list[Stage] = []
-        self._outlets: dict[str, list[tuple[Subscriber, _Session, _Outlet]]] = {}
+        self._outlets: dict[str, list[tuple[TraceSubscriber, SimulatedSession, SimulatedQueue]]] = {}
         self._publishers: dict[tuple[str, str], Contract] = {}
         self._install(policies)
         for subscriber in workload.subscribers:
             self._subscribe(subscriber)
         self._stage()
         for change in changes:
-            self._at(change.at, lambda change=change: self._change(change))  # type: ignore[misc]
+            self._clock.at(change.at, lambda change=change: self._change(change))  # type: ignore[misc]
         for publication in workload.publications:
             if publication.at < seconds:
-                self._at(publication.at, lambda each=publication: self._published(each))  # type: ignore[misc]
-        self._at(0.0, self._tick)
-        self._at(SAMPLE_SECONDS, self._sample)
+                self._clock.at(publication.at, lambda each=publication: self._published(each))  # type: ignore[misc]
+        clock.at(0.0, self._tick)
+        clock.at(SAMPLE_SECONDS, self._network.sample)
 
     def run(self) -> Simulated:
         """To the end."""
-        while self._events and self._events[0][0] <= self._seconds:
-            self._now, _, do = heapq.heappop(self._events)
-            do()
+        self._clock.run(self._seconds)
         self._stages[-1].ends = self._seconds
-        waiting = sum(session.waiting() for session in self._sessions.values())
-        return Simulated(self._seconds, self._stages, self._carried, waiting)
-
-    def _at(self, when: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (max(when, self._now), next(self._numbers), do))
+        waiting = sum(session.waiting() for session in self._network.sessions.values())
+        return Simulated(self._seconds, self._stages, self._network.carried, waiting)
 
     # -- policies -----------------------------------------------------------------------------------------------
 
     def _install(self, policies: PolicySet) -> None:
         self._local.install(policies)
-        self._follow()
+        self._network.follow()
 
     def _use(self, space: Space) -> None:
         self._space = space
         if space.strategy != self._bins.strategy:
             self._bins.switch(space.strategy)
-        terms = {each.name: each for each in space.links}
-        for name in [name for name in self._links if name not in terms]:
-            del self._links[name]
-        for name, each in terms.items():
-            if name in self._links:
-                self._links[name].set(each, space.strategy, self._now)
-            else:
-                self._links[name] = Link(each, space.strategy, CHUNK_BYTES, self._now)
-            self._carried.setdefault(name, [])
-
-    def _measured(self, link: str) -> Resources:
-        found = self._links.get(link)
-        if found is None:
-            return Resources()
-        backlog = sum(each.backlog() for each in self._sessions.values() if each.link == link)
-        return Resources(bandwidth=found.effective_rate or None, backlog=float(backlog))
-
-    def _follow(self) -> None:
-        """Follow a change: what waits has the settings of now, sessions are behind their links."""
-        for session in self._sessions.values():
-            for outlet in session.outlets:
-                outlet.queue.refresh(self._now)
-                outlet.queue.expire(self._now)
-            link = next((outlet.contract.settings.link for outlet in session.outlets), "")
-            link = link if link in self._links else ""
-            if link != session.link:
-                if session.link in self._links:
-                    self._links[session.link].leave(session.destination)
-                session.link = link
-                if link:
-                    self._links[link].join(session.destination, self._now)
-            self._ready(session)
+        self._network.use(space)
 
     def _change(self, change: Change) -> None:
         if change.bandwidth is not None:
-            self._bandwidth = change.bandwidth
+            self._network.bandwidth = change.bandwidth
         if change.policies is not None:
             self._install(change.policies)
         if change.at > 0.0:
-            self._stages[-1].ends = self._now
+            self._stages[-1].ends = self._clock.now
             self._stage()
 
     def _stage(self) -> None:
-        got = {each: Got(each.subscriber, each.type) for each in self._subscribers}
+        got = {each: StageResult(each.subscriber, each.type) for each in self._subscribers}
         for subscriber, _, outlet in itertools.chain.from_iterable(self._outlets.values()):
             got[subscriber].importance = outlet.contract.settings.importance
-        self._stages.append(Stage(self._now, self._now, got))
+        self._stages.append(Stage(self._clock.now, self._clock.now, got))
 
-    def _subscribe(self, subscriber: Subscriber) -> None:
+    def _subscribe(self, subscriber: TraceSubscriber) -> None:
         caller = Caller("", user=subscriber.subscriber, claimed=True, client=subscriber.client, role=subscriber.role)
         contract, _ = self._local.contract(caller, "subscribe", subscriber.type, "1.0", "queue", Wish())
-        session = self._sessions.setdefault((subscriber.subscriber, subscriber.client), _Session())
-        outlet = _Outlet(contract)
+        session = self._network.sessions.setdefault((subscriber.subscriber, subscriber.client), SimulatedSession())
+        outlet = SimulatedQueue(contract)
         session.outlets.append(outlet)
         self._outlets.setdefault(subscriber.type, []).append((subscriber, session, outlet))
-        self._follow()
+        self._network.follow()
 
     # -- the processor ------------------------------------------------------------------------------------------
 
@@ -528,7 +344,7 @@ class _Simulation:
         self._is_judging = len(self._bins) > 0
         if self._is_judging:
             publication, ticket = self._bins.take()
-            self._at(self._now + self._judging, lambda: self._judged(publication, ticket))
+            self._clock.at(self._clock.now + self._judging, lambda: self._judged(publication, ticket))
 
     def _judged(self, publication: Publication, ticket: Ticket) -> None:
         self._bins.charge(ticket, self._judging)
@@ -539,7 +355,7 @@ class _Simulation:
             stage = next(each for each in reversed(self._stages) if each.begins <= publication.at)
             for subscriber, session, outlet in found:
                 self._offer(stage.got[subscriber], outlet, parcel, publication.at)
-                self._ready(session)
+                self._network.ready(session)
         self._judge()
 
     def _parcel(self, publication: Publication) -> Parcel:
@@ -553,7 +369,7 @@ class _Simulation:
         payload = self._payloads[publication.picture][: publication.size]
         return Parcel(head, (first, payload), len(first) + publication.size, 0)
 
-    def _offer(self, got: Got, outlet: _Outlet, parcel: Parcel, published: float) -> None:
+    def _offer(self, got: StageResult, outlet: SimulatedQueue, parcel: Parcel, published: float) -> None:
         """Shaped, if its settings say so, into its queue (pad/matching/dissemination.py, pad/egress/levels.py)."""
         got.matched += 1
         settings = outlet.contract.of(parcel)
@@ -569,83 +385,22 @@ class _Simulation:
         if shaped:
             parcel = Parcel(parcel.head, (*parcel.parts[:-1], parcel.payload[:left]), parcel.size - size + left, 0)
         queue = outlet.queue
-        queue.expire(self._now)
-        if len(queue) >= BOUND and not queue.has_room_for(parcel, self._now):
+        queue.expire(self._clock.now)
+        if len(queue) >= BOUND and not queue.has_room_for(parcel, self._clock.now):
             if queue.is_least(parcel):
                 got.lost[Cause.QUEUE_OVERFLOW.value] += 1
                 return
             least = queue.drop_least()
             outlet.size -= least.parcel.size
             least.got.lost[Cause.QUEUE_OVERFLOW.value] += 1
-        outlet.put(_Waiting(parcel, published, got, shaped), self._now)
-
-    # -- links --------------------------------------------------------------------------------------------------
-
-    def _ready(self, session: _Session) -> None:
-        link = self._links.get(session.link)
-        if link is not None:
-            link.put(session.destination)
-            self._pump(link)
-            return
-        while levels := session.levels():
-            _, done = session.take(levels.bit_length() - 1, CHUNK_BYTES, self._now)
-            self._arrived(done, self._now + DISTANCE)
-
-    def _pump(self, link: Link[_Session]) -> None:
-        """All that may go now; the next time is when the link says."""
-        while found := link.next(self._now):
-            destination, level = found
-            size, done = destination.target.take(level, link.quantum, self._now)
-            if not size:
-                link.forget(destination)
-                link.put(destination)
-                continue
-            size += BATCH_BYTES
-            link.sent(destination, level, size, self._now)
-            link.put(destination)
-            self._carry(link, destination, size, done)
-        wait = link.wait(self._now)
-        if wait is not None:
-            when = self._now + max(wait, 1e-4)
-            if self._waking.get(link.name, math.inf) > when or self._waking[link.name] <= self._now:
-                self._waking[link.name] = when
-                self._at(when, lambda: self._wake(link))
-
-    def _wake(self, link: Link[_Session]) -> None:
-        self._waking.pop(link.name, None)
-        if self._links.get(link.name) is link:
-            self._pump(link)
-
-    def _carry(self, link: Link[_Session], destination: Destination[_Session], size: int, done: list[_Waiting]) -> None:
-        self._carried_by[link.name] += size
-        own = size / self._bandwidth if self._bandwidth else 0.0
-        arrives = self._free[link.name] = max(self._free.get(link.name, 0.0), self._now) + own
-        self._arrived(done, arrives + DISTANCE / 2)
-        self._at(arrives + DISTANCE, lambda: self._acked(link, destination, size))
-
-    def _acked(self, link: Link[_Session], destination: Destination[_Session], size: int) -> None:
-        link.arrived(destination, size, self._now)
-        self._pump(link)
-
-    def _arrived(self, done: Iterable[_Waiting], when: float) -> None:
-        for waiting in done:
-            got = waiting.got
-            got.late.append(when - waiting.arrived)
-            got.size += waiting.parcel.size
-            got.shaped += waiting.shaped
+        outlet.put(SimulatedObject(parcel, published, got, shaped), self._clock.now)
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._local.look()
-        self._follow()
-        self._at(self._now + TICK_SECONDS, self._tick)
-
-    def _sample(self) -> None:
-        for name, points in self._carried.items():
-            points.append((self._now, self._carried_by[name] / SAMPLE_SECONDS))
-        self._carried_by.clear()
-        self._at(self._now + SAMPLE_SECONDS, self._sample)
+        self._network.follow()
+        self._clock.at(self._clock.now + TICK_SECONDS, self._tick)
 
 
 def estimated(size: int, shapes: Sequence[Shape], *, picture: bool) -> int:

@@ -20,11 +20,12 @@ import heapq
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.core.scheduling import Work
 from jbi_pubsub.qos.bins import Bins, Cost, Ticket
 
 R = TypeVar("R")
@@ -42,23 +43,6 @@ TURN_SECONDS: Final = 30.0
 """Seconds that `run` waits for its turn at most."""
 IDLE_SECONDS: Final = 60.0
 """Seconds that the judging thread sleeps at most."""
-
-
-class Work(Protocol):
-    """Work of a task, in steps. `importance` and `size` are asked under the manager's lock: they must not wait."""
-
-    def importance(self) -> int:
-        """Importance of the next step, 1 to 5."""
-        ...
-
-    def size(self) -> int:
-        """Bytes of what is next, at least 1; 0: there is nothing to do."""
-        ...
-
-    def step(self, most: int) -> tuple[int, int, float]:
-        """Do some of it, about `most` bytes, at least one piece: how many pieces it was, their bytes, and in how many
-        seconds there may be a next step (0.0: at once). The lock is free; steps of one task follow each other."""
-        ...
 
 
 class Task:

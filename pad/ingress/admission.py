@@ -2,8 +2,8 @@
 
 Rules:
 - The thread of a publisher's connection admits what comes, and a batch is acknowledged when it is admitted; it never
-  waits. What comes of the objects is decided when it is their turn (`Turns`): at once, on the same thread, when nothing
-  else is to be done.
+  waits. What comes of the objects is decided when it is their turn (see WorkTurns): at once, on the same thread, when
+  nothing else is to be done.
 - Objects of a registration go through a *lane*, in order. An object is *done* when its deliveries are queued and its
   mail and its record in the archive are on disk, or it was refused; until then its publisher keeps it. A registration
   has a *credit* of objects that are admitted and not done: its publisher holds back that registration, and no other.
@@ -33,7 +33,7 @@ from jbi_pubsub.pad.ingress.lane import RegistrationLane, UnsyncedBatch
 from jbi_pubsub.pad.ingress.persistence import Refused
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.matching.registration import Registration
-from jbi_pubsub.pad.model.quality import Turns
+from jbi_pubsub.pad.model.quality import WorkTurns
 from jbi_pubsub.protocol.replies import Refusals, Registered, Taken
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -61,7 +61,7 @@ class Admission:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: WorkTurns,
         pipeline: Pipeline,
         reports: ReportThread,
         settings: QosSection,

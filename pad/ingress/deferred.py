@@ -32,7 +32,7 @@ from jbi_pubsub.pad.matching.dissemination import Selected
 from jbi_pubsub.pad.matching.partition import Partition
 from jbi_pubsub.pad.matching.recent import Kept
 from jbi_pubsub.pad.matching.registration import Registration
-from jbi_pubsub.pad.model.quality import Turns
+from jbi_pubsub.pad.model.quality import WorkTurns
 from jbi_pubsub.pad.model.subscription import Subscription
 
 AGAIN_FIRST: Final = 0.005
@@ -185,7 +185,7 @@ class DeferredShaping(DeferredPiece):
 
 
 class DeferredTask(DeliveringWork):
-    """Pieces of one kind and level: work of a task (see Turns)."""
+    """Pieces of one kind and level: work of a task (see WorkTurns)."""
 
     def __init__(self, work: DeferredWork, kind: str, level: int) -> None:
         super().__init__(work.judge.distribution)
@@ -267,7 +267,7 @@ class DeferredWork:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: WorkTurns,
         judge: ObjectJudge,
         registration: Registration,
         credit: tuple[int, int],

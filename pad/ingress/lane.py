@@ -31,7 +31,7 @@ from jbi_pubsub.pad.ingress.deferred import (
 from jbi_pubsub.pad.ingress.persistence import Refused
 from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, RUN_MOST, Pipeline
 from jbi_pubsub.pad.matching.registration import Registration
-from jbi_pubsub.pad.model.quality import Turns
+from jbi_pubsub.pad.model.quality import WorkTurns
 
 RUN_SECONDS: Final = 0.1
 """Share of its rate that a registration is given in one step, in seconds, but for one object that takes more."""
@@ -99,14 +99,14 @@ class Completion(Protocol):
 
 
 class RegistrationLane(DeliveringWork):
-    """One registration's objects between admission and done: work of a task (see Turns). It is of whoever has the
+    """One registration's objects between admission and done: work of a task (see WorkTurns). It is of whoever has the
     baton; other threads `put`, and see its `progress`."""
 
     def __init__(
         self,
         number: int,
         registration: Registration,
-        turns: Turns,
+        turns: WorkTurns,
         pipeline: Pipeline,
         credit: tuple[int, int],
         completion: Completion,

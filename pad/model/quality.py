@@ -12,6 +12,7 @@ import msgspec
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Settings, Shape, Strategy, Wish
+from jbi_pubsub.core.scheduling import QueuedObject, Work
 from jbi_pubsub.core.wire import hub
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
@@ -41,24 +42,7 @@ class Shaping(Protocol):
 R = TypeVar("R")
 
 
-class Work(Protocol):
-    """Work that is done in steps, when it is its turn. `importance` and `size` may not wait."""
-
-    def importance(self) -> int:
-        """The importance of the next step, 1 to 5."""
-        ...
-
-    def size(self) -> int:
-        """Bytes of what is next, at least 1; 0: there is nothing to do."""
-        ...
-
-    def step(self, most: int) -> tuple[int, int, float]:
-        """Do some of it, about `most` bytes, at least one piece, without waiting: how many pieces it was, their bytes,
-        and in how many seconds there may be a next step (0.0: at once)."""
-        ...
-
-
-class Turns(Protocol):
+class WorkTurns(Protocol):
     """Order of work: one at a time, the most important one."""
 
     @property
@@ -86,13 +70,6 @@ class Turns(Protocol):
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is left to do; whether that was within `timeout` seconds."""
         ...
-
-
-class QueuedObject(Protocol):
-    """An object that waits for a subscriber."""
-
-    parcel: Parcel
-    arrived: float
 
 
 Q = TypeVar("Q", bound=QueuedObject)
@@ -143,7 +120,7 @@ class Quality(Protocol):
         ...
 
     @property
-    def tasks(self) -> Turns:
+    def tasks(self) -> WorkTurns:
         """The order of judging."""
         ...
 

@@ -1,4 +1,4 @@
-"""How fast, and how far."""
+"""How fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jbi_pubsub.core.pacing import RoundTrip, TokenBucket
+from jbi_pubsub.core.pacing import TokenBucket
 
 
 def test_a_bucket_lets_its_rate_through_and_never_more_than_its_burst_and_an_item_beyond_it() -> None:
@@ -58,16 +58,3 @@ def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:
     bucket.take(300, 50.0)
     assert bucket.ready_in(10.0) == pytest.approx(0.2)
     assert bucket.ready_in(50.1) == pytest.approx(0.1)
-
-
-def test_the_least_round_trip_is_that_of_ten_seconds_and_the_smoothed_one_follows() -> None:
-    trip = RoundTrip()
-    assert (trip.least(0.0), trip.smoothed) == (0.0, 0.0)
-    for now, sample in enumerate((0.5, 0.1, 0.3, 0.4)):
-        trip.add(sample, now)
-    assert trip.least(4.0) == 0.1
-    assert trip.least(11.5) == 0.3
-    assert trip.least(99.0) == 0.4
-    for now in range(100, 160):
-        trip.add(0.2, now)
-    assert trip.smoothed == pytest.approx(0.2, rel=0.01)

@@ -14,7 +14,7 @@ import pytest
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import LinkTerms, Strategy
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
-from jbi_pubsub.qos.link import BURST_SECONDS, Destination, Link
+from jbi_pubsub.qos.link import BURST_SECONDS, Destination, SharedLink
 
 KBPS = 1_000 / 8
 """Bytes a second."""
@@ -61,7 +61,7 @@ class Field:
         """`burst`: bytes that pass at once when nothing has passed for long; `busy`: seconds of each one in which no
         acknowledgement comes, as receivers have other things to do."""
         self.now = 1_000.0
-        self.link: Link[Receiver] = Link(terms, strategy, CHUNK_BYTES, self.now)
+        self.link: SharedLink[Receiver] = SharedLink(terms, strategy, CHUNK_BYTES, self.now)
         self.rate, self.distance, self.busy = rate, distance, busy
         self._tokens = TokenBucket(rate, burst, self.now) if burst else None
         self.arrivals: list[Arrival] = []

@@ -20,7 +20,7 @@ from jbi_pubsub.qos.simulate import (
     Flow,
     Got,
     Simulated,
-    Subscriber,
+    TraceSubscriber,
     Workload,
     demo,
     estimated,
@@ -60,7 +60,7 @@ def two_to_one(strategy: str = "weighted_fair", deadline: str = "none") -> Polic
 def two_types(rate: float, seconds: float) -> Workload:
     """As much of an important and of a normal type, 3,000 bytes each on the wire."""
     flows = [Flow(name, "publisher", rate, 2_800, 2_800) for name in ("important", "normal")]
-    return Workload.of(flows, [Subscriber("one", name) for name in ("important", "normal")], seconds)
+    return Workload.of(flows, [TraceSubscriber("one", name) for name in ("important", "normal")], seconds)
 
 
 def got(found: Simulated, stage: int = -1) -> dict[str, Got]:
@@ -151,7 +151,10 @@ def test_what_is_too_old_is_lost_and_the_account_is_even() -> None:
 
 def test_a_narrower_link_and_other_policies_hold_from_their_time_on() -> None:
     # Given a link that carries 100 kbit/s from 20 s on, of which the important type alone is served from 40 s on
-    changes = [Change(20.0, bandwidth=12_500.0), Change(40.0, policies=two_to_one("strict").of_version(2))]
+    changes = [
+        Change(20.0, bandwidth=12_500.0),
+        Change(40.0, policies=two_to_one("strict").of_version(2)),
+    ]
     # When
     found = simulate(two_to_one(deadline="1 s"), two_types(5.0, 60.0), 60.0, changes=changes)
     # Expect
