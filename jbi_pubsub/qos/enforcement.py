@@ -25,7 +25,7 @@ from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.following import Following
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
-from jbi_pubsub.qos.process import Losses, ProcessUse
+from jbi_pubsub.qos.process import ProcessResources
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.shaping import Shaper
 from jbi_pubsub.qos.tasks import TaskManager
@@ -40,8 +40,6 @@ class Enforcement:
     def __init__(self, config: Config, component: str, source: AccessManager | None = None) -> None:
         """`component`: "name@location", or "peer"; `source`: who watches the policy file, if somebody does already.
         Raises PolicyError."""
-        self.component = component
-        self._config = config
         self.tasks = TaskManager(component, bins=config.qos.bins)
         self.shaper = Shaper()
         self.mail_rate = 0.0
@@ -50,14 +48,9 @@ class Enforcement:
         if source is None and config.policy.file and "://" not in config.policy.file:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
-        self.space = Space()
-        self._said = Space()
-        """Space as policies have it, whatever our share of it is."""
         self._rates: Mapping[str, float] = {}
         self.links = BandwidthManager(chunk=config.link.chunk)
-        self._process = ProcessUse()
-        self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self._losses: Losses | None = None
+        self._process = ProcessResources()
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -73,17 +66,24 @@ class Enforcement:
         if source is not None:
             source.follow(self._from_file)
         self._monitor = Monitor(config.qos.monitor_window)
-        self._watching = threading.Lock()
         self._job = Job(f"quality of {component}", LOOK_SECONDS, self._look)
         self._job.start(after=LOOK_SECONDS)
 
     def _installed(self, space: Space) -> None:
         """Take what holds for the space from now on."""
-        self._said = space
-        self.space = space = _shared(space, {} if self._file_says else self._rates)
         self.shaper.is_on = space.shaping
         self.tasks.changed(space.strategy)
-        self.links.use(space)
+        self.links.use(self.space)
+
+    @property
+    def component(self) -> str:
+        """The component that it is of: "name@location", or "peer"."""
+        return self.local.component
+
+    @property
+    def space(self) -> Space:
+        """The space as policies have it, with our shares of its links."""
+        return _shared(self.local.policies.space, {} if self._file_says else self._rates)
 
     def _from_file(self, policies: PolicySet) -> None:
         with self._installing:
@@ -102,7 +102,6 @@ class Enforcement:
         before, self._rates = self._rates, rates
         self.local.install(policies)
         if rates != before:
-            self.space = _shared(self._said, rates)
             self.links.use(self.space)
 
     def follow(self, community: JoinManager, service_id: str) -> None:
@@ -116,17 +115,11 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """Resources of a link, as far as they are known, and of this process."""
-        asked = self.local.policies.asks
-        memory, cpu = self._process.look()
-        queue, queue_bytes = (None, None) if asked.isdisjoint(("queue", "queue_bytes")) else self._queued()
-        loss = self._losses.look() if self._losses is not None and "loss" in asked else None
-        known = self.links.resources(link)
-        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes, loss=loss)
+        return self._process.added(self.links.resources(link), self.local.policies.asks)
 
     def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
         """`queued` says how many objects, and bytes, wait in all queues; `counted` how many were matched, and lost."""
-        self._queued = queued
-        self._losses = Losses(counted)
+        self._process.watch(queued, counted)
 
     @property
     def rounds(self) -> int:
@@ -135,7 +128,7 @@ class Enforcement:
 
     def strategy(self) -> Strategy:
         """Strategy by which levels share what is short, now."""
-        return self.space.strategy
+        return self.local.policies.space.strategy
 
     def queue_of(self, contract: Contract, lost: Callable[[W, Cause], None]) -> LevelQueue[W]:
         """Queue that holds objects back for a contract."""
@@ -162,7 +155,7 @@ class Enforcement:
 
     def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
         """Explain what such a contract would get, and why, as plain data."""
-        claims = self._config.policy.trust_claims
+        claims = self.local.claims
         return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
 
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
@@ -201,8 +194,7 @@ class Enforcement:
 
     def series(self) -> dict[str, Any]:
         """Series of every number in the status, its last seconds (see `Monitor.status`)."""
-        with self._watching:
-            return self._monitor.status(time.monotonic())
+        return self._monitor.status(time.monotonic())
 
     def measurement_type(self) -> tuple[SchemaBundle, bytes]:
         """Schema and invariant metadata of our jbi.Measurement."""
@@ -239,8 +231,7 @@ class Enforcement:
         self.meters.fold(now, wall)
         told = self.status()
         self.following.look(told["links"], told["policy"]["contracts"], told["types"])
-        with self._watching:
-            self._monitor.sample(told, now, wall)
+        self._monitor.sample(told, now, wall)
 
 
 def _shared(space: Space, rates: Mapping[str, float]) -> Space:

@@ -60,18 +60,18 @@ Changed = Callable[[GrantedQos], None]
 """Told of what a contract has got from now on."""
 
 
-class _Held(Contract):
+class ClassContract(Contract):
     """A contract with its class, and who is told when it gets something else."""
 
     __slots__ = ("changed", "kind")
 
-    def __init__(self, kind: _Class, changed: Changed | None) -> None:
+    def __init__(self, kind: ContractClass, changed: Changed | None) -> None:
         super().__init__(kind.granted.settings, kind.by_object)
         self.kind = kind
         self.changed = changed
 
 
-class _Class:
+class ContractClass:
     """Contracts of equal facts and wishes."""
 
     __slots__ = ("by_object", "contracts", "facts", "granted", "policies", "resolution", "shapes", "wish")
@@ -80,7 +80,7 @@ class _Class:
         self.facts = facts
         self.wish = wish
         self.shapes = shapes
-        self.contracts: dict[_Held, None] = {}
+        self.contracts: dict[ClassContract, None] = {}
         self.policies = NOTHING
         self.resolution = Resolution(facts, ())
         self.granted = GrantedQos()
@@ -98,7 +98,7 @@ class _Class:
                 if isinstance(test, Bound) and test.group == "resource":
                     yield self.resolution.link, test
 
-    def settle(self, decide: Callable[[str, Bound], bool], seen: _Seen, now: float) -> bool:
+    def settle(self, decide: Callable[[str, Bound], bool], seen: ObjectMemory, now: float) -> bool:
         """Make the settings anew; whether they are others than before."""
         found = self.resolution
         link = found.link
@@ -108,10 +108,10 @@ class _Class:
         self.granted = self.of(resolution)
         self.by_object = None
         if resolution.residues:
-            made = _ByObject(resolution, self.of, seen)
-            self.by_object = decided if isinstance(decided, _ByObject) and decided.says == made.says else made
+            made = SettingsByObject(resolution, self.of, seen)
+            self.by_object = decided if isinstance(decided, SettingsByObject) and decided.says == made.says else made
         if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
-            self.by_object = _ByType(self, decide, seen, now)
+            self.by_object = SettingsByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
     def of(self, resolution: Resolution, holding: Callable[[Node], bool] = lambda _node: False) -> GrantedQos:
@@ -138,21 +138,21 @@ def _key(parcel: Parcel) -> _Key:
     return head.object_id, head.published, head.payload_length
 
 
-class _Seen:
+class ObjectMemory:
     """Memory of the object that was looked at last: of one that many classes ask about all is found out once."""
 
     def __init__(self) -> None:
-        self._last: _Known | None = None
+        self._last: ObjectFacts | None = None
 
-    def of(self, parcel: Parcel) -> _Known:
+    def of(self, parcel: Parcel) -> ObjectFacts:
         """Facts of that one."""
         known = self._last
         if known is None or known.key != _key(parcel):
-            known = self._last = _Known(parcel)
+            known = self._last = ObjectFacts(parcel)
         return known
 
 
-class _Known:
+class ObjectFacts:
     """Facts of one object, for conditions. It keeps the metadata, never the payload."""
 
     def __init__(self, parcel: Parcel) -> None:
@@ -174,11 +174,11 @@ class _Known:
         return self._said[predicate]
 
 
-class _ByObject:
+class SettingsByObject:
     """The settings for one object, where policies ask for its size or metadata."""
 
     def __init__(
-        self, resolution: Resolution, of: Callable[[Resolution, Callable[[Node], bool]], GrantedQos], seen: _Seen
+        self, resolution: Resolution, of: Callable[[Resolution, Callable[[Node], bool]], GrantedQos], seen: ObjectMemory
     ) -> None:
         self._resolution = resolution
         self._residues = resolution.residues
@@ -210,26 +210,28 @@ class _ByObject:
         return self._of(self._resolution, dict(zip(self._residues, holding, strict=True)).__getitem__).settings
 
 
-class _ByType:
+class SettingsByType:
     """The settings for one object, where the contract does not say of which type its objects are: a class for each."""
 
-    def __init__(self, kind: _Class, decide: Callable[[str, Bound], bool], seen: _Seen, now: float) -> None:
+    def __init__(
+        self, kind: ContractClass, decide: Callable[[str, Bound], bool], seen: ObjectMemory, now: float
+    ) -> None:
         self._kind = kind
         self._policies = kind.policies
         self._decide = decide
         self._seen = seen
         self._now = now
-        self._known: Cache[tuple[str, str], _Class] = Cache(TYPES_MOST, self._of)
+        self._known: Cache[tuple[str, str], ContractClass] = Cache(TYPES_MOST, self._of)
 
     def __call__(self, parcel: Parcel) -> Settings:
         head = parcel.head
         found = self._known[head.type_name, head.type_version]
         return found.granted.settings if found.by_object is None else found.by_object(parcel)
 
-    def _of(self, type_: tuple[str, str]) -> _Class:
+    def _of(self, type_: tuple[str, str]) -> ContractClass:
         name, version = type_
         facts = dataclasses.replace(self._kind.facts, type=(name,), version=(version,))
-        kind = _Class(facts, self._kind.wish, self._kind.shapes)
+        kind = ContractClass(facts, self._kind.wish, self._kind.shapes)
         kind.resolve(self._policies, self._now)
         kind.settle(self._decide, self._seen, self._now)
         return kind
@@ -289,21 +291,19 @@ class LocalManager:
         self._installed = installed
         self._applied = applied
         self._measured = measured
-        self._claims = claims
+        self.claims = claims
         self._wall = wall
         self._clock = clock
         self._lock = threading.RLock()
-        self._classes: dict[tuple[Facts, Wish], _Class] = {}
+        self._classes: dict[tuple[Facts, Wish], ContractClass] = {}
         self._policies = NOTHING
         self.rounds = 0
         """Number of times that all contracts were decided anew."""
-        self._seen = _Seen()
+        self._seen = ObjectMemory()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
-        """State of each test of a resource: whether it holds, and since when."""
-        self._asking = False
-        """Somebody asks for resources."""
-        self._next_change = float("inf")
-        self._looked_at = wall()
+        """State of each test of a resource that somebody asks for: whether it holds, and since when."""
+        self._unchanged = wall(), math.inf
+        """From when to when, by the wall clock, policies change nothing by themselves."""
         self._job = Job("contracts", CLOCK_SECONDS, self._step)
         self._job.start()
 
@@ -326,27 +326,27 @@ class LocalManager:
         shapes = checked_wish(wish)
         facts = facts_of(
             caller, action, type_name, version, delivery=delivery, component=self.component,
-            attributes=wish.attributes, claims=self._claims,
+            attributes=wish.attributes, claims=self.claims,
         )  # fmt: skip
         key = (facts, _hashable(wish))
         with self._lock:
             kind = self._classes.get(key)
             if kind is None:
-                kind = _Class(facts, wish, shapes)
+                kind = ContractClass(facts, wish, shapes)
                 self._refresh(kind, self._wall())
             given = demanded(wish, kind.granted)
             self._classes[key] = kind
-            contract = _Held(kind, changed)
+            contract = ClassContract(kind, changed)
             kind.contracts[contract] = None
         return contract, given
 
     def granted(self, contract: Contract) -> GrantedQos:
         """Grant that a contract has got by now."""
-        return contract.kind.granted if isinstance(contract, _Held) else GrantedQos()
+        return contract.kind.granted if isinstance(contract, ClassContract) else GrantedQos()
 
     def close(self, contract: Contract) -> None:
         """Note that a contract is over. Safe to repeat."""
-        if not isinstance(contract, _Held):
+        if not isinstance(contract, ClassContract):
             return
         with self._lock:
             kind = contract.kind
@@ -360,7 +360,8 @@ class LocalManager:
             if policies == self._policies and policies.version == self._policies.version:
                 return
             self._policies = policies
-            self._next_change = policies.next_change(self._wall())
+            now = self._wall()
+            self._unchanged = now, policies.next_change(now)
         self._installed(policies.space)
         self._resolve_all()
 
@@ -377,17 +378,17 @@ class LocalManager:
         self._applied()
         self._job.wake()
 
-    def _refresh(self, kind: _Class, now: float) -> bool:
+    def _refresh(self, kind: ContractClass, now: float) -> bool:
         """Under the lock: resolve a class; whether it gets something else."""
         kind.resolve(self._policies, now)
         return kind.settle(self._decide, self._seen, now)
 
-    def _apply(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
+    def _apply(self, kind: ContractClass) -> list[tuple[Changed, GrantedQos]]:
         """Under the lock: what its contracts have from now on; who is to be told."""
         self._put(kind)
         return [(held.changed, kind.granted) for held in kind.contracts if held.changed is not None]
 
-    def _put(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
+    def _put(self, kind: ContractClass) -> list[tuple[Changed, GrantedQos]]:
         settings, by_object = kind.granted.settings, kind.by_object
         for held in kind.contracts:
             held.by_object = by_object
@@ -403,7 +404,6 @@ class LocalManager:
             known = self._held.get((link, test))
             if known is None:
                 known = self._held[link, test] = False, -math.inf
-                self._asking = True
                 self._job.wake()
             return known[0]
 
@@ -413,9 +413,8 @@ class LocalManager:
             asks = {kind: set(kind.asks()) for kind in self._classes.values()}
             asked = set().union(*asks.values()) if asks else set()
             # what types of contracts that name none ask for is found out when an object of them comes
-            asked |= self._held.keys() if any(isinstance(kind.by_object, _ByType) for kind in asks) else set()
+            asked |= self._held.keys() if any(isinstance(kind.by_object, SettingsByType) for kind in asks) else set()
             self._held = {key: self._held[key] for key in asked if key in self._held}
-            self._asking = bool(asked)
         links = {link: self._measured(link) for link in {link for link, _ in asked}}  # whoever is asked has locks, too
         now = self._clock()
         told: list[tuple[Changed, GrantedQos]] = []
@@ -427,7 +426,7 @@ class LocalManager:
                 if is_so != was:
                     self._held[link, test] = is_so, now
                     flipped.add((link, test))
-            touched = [kind for kind in asks if asks[kind] & flipped or isinstance(kind.by_object, _ByType)]
+            touched = [kind for kind in asks if asks[kind] & flipped or isinstance(kind.by_object, SettingsByType)]
             for kind in touched if flipped else []:
                 told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
         _tell(told)
@@ -438,19 +437,20 @@ class LocalManager:
         """Look; seconds until something may have changed by itself."""
         self.look()
         with self._lock:
-            if self._asking:
+            if self._held:
                 return TICK_SECONDS
-            return CLOCK_SECONDS if self._next_change < math.inf else math.inf
+            return CLOCK_SECONDS if self._unchanged[1] < math.inf else math.inf
 
     def look(self) -> None:
         """Whether the time of a policy has come or gone, or resources have changed."""
-        now = self._wall()
-        if now >= self._next_change or now < self._looked_at:
+        now, (since, until) = self._wall(), self._unchanged
+        if not since <= now < until:
             with self._lock:  # others may come in force just now
-                self._next_change = self._policies.next_change(now)
+                self._unchanged = now, self._policies.next_change(now)
             self._resolve_all()
-        self._looked_at = now
-        if self._asking:
+        with self._lock:
+            self._unchanged = now, self._unchanged[1]
+        if self._held:
             self.tick()
 
     def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
@@ -464,7 +464,7 @@ class LocalManager:
 
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
         """The same of one that stands."""
-        if not isinstance(contract, _Held):
+        if not isinstance(contract, ClassContract):
             return {}
         return self.explain(contract.kind.facts, contract.kind.wish)
 

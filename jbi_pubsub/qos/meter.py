@@ -321,9 +321,10 @@ def _rates(counter: Counter, now: float) -> dict[str, Any]:
 
 
 class Monitor:
-    """Series of every number that managers tell, once a second. One thread at a time."""
+    """Series of every number that managers tell, once a second. Any thread."""
 
     def __init__(self, window: float = WINDOW) -> None:
+        self._lock = threading.Lock()
         self._window = window
         self._series: dict[str, Gauge | Counter] = {}
         self._at: dict[str, float] = {}
@@ -331,6 +332,10 @@ class Monitor:
     def sample(self, told: Mapping[str, Any], now: float, wall: float) -> None:
         """Take the numbers that are told by now. Names that are not told any more are forgotten."""
         numbers = dict(numbers_in(told))
+        with self._lock:
+            self._sample(numbers, now, wall)
+
+    def _sample(self, numbers: Mapping[str, float], now: float, wall: float) -> None:
         for name in [name for name in self._series if name not in numbers]:
             del self._series[name], self._at[name]
         for name, value in numbers.items():
@@ -346,22 +351,24 @@ class Monitor:
     def status(self, now: float) -> dict[str, Any]:
         """By name: when and what last, mean, standard deviation and trend (what it grows by in a second) of the window,
         and its points: seconds since the epoch, value. Of what only grows these are of its rate."""
-        told = {}
-        for name, series in self._series.items():
-            gauge = series.rates if isinstance(series, Counter) else series
-            points = gauge.points(now)
-            if not points:
-                continue
-            at = self._at[name]
-            found = {"mean": gauge.mean(now), "deviation": gauge.deviation(now), "trend": gauge.trend(now)}
-            told[name] = {
-                "at": round(at, 3),
-                "last": _round(points[-1].value),
-                "per_second": isinstance(series, Counter),
-                **{what: _round(value) for what, value in found.items() if value is not None},
-                "points": [[round(at - points[-1].at + point.at, 3), _round(point.value)] for point in points],
-            }
-        return told
+        with self._lock:
+            found = {name: self._told(name, series, now) for name, series in self._series.items()}
+        return {name: told for name, told in found.items() if told}
+
+    def _told(self, name: str, series: Gauge | Counter, now: float) -> dict[str, Any]:
+        gauge = series.rates if isinstance(series, Counter) else series
+        points = gauge.points(now)
+        if not points:
+            return {}
+        at = self._at[name]
+        found = {"mean": gauge.mean(now), "deviation": gauge.deviation(now), "trend": gauge.trend(now)}
+        return {
+            "at": round(at, 3),
+            "last": _round(points[-1].value),
+            "per_second": isinstance(series, Counter),
+            **{what: _round(value) for what, value in found.items() if value is not None},
+            "points": [[round(at - points[-1].at + point.at, 3), _round(point.value)] for point in points],
+        }
 
 
 def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:

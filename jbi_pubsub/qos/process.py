@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.quality import Resources
 
 LOOK_SECONDS: Final = 0.2
 """Seconds for which what was seen is told again."""
@@ -59,6 +63,28 @@ class Losses:
             came, went = self._last[1] - matched, self._last[2] - lost
             self._seen = min(1.0, max(0, went) / came) if came > 0 else 0.0  # who has ended is not counted any more
         return self._seen
+
+
+class ProcessResources:
+    """Resources of a process that conditions may ask about. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._use = ProcessUse()
+        self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._losses: Losses | None = None
+
+    def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait; `counted` how many were matched, and lost."""
+        self._queued = queued
+        self._losses = Losses(counted)
+
+    def added(self, known: Resources, asked: Container[str]) -> Resources:
+        """Resources of a link, with those of this process that are `asked` for."""
+        memory, cpu = self._use.look()
+        is_asked = "queue" in asked or "queue_bytes" in asked
+        queue, queue_bytes = self._queued() if is_asked else (None, None)
+        loss = self._losses.look() if self._losses is not None and "loss" in asked else None
+        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes, loss=loss)
 
 
 def memory() -> float | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from jbi_pubsub.core.errors import BackPressureError
@@ -41,6 +41,8 @@ FAULT_SECONDS: Final = 1.0
 """Until what has failed in a way that nobody foresaw is tried again."""
 TURN_SECONDS: Final = 30.0
 """Seconds that `run` waits for its turn at most."""
+DRAIN_SECONDS: Final = 0.005
+"""Seconds between two looks whether anything is left."""
 IDLE_SECONDS: Final = 60.0
 """Seconds that the judging thread sleeps at most."""
 
@@ -59,6 +61,10 @@ class Task:
         self.is_suspect = False
         """Its last step took long, and was not measured."""
 
+    def place(self) -> tuple[int, float]:
+        """The importance and estimated cost of its next step."""
+        return self.work.importance(), self.cost.of(self.work.size())
+
     def most(self) -> int:
         """Bytes of one step."""
         second = self.cost.of(1)
@@ -68,13 +74,20 @@ class Task:
 class _Waiter:
     """Caller who waits in `run` for his turn."""
 
-    __slots__ = ("contract", "has_left", "ticket", "turn")
+    __slots__ = ("contract", "costs", "has_left", "ticket", "turn")
 
-    def __init__(self, contract: Contract) -> None:
+    def __init__(self, contract: Contract, costs: Sequence[Cost]) -> None:
+        """`costs` by level."""
         self.contract = contract
+        self.costs = costs
         self.turn = threading.Event()
         self.ticket: Ticket = 0
         self.has_left = False
+
+    def place(self) -> tuple[int, float]:
+        """As that of a task."""
+        importance = self.contract.settings.importance
+        return importance, self.costs[importance - 1].of(1)
 
 
 class TaskManager:
@@ -94,23 +107,19 @@ class TaskManager:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """For the judging thread."""
-        self._drained = threading.Condition(self._lock)
-        """For those who wait until nothing is left, of whom there are so many (`_draining`)."""
-        self._draining = 0
         self._bins: Bins[Task | _Waiter] = Bins(strategy, bins=bins)
         self._is_busy = False
         """Somebody has the baton."""
         self._handed: tuple[Task, Ticket] | None = None
         """Task that the judging thread is to do with the baton, which is its own then."""
         self._parked: list[tuple[float, int, Task]] = []
-        self._number = 0
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._run_costs = [Cost() for _ in range(LEVELS)]
-        self._served = [0] * (LEVELS * bins)
-        self._spent = [0.0] * (LEVELS * bins)
+        self._done: list[list[float]] = [[0, 0.0] for _ in range(LEVELS * bins)]
+        """Pieces of each level and bin that were done, and their seconds."""
         self._kinds: dict[str, list[float]] = {}
-        """Pieces of each kind that were done, and their seconds."""
+        """The same of each kind."""
         self._at_once = 0
         self._failing: dict[Task, str] = {}
 
@@ -136,7 +145,7 @@ class TaskManager:
             task.is_queued = True
             cost = task.cost.of(size)
             if self._is_busy or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
-                self._put(task, size)
+                self._bins.put(task, *task.place())
                 if not self._is_busy:
                     self._pass_on()
                 return
@@ -164,13 +173,13 @@ class TaskManager:
     def _turn(self, contract: Contract) -> Ticket:
         """Wait for the baton."""
         with self._lock:
-            if not self._is_busy and not len(self._bins):
+            if not self._is_busy and not self._bins.waiting:
                 self._is_busy = True
                 self._at_once += 1
                 importance = contract.settings.importance
                 return self._bins.ticket(importance, self._run_costs[importance - 1].of(1))
-            waiter = _Waiter(contract)
-            self._sort_in(waiter)
+            waiter = _Waiter(contract, self._run_costs)
+            self._bins.put(waiter, *waiter.place())
             if not self._is_busy:
                 self._pass_on()
         has_turn = False
@@ -180,10 +189,7 @@ class TaskManager:
             if not has_turn:
                 self._leave(waiter)
         if not has_turn:
-            raise BackPressureError(
-                f"what is more important has kept this object waiting for {TURN_SECONDS:g} s",
-                hint="Publish less, or have a policy that gives it more importance",
-            )
+            raise _no_turn()
         return waiter.ticket
 
     def _leave(self, waiter: _Waiter) -> None:
@@ -200,7 +206,7 @@ class TaskManager:
             if strategy is not None and strategy != self._bins.strategy:
                 self._bins.switch(strategy)
             for each in self._bins.clear():
-                self._sort_in(each)
+                self._bins.put(each, *each.place())
             parked, self._parked = self._parked, []
             for _, _, task in parked:
                 self._take_back(task)
@@ -208,16 +214,6 @@ class TaskManager:
                 self._pass_on()
 
     # -- the baton: all under the lock, but for `_step` -----------------------------------------------------------
-
-    def _put(self, task: Task, size: int) -> None:
-        self._bins.put(task, task.work.importance(), task.cost.of(size))
-
-    def _sort_in(self, each: Task | _Waiter) -> None:
-        if isinstance(each, Task):
-            self._put(each, each.work.size())
-        else:
-            importance = each.contract.settings.importance
-            self._bins.put(each, importance, self._run_costs[importance - 1].of(1))
 
     def _pass_on(self) -> None:
         """Whoever has the baton gives it to what is most important now, or lays it down."""
@@ -237,8 +233,6 @@ class TaskManager:
                 next_.turn.set()
                 return
         self._is_busy = False
-        if self._draining:
-            self._drained.notify_all()
 
     def _unpark(self) -> None:
         while self._is_due():
@@ -246,17 +240,15 @@ class TaskManager:
 
     def _take_back(self, task: Task) -> None:
         """Take back a task that is not parked any more."""
-        if size := task.work.size():
-            self._put(task, size)
-        else:
-            task.is_queued = False
+        task.is_queued = task.work.size() > 0
+        if task.is_queued:
+            self._bins.put(task, *task.place())
 
     def _is_due(self) -> bool:
         return bool(self._parked) and self._parked[0][0] <= self._clock()
 
     def _park(self, task: Task, seconds: float) -> None:
-        self._number += 1
-        heapq.heappush(self._parked, (self._clock() + seconds, self._number, task))
+        heapq.heappush(self._parked, (self._clock() + seconds, id(task), task))
         if self._parked[0][2] is task:
             self._wake()
 
@@ -293,12 +285,8 @@ class TaskManager:
                     self._failing.pop(task, None)
                 next_ = self._next(task, pause, alone=alone)
             finally:
-                if next_ is not None:
-                    pass
-                elif self._bins.waiting or self._parked or self._draining:
+                if next_ is None:
                     self._pass_on()
-                else:
-                    self._is_busy = False
         return next_
 
     def _next(self, task: Task, pause: float, *, alone: bool) -> Ticket | None:
@@ -318,18 +306,17 @@ class TaskManager:
         ):
             return self._bins.ticket(task.work.importance(), task.cost.of(size))
         else:
-            self._put(task, size)
+            self._bins.put(task, *task.place())
         return None
 
     def _account(self, kind: str, ticket: Ticket, count: int, spent: float) -> None:
         self._bins.charge(ticket, spent)
-        self._served[ticket] += count
-        self._spent[ticket] += spent
         known = self._kinds.get(kind)
         if known is None:
             known = self._kinds[kind] = [0, 0.0]
-        known[0] += count
-        known[1] += spent
+        for each in (self._done[ticket], known):
+            each[0] += count
+            each[1] += spent
 
     # -- the judging thread -------------------------------------------------------------------------------------
 
@@ -361,15 +348,14 @@ class TaskManager:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is left to do; whether that was within `timeout` seconds."""
-        deadline = self._clock() + timeout
-        with self._lock:
-            self._draining += 1
-            try:
-                while (self._is_busy or len(self._bins) or self._parked) and (left := deadline - self._clock()) > 0:
-                    self._drained.wait(left)
-            finally:
-                self._draining -= 1
-            return not (self._is_busy or len(self._bins) or self._parked)
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if not (self._is_busy or self._bins.waiting or self._parked):
+                    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(DRAIN_SECONDS)
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread, behind its step. What waits is not done any more."""
@@ -389,30 +375,35 @@ class TaskManager:
         many pieces were done, and their seconds; of each kind of work the same, and the estimate for one; how much was
         done without a hand-over (`at_once`); what waits for something else (`parked`); what fails."""
         with self._lock:
-            bins = self._bins.bins
-            depths = self._bins.depths()
-            rows = [
-                {
-                    "importance": ticket // bins + 1,
-                    "bin": ticket % bins,
-                    "depth": depths[ticket // bins][ticket % bins],
-                    "served": self._served[ticket],
-                    "cpu": round(self._spent[ticket], 6),
-                }
-                for ticket in range(LEVELS * bins)
-                if self._served[ticket] or depths[ticket // bins][ticket % bins]
-            ]
-            strategy = self._bins.strategy
+            strategy, kinds = self._bins.strategy, self._kinds.items()
             return {
                 "strategy": strategy.name,
                 "weights": list(strategy.cpu),
-                "bins": rows,
+                "bins": _rows(self._done, self._bins.depths()),
                 "waiting": len(self._bins),
                 "parked": len(self._parked),
                 "at_once": self._at_once,
-                "kinds": {
-                    kind: {"served": int(count), "cpu": round(seconds, 6), "each": round(seconds / max(1, count), 9)}
-                    for kind, (count, seconds) in self._kinds.items()
-                },
+                "kinds": {kind: {**_plain(each), "each": round(each[1] / max(1, each[0]), 9)} for kind, each in kinds},
                 "fault": "; ".join(list(self._failing.values())[:3])[:500],
             }
+
+
+def _no_turn() -> BackPressureError:
+    return BackPressureError(
+        f"what is more important has kept this object waiting for {TURN_SECONDS:g} s",
+        hint="Publish less, or have a policy that gives it more importance",
+    )
+
+
+def _rows(done: Sequence[Sequence[float]], depths: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Plain data of each level and bin that had work."""
+    places = [(level, at, depth) for level, bins in enumerate(depths) for at, depth in enumerate(bins)]
+    return [
+        {"importance": level + 1, "bin": at, "depth": depth, **_plain(each)}
+        for (level, at, depth), each in zip(places, done, strict=True)
+        if depth or each[0]
+    ]
+
+
+def _plain(done: Sequence[float]) -> dict[str, float]:
+    return {"served": int(done[0]), "cpu": round(done[1], 6)}

@@ -369,7 +369,7 @@ def test_payloads_are_told_by_their_first_bytes(payload: bytes, told: str) -> No
 def test_objects_are_judged_as_it_is_explained(text: str, metadata: bytes, payload: bytes) -> None:
     # Given a condition, and an object of which something may not be known
     node = parse_condition(text)
-    live = local._Known(pack(Head("", "r", 1, 1.0, "t", "1.0", metadata, len(payload)), payload))
+    live = local.ObjectFacts(pack(Head("", "r", 1, 1.0, "t", "1.0", metadata, len(payload)), payload))
     supposed = Supposed(len(metadata) + len(payload), payload_type(payload), read_metadata(metadata))
     # Expect the same of it, from whoever asks
     assert holds(node, live) is supposed.holds(node)

@@ -18,7 +18,6 @@ from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos.simulate import (
     Change,
     Flow,
-    Got,
     Simulated,
     TraceSubscriber,
     Workload,
@@ -26,6 +25,7 @@ from jbi_pubsub.qos.simulate import (
     estimated,
     simulate,
 )
+from jbi_pubsub.qos.virtual import StageResult
 
 DEMO = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data" / "demo.toml"
 
@@ -63,7 +63,7 @@ def two_types(rate: float, seconds: float) -> Workload:
     return Workload.of(flows, [TraceSubscriber("one", name) for name in ("important", "normal")], seconds)
 
 
-def got(found: Simulated, stage: int = -1) -> dict[str, Got]:
+def got(found: Simulated, stage: int = -1) -> dict[str, StageResult]:
     return {each.type: each for each in found.stages[stage].got.values()}
 
 
