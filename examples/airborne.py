@@ -16,7 +16,7 @@ from lxml import etree
 
 from jbi_pubsub import PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.core.errors import DemoError
-from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.network.emulation import Link
 
@@ -35,7 +35,7 @@ WANTED: Final = f"/ATO/TASKUNIT[@unit='{OURS}']"
 DAY: Final = datetime(2002, 4, 1, 6, tzinfo=UTC)
 
 
-class Flight(msgspec.Struct, frozen=True):
+class AircraftFlight(msgspec.Struct, frozen=True):
     """Flight of one aircraft, as it saw it."""
 
     rate: int
@@ -48,7 +48,7 @@ class Flight(msgspec.Struct, frozen=True):
     part: bytes
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """Publish the order once for an aircraft behind each link."""
     order = tasking_order(100_000 if options.quick else 500_000)
     flights = []
@@ -64,7 +64,7 @@ def run(options: Options) -> Outcome:
 
 def fly(
     ground: Federation, aoc: PublisherAdapterLight, registration: RegistrationUid, order: bytes, rate: int
-) -> Flight:
+) -> AircraftFlight:
     """An aircraft subscribes over a link of its own; the operations centre publishes; the aircraft receives."""
     with Link("127.0.0.2") as link:
         link.shape(bits_per_second=rate)
@@ -81,10 +81,10 @@ def fly(
             arrived, carried = time.monotonic(), link.passed["down"] - before
     if part is None:
         raise DemoError(f"the order did not come over {rate} bit/s within {PATIENCE:g} s")
-    return Flight(rate, joined - began, arrived - joined, carried, part.payload)
+    return AircraftFlight(rate, joined - began, arrived - joined, carried, part.payload)
 
 
-def outcome(order: bytes, flights: list[Flight]) -> Outcome:
+def outcome(order: bytes, flights: list[AircraftFlight]) -> ExampleOutcome:
     """Outcome: what came, and how long the whole order would have taken."""
     rows = [
         (
@@ -99,8 +99,8 @@ def outcome(order: bytes, flights: list[Flight]) -> Outcome:
     ]
     columns = ("bit/s", "part, bytes", "over the link", "to join, s", "came in, s", "unfiltered, s")
     title = f"An air tasking order of {len(order):,} bytes for {UNITS} units, to the aircraft of one"
-    return Outcome(
-        (Table(title, columns, rows),),
+    return ExampleOutcome(
+        (OutcomeTable(title, columns, rows),),
         (
             Promise(f"exactly the missions of {OURS} came", all(missions(f.part) == missions(order) for f in flights)),
             *(
@@ -118,7 +118,7 @@ def outcome(order: bytes, flights: list[Flight]) -> Outcome:
     )
 
 
-def whole(order: bytes, flight: Flight) -> float:
+def whole(order: bytes, flight: AircraftFlight) -> float:
     """Seconds that the link needs for the bytes of the whole order, and nothing else."""
     return len(order) * 8 / flight.rate
 

@@ -16,7 +16,7 @@ from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import MailSection
-from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.examples.mailbox import mailbox
 from jbi_pubsub.examples.scenario import CAP, CAP_TYPE, PUBLISHERS, publications
@@ -27,7 +27,7 @@ QUIET: Final = 0.7
 """Seconds after the last mail that is expected, in which another one would show itself."""
 
 
-class Reader(msgspec.Struct, frozen=True):
+class MailReader(msgspec.Struct, frozen=True):
     """Subscriber by mail, and to what; `digest` is the seconds that objects are gathered for."""
 
     address: str
@@ -36,13 +36,13 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 READERS: Final = (
-    Reader("duty@example.org", "c:info/c:severity='Severe' or c:info/c:severity='Extreme'"),
-    Reader("quakes@example.org", "c:info/c:category='Geo'"),
-    Reader("archive@example.org", "", digest=1.0),
+    MailReader("duty@example.org", "c:info/c:severity='Severe' or c:info/c:severity='Extreme'"),
+    MailReader("quakes@example.org", "c:info/c:category='Geo'"),
+    MailReader("archive@example.org", "", digest=1.0),
 )
 
 
-class Mail(msgspec.Struct, frozen=True):
+class AlertMail(msgspec.Struct, frozen=True):
     """One mail: who got it, its subject, and the alerts attached to it."""
 
     to: str
@@ -51,10 +51,10 @@ class Mail(msgspec.Struct, frozen=True):
     size: int
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """Subscribe by mail, publish all alerts, and look at the mails."""
     alerts = [publication.metadata for publication in publications(next(p for p in PUBLISHERS if p.name == "alerts"))]
-    mails: list[Mail] = []
+    mails: list[AlertMail] = []
 
     def heard(facts: dict[str, Any]) -> None:
         if "mail" in facts:
@@ -96,19 +96,19 @@ def publish(publisher: PublisherAdapterLight, alerts: list[bytes]) -> None:
     publisher.flush(PATIENCE)
 
 
-def matching(reader: Reader, alerts: list[bytes]) -> list[bytes]:
+def matching(reader: MailReader, alerts: list[bytes]) -> list[bytes]:
     """The alerts that a reader must get, as lxml alone says."""
     wanted = etree.XPath(f"boolean({reader.predicate or 'true()'})", namespaces=dict(CAP))
     return [alert for alert in alerts if wanted(etree.fromstring(alert))]
 
 
-def outcome(mails: list[Mail], expected: dict[str, list[bytes]]) -> Outcome:
+def outcome(mails: list[AlertMail], expected: dict[str, list[bytes]]) -> ExampleOutcome:
     """The mails, and whether everybody got his."""
     rows = [(mail.to, len(mail.alerts), f"{mail.size:,}", ", ".join(map(event, mail.alerts))) for mail in mails]
     got = {to: [alert for mail in mails if mail.to == to for alert in mail.alerts] for to in expected}
     digests = [mail for mail in mails if mail.to == READERS[-1].address]
-    return Outcome(
-        (Table("The mails", ("to", "alerts", "bytes", "about"), rows),),
+    return ExampleOutcome(
+        (OutcomeTable("The mails", ("to", "alerts", "bytes", "about"), rows),),
         (
             *(
                 Promise(f"{to} got {len(alerts)} alerts, byte for byte, none twice", sorted(got[to]) == sorted(alerts))
@@ -128,11 +128,11 @@ def event(alert: bytes) -> str:
     return etree.fromstring(alert).findtext("c:info/c:event", "?", namespaces=dict(CAP))
 
 
-def _read(to: tuple[str, ...], message: EmailMessage) -> Mail:
+def _read(to: tuple[str, ...], message: EmailMessage) -> AlertMail:
     attached = [part for part in message.walk() if part.get_filename() == "metadata.xml"]
     alerts = tuple(part.get_payload(decode=True) for part in attached)
-    return Mail(", ".join(to), str(message["Subject"]), alerts, len(message.as_bytes()))  # type: ignore[arg-type]  # bytes: they are base64
+    return AlertMail(", ".join(to), str(message["Subject"]), alerts, len(message.as_bytes()))  # type: ignore[arg-type]  # bytes: they are base64
 
 
-def _count(mails: list[Mail]) -> int:
+def _count(mails: list[AlertMail]) -> int:
     return sum(len(mail.alerts) for mail in mails)

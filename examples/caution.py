@@ -18,9 +18,9 @@ from lxml import etree
 from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import uav
-from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
-from jbi_pubsub.examples.uav import PLACE, Point, State
+from jbi_pubsub.examples.uav import PLACE, GeographicPoint, VehicleState
 
 SCHEMA: Final = DATA / "caution" / "Battle_Damage.xsd"
 TYPE: Final = "mil.af.rl.jbi.Battle_Damage"
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     category: str
     priority: int
-    at: Point
+    at: GeographicPoint
 
 
 class Assessment(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Assessment(msgspec.Struct, frozen=True):
     distance: float
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """The panel; the ground station is a process of its own."""
     with (
         Federation().lookup().delegate("aoc", "rome") as here,
@@ -91,12 +91,12 @@ def correlate(
     observation: InfoObject,
 ) -> None:
     """Publish the assessment of an observation, with its picture; nothing if it is of no target."""
-    found = assess(database, Point.of(observation.metadata, PLACE), observation.payload)
+    found = assess(database, GeographicPoint.of(observation.metadata, PLACE), observation.payload)
     if found is not None:
         publisher.publish(registration, assessment_metadata(found, observation), observation.payload)
 
 
-def assess(database: sqlite3.Connection, at: Point, picture: bytes) -> Assessment | None:
+def assess(database: sqlite3.Connection, at: GeographicPoint, picture: bytes) -> Assessment | None:
     """The nearest target, how far away, and its damage; None where there is none within NEAR."""
     margin = 2 * NEAR / uav.DEGREE
     rows = database.execute(
@@ -104,7 +104,9 @@ def assess(database: sqlite3.Connection, at: Point, picture: bytes) -> Assessmen
         " WHERE latitude BETWEEN ? AND ? AND longitude BETWEEN ? AND ?",
         (at.latitude - margin, at.latitude + margin, at.longitude - 2 * margin, at.longitude + 2 * margin),
     )
-    candidates = [Target(name, kind, priority, Point(north, east)) for name, kind, priority, north, east in rows]
+    candidates = [
+        Target(name, kind, priority, GeographicPoint(north, east)) for name, kind, priority, north, east in rows
+    ]
     target = min(candidates, key=lambda t: at.metres_to(t.at), default=None)
     if target is None or at.metres_to(target.at) > NEAR:
         return None
@@ -138,15 +140,15 @@ def assessment_metadata(found: Assessment, observation: InfoObject) -> bytes:
 _SOURCE: Final = b"<metadata><mil.af.rl.jbi.Battle_Damage/><Source><assessor>MCP</assessor></Source>%s</metadata>"
 
 
-def outcome(told: list[str], came: list[InfoObject], more: bool) -> Outcome:
+def outcome(told: list[str], came: list[InfoObject], more: bool) -> ExampleOutcome:
     """Assessments of the panel, and whether it is what the ground station has flown over."""
     roots = [etree.fromstring(obj.metadata) for obj in came]
     columns = ("target", "category", "priority", "damage", "burnt", "distance")
     rows = [tuple(root.findtext(f"Assessment/{column}", "") for column in columns) for root in roots]
     seen = [f"{row[0]} {row[3]}" for row in rows]
     origins = {root.findtext("Assessment/object") for root in roots}
-    return Outcome(
-        (Table(f"{len(told)} observations in, {len(came)} assessments out", columns, rows),),
+    return ExampleOutcome(
+        (OutcomeTable(f"{len(told)} observations in, {len(came)} assessments out", columns, rows),),
         (
             Promise(f"{OBSERVATIONS} objects in, {OBSERVATIONS} objects out", len(told) == len(came) == OBSERVATIONS),
             Promise("each is of the target that was flown over, with the damage done there", seen == told),
@@ -164,7 +166,10 @@ def targets() -> list[Target]:
     kinds = ("bridge", "depot", "radar", "airfield")
     return [
         Target(
-            f"BE{number:04}", kinds[number % 4], 1 + number % 5, Point(33.3 + number * 0.05, chance.uniform(66, 69.5))
+            f"BE{number:04}",
+            kinds[number % 4],
+            1 + number % 5,
+            GeographicPoint(33.3 + number * 0.05, chance.uniform(66, 69.5)),
         )
         for number in range(3 * OBSERVATIONS)
     ]
@@ -190,15 +195,15 @@ def fly(config: Config) -> None:
     told = []
     with PublisherAdapterLight(config, name=STATION) as publisher:
         delegate = publisher.connect_to_delegate("aoc", "rome")
-        home = uav.telemetry(CALLSIGN, State(Point(34.57, 69.21), 0.0))
+        home = uav.telemetry(CALLSIGN, VehicleState(GeographicPoint(34.57, 69.21), 0.0))
         registration = publisher.register_publisher(delegate, uav.SCHEMA, home)
         say(ready=STATION)
         sys.stdin.readline()
         for number, target in enumerate(targets()[::3]):
             north, east = chance.uniform(-5e-3, 5e-3), chance.uniform(-5e-3, 5e-3)
-            at = Point(target.at.latitude + north, target.at.longitude + east)
+            at = GeographicPoint(target.at.latitude + north, target.at.longitude + east)
             share, damage = ((0.0, "none"), (0.08, "light"), (0.4, "severe"))[number % 3]
-            metadata = uav.telemetry(CALLSIGN, State(at, 60.0 * number, heading=chance.uniform(0, 360)))
+            metadata = uav.telemetry(CALLSIGN, VehicleState(at, 60.0 * number, heading=chance.uniform(0, 360)))
             publisher.publish(registration, metadata, picture(chance, share))
             told.append(f"{target.name} {damage}")
         publisher.flush(PATIENCE)

@@ -22,7 +22,7 @@ import msgspec
 from jbi_pubsub.core.config import ArchiveSection, Config, LookupSection, MailSection
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.examples.mailbox import mailbox
-from jbi_pubsub.examples.scenario import LATECOMER, PUBLISHERS, SUBSCRIBERS, Subscriber, expected, publications
+from jbi_pubsub.examples.scenario import LATECOMER, PUBLISHERS, SUBSCRIBERS, PlannedSubscriber, expected, publications
 
 QUIET: Final = 0.7
 """Seconds without news after everything has arrived, in which a duplicate or a stray would show itself."""
@@ -33,10 +33,10 @@ GROUP: Final = "demo"
 DELEGATES: Final = (("alpha", "rome"), ("bravo", "paris"))
 
 
-class Row(msgspec.Struct):
+class SubscriberRow(msgspec.Struct):
     """Row that is shown of one subscriber."""
 
-    subscriber: Subscriber
+    subscriber: PlannedSubscriber
     servers: int = 0
     objects: int = 0
     parts: int = 0
@@ -68,7 +68,7 @@ class Row(msgspec.Struct):
 class Demo:
     """The state of a run. One thread (the one in `play`) reads the news and changes it."""
 
-    rows: dict[str, Row] = field(default_factory=lambda: {s.name: Row(s) for s in SUBSCRIBERS})
+    rows: dict[str, SubscriberRow] = field(default_factory=lambda: {s.name: SubscriberRow(s) for s in SUBSCRIBERS})
     without: str = ""
     """Parts that are left out, and why."""
     stage: str = "starting"
@@ -163,7 +163,7 @@ def _archive_flags(demo: Demo, stack: ExitStack) -> dict[str, tuple[str, ...]]:
     if missing:
         demo.without = f"the latecomer, whose archive needs {missing[0]}: pip install 'jbi-pubsub[archive]'"
         return {}
-    demo.rows[LATECOMER.name] = Row(LATECOMER)
+    demo.rows[LATECOMER.name] = SubscriberRow(LATECOMER)
     folder = stack.enter_context(TemporaryDirectory(prefix="jbi-demo-", ignore_cleanup_errors=True))
     return {DELEGATES[0][0]: ("--archive", str(Path(folder, "archive")))}
 
@@ -205,7 +205,7 @@ def _heard(demo: Demo, facts: dict[str, Any]) -> None:
         row.last = f"{facts['subject']} to {facts['mailed']}"
 
 
-def _matched(row: Row) -> bool:
+def _matched(row: SubscriberRow) -> bool:
     if row.subscriber.start != "new":
         return True  # it is not there yet
     # e-mail subscriptions stand at every delegate, for publishers to come

@@ -30,7 +30,7 @@ WRITES: Final = {"hla", "imagery"}
 Cell = str | int | float
 
 
-class Table(msgspec.Struct, frozen=True):
+class OutcomeTable(msgspec.Struct, frozen=True):
     """Table of what happened, for people."""
 
     title: str
@@ -45,10 +45,10 @@ class Promise(NamedTuple):
     kept: bool
 
 
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExampleOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Outcome of one run. `plots` of what is measured."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[OutcomeTable, ...]
     promises: tuple[Promise, ...]
     plots: tuple[Plot, ...] = ()
 
@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(self.promises) and all(promise.kept for promise in self.promises)
 
 
-class Options(msgspec.Struct, frozen=True):
+class ExampleOptions(msgspec.Struct, frozen=True):
     """Options of a run. `quick`: the same with less of everything; `output`: for a file that it writes, None is
     its own choice; `tell`: for a line about how far it is."""
 
@@ -67,7 +67,7 @@ class Options(msgspec.Struct, frozen=True):
     output: Path | None = None
 
 
-def find(name: str) -> Callable[[Options], Outcome]:
+def find(name: str) -> Callable[[ExampleOptions], ExampleOutcome]:
     """The example of that name, one of EXAMPLES."""
-    run: Callable[[Options], Outcome] = import_module(f"jbi_pubsub.examples.{name}").run
+    run: Callable[[ExampleOptions], ExampleOutcome] = import_module(f"jbi_pubsub.examples.{name}").run
     return run

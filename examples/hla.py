@@ -14,7 +14,7 @@ from typing import Any, Final
 from xml.sax.saxutils import escape
 
 from jbi_pubsub.core.errors import DemoError
-from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import Federation
 from jbi_pubsub.examples.simulation import OWNS, Row
 
@@ -30,7 +30,7 @@ MILE: Final = 1852.0
 ROLES: Final = {"flights": "Air", "radar": "Air", "storms": "Weather", "forecast": "Weather"}
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """Once with two federations and a bridge, once with one."""
     steps = STEPS // 2 if options.quick else STEPS
     with Federation().lookup() as here:
@@ -50,7 +50,7 @@ def run(options: Options) -> Outcome:
     return _outcome(bridged, alone, steps)
 
 
-def _played(here: Federation, roles: dict[str, str], steps: int, options: Options) -> dict[str, dict[str, Any]]:
+def _played(here: Federation, roles: dict[str, str], steps: int, options: ExampleOptions) -> dict[str, dict[str, Any]]:
     """Facts that each federate told in the end."""
     for role, federation in roles.items():
         here.start(role, "simulation", role, federation, str(steps))
@@ -114,7 +114,7 @@ def _is_ordered(rows: Sequence[Row]) -> bool:
     return times == sorted(times)
 
 
-def _outcome(bridged: dict[str, dict[str, Any]], alone: dict[str, dict[str, Any]], steps: int) -> Outcome:
+def _outcome(bridged: dict[str, dict[str, Any]], alone: dict[str, dict[str, Any]], steps: int) -> ExampleOutcome:
     table, promises = [], []
     for role, of in (("radar", "storms"), ("forecast", "flights")):
         (first, again), (one, once_more) = rows_of(bridged[role]), rows_of(alone[role])
@@ -137,7 +137,7 @@ def _outcome(bridged: dict[str, dict[str, Any]], alone: dict[str, dict[str, Any]
     )
     promises.append(Promise("nobody beyond the bridge saw who flies, or where exactly", hidden and coarse))
     columns = ("observer", "federation", "values by the bridge", "by one RTI", "again after the restore")
-    return Outcome((Table("What came", columns, tuple(table)),), tuple(promises))
+    return ExampleOutcome((OutcomeTable("What came", columns, tuple(table)),), tuple(promises))
 
 
 # -- the picture ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from lxml import etree
 from jbi_pubsub import PublisherAdapterLight, RegistrationUid, SubscriberAdapter, bbox
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import uav
-from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation
-from jbi_pubsub.examples.uav import Point, State, orbit
+from jbi_pubsub.examples.uav import GeographicPoint, VehicleState, orbit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,17 +33,17 @@ PLACE: Final = "/metadata/ImageDescriptor/LocationCoord"
 BOX: Final = (33.2, 65.7, 35.0, 70.0)
 """South, west, north, east: the paper's rectangle around Kabul (section 2.3.2)."""
 VEHICLES: Final = {
-    "HAWK": (Point(34.15, 67.6), 0.4),
-    "KITE": (Point(34.9, 69.6), 0.75),
-    "OWL": (Point(32.6, 66.2), 0.45),
+    "HAWK": (GeographicPoint(34.15, 67.6), 0.4),
+    "KITE": (GeographicPoint(34.9, 69.6), 0.75),
+    "OWL": (GeographicPoint(32.6, 66.2), 0.45),
 }
 """Callsign -> what it flies around, and how far away in degrees: inside, across the edge, outside."""
 CITIES: Final = {
-    "Kabul": Point(34.53, 69.17),
-    "Bamyan": Point(34.82, 67.82),
-    "Ghazni": Point(33.55, 68.42),
-    "Kandahar": Point(31.61, 65.71),
-    "Peshawar": Point(34.01, 71.58),
+    "Kabul": GeographicPoint(34.53, 69.17),
+    "Bamyan": GeographicPoint(34.82, 67.82),
+    "Ghazni": GeographicPoint(33.55, 68.42),
+    "Kandahar": GeographicPoint(31.61, 65.71),
+    "Peshawar": GeographicPoint(34.01, 71.58),
 }
 SHOWN: Final = (31.0, 63.5, 36.5, 72.5)
 """Area that the map shows."""
@@ -53,23 +53,23 @@ class Stream(msgspec.Struct):
     """Points of one type: what was published, and what of it came."""
 
     name: str
-    published: list[Point]
-    came: list[Point] = []
+    published: list[GeographicPoint]
+    came: list[GeographicPoint] = []
 
     @property
-    def expected(self) -> list[Point]:
+    def expected(self) -> list[GeographicPoint]:
         """Points that must come, worked out with nothing but comparisons."""
         south, west, north, east = BOX
         return [p for p in self.published if south < p.latitude < north and west < p.longitude < east]
 
     @property
-    def elsewhere(self) -> list[Point]:
+    def elsewhere(self) -> list[GeographicPoint]:
         """Points that did not come."""
         came = set(self.came)
         return [p for p in self.published if p not in came]
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """Publish both streams, receive what lies in the rectangle, draw it."""
     tracks = {name: orbit(middle, radius, 24 if options.quick else 72) for name, (middle, radius) in VEHICLES.items()}
     places = scattered(100 if options.quick else 400)
@@ -93,13 +93,13 @@ def run(options: Options) -> Outcome:
                 obj = viewer.receive(subscription, PATIENCE)
                 if obj is None:
                     raise DemoError(f"only {len(stream.came)} objects of the {stream.name} came within {PATIENCE:g} s")
-                stream.came.append(Point.of(obj.metadata, path))
+                stream.came.append(GeographicPoint.of(obj.metadata, path))
         strays = [obj for sub in (images, reports) for obj in (viewer.receive(sub, 0.3),) if obj is not None]
     draw(streams, options)
     return outcome(streams, len(strays))
 
 
-def register(publisher: PublisherAdapterLight, tracks: dict[str, list[State]]) -> dict[str, RegistrationUid]:
+def register(publisher: PublisherAdapterLight, tracks: dict[str, list[VehicleState]]) -> dict[str, RegistrationUid]:
     """Each vehicle has a registration of its own, as its callsign is invariant; all imagery has one."""
     delegate = publisher.connect_to_delegate("alpha", "rome")
     vehicles = {
@@ -112,8 +112,8 @@ def register(publisher: PublisherAdapterLight, tracks: dict[str, list[State]]) -
 def publish(
     publisher: PublisherAdapterLight,
     registered: dict[str, RegistrationUid],
-    tracks: dict[str, list[State]],
-    places: list[Point],
+    tracks: dict[str, list[VehicleState]],
+    places: list[GeographicPoint],
 ) -> None:
     """An image of each place, and each state of the vehicles."""
     figure, image = FIGURE.read_bytes(), IMAGE.read_bytes()
@@ -123,13 +123,13 @@ def publish(
     publisher.flush(PATIENCE)
 
 
-def outcome(streams: tuple[Stream, ...], strays: int) -> Outcome:
+def outcome(streams: tuple[Stream, ...], strays: int) -> ExampleOutcome:
     """Outcome: what came of what was published."""
     south, west, north, east = BOX
     rows = [(s.name, len(s.published), len(s.expected), len(s.came)) for s in streams]
     title = f"From {south} to {north} degrees north, {west} to {east} degrees east"
-    return Outcome(
-        (Table(title, ("stream", "published", "in the rectangle", "came"), rows),),
+    return ExampleOutcome(
+        (OutcomeTable(title, ("stream", "published", "in the rectangle", "came"), rows),),
         (
             *(
                 Promise(f"of the {s.name} came all that lies in the rectangle", sorted(s.came) == sorted(s.expected))
@@ -140,25 +140,25 @@ def outcome(streams: tuple[Stream, ...], strays: int) -> Outcome:
     )
 
 
-def scattered(count: int) -> list[Point]:
+def scattered(count: int) -> list[GeographicPoint]:
     """Places of images: most near the rectangle, every fourth at its mirror image in another hemisphere, where only the
     letters differ."""
     chance = random.Random(7)  # noqa: S311  # data to play with
     south, west, north, east = SHOWN
-    places = [Point(chance.uniform(south, north), chance.uniform(west, east)) for _ in range(count)]
+    places = [GeographicPoint(chance.uniform(south, north), chance.uniform(west, east)) for _ in range(count)]
     mirrors = ((-1, 1), (1, -1), (-1, -1))
     for number in range(0, count, 4):
         up, right = mirrors[number // 4 % 3]
-        places[number] = Point(up * places[number].latitude, right * places[number].longitude)
+        places[number] = GeographicPoint(up * places[number].latitude, right * places[number].longitude)
     return places
 
 
-def rounded(point: Point) -> Point:
+def rounded(point: GeographicPoint) -> GeographicPoint:
     """As metadata say it."""
-    return Point(float(f"{point.latitude:.5f}"), float(f"{point.longitude:.5f}"))
+    return GeographicPoint(float(f"{point.latitude:.5f}"), float(f"{point.longitude:.5f}"))
 
 
-def moved(figure: bytes, place: Point) -> bytes:
+def moved(figure: bytes, place: GeographicPoint) -> bytes:
     """Figure 1, with an image of another place."""
     root = etree.fromstring(figure)
     coordinates = root.find("." + PLACE.removeprefix("/metadata"))
@@ -176,7 +176,7 @@ INK, SOFT, PAPER, LAND = "#24303c", "#8a97a3", "#ffffff", "#f4f6f2"
 INSIDE, FLOWN, OUTSIDE = "#0b6e99", "#c4501b", "#b9c2ca"
 
 
-def draw(streams: tuple[Stream, ...], options: Options) -> None:
+def draw(streams: tuple[Stream, ...], options: ExampleOptions) -> None:
     """The map as a file, its kind by its suffix (.png, .svg, .pdf). Without matplotlib it says so, and that is all.
 
     Raises DemoError for a file that can't be written."""
@@ -261,6 +261,6 @@ def _labels(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _is_shown(point: Point) -> bool:
+def _is_shown(point: GeographicPoint) -> bool:
     south, west, north, east = SHOWN
     return south <= point.latitude <= north and west <= point.longitude <= east

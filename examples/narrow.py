@@ -7,29 +7,25 @@ strict, and all alike under the same limit, each counted in the second half of i
 
 from __future__ import annotations
 
-import json
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
-from jbi_pubsub.core.child import end
 from jbi_pubsub.core.config import effective
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable, Promise
+from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.spark.plots import Plot, Series
 
@@ -45,7 +41,6 @@ FRAMING: Final = 26
 TYPES: Final = ("important", "normal")
 LIMIT: Final = 300_000
 """Bits a second."""
-PATIENCE: Final = 60.0
 
 POLICIES: Final = """
 [space]
@@ -78,7 +73,7 @@ PAPER: Final[dict[str, Sequence[float]]] = {"alike": (3.9, 3.8), "fair": (8.3, 4
 """Objects a second of the two types."""
 
 
-class Counted(msgspec.Struct, frozen=True):
+class LinkArrivals(msgspec.Struct, frozen=True):
     """Arrivals in `seconds`: (when, type, bytes of metadata and payload, latency), and what the delegate has sent over
     the link."""
 
@@ -119,9 +114,9 @@ def run_link(
     rounds: int = 1,
     seconds: float = 20.0,
     limits: Sequence[int] = (LIMIT, 8_000_000, 100_000_000),
-) -> Outcome:
+) -> ExampleOutcome:
     """All modes at the first limit, interleaved, `rounds` times, and fair at each of the others. Raises DemoError."""
-    found: dict[str, list[Counted]] = {mode: [] for mode in MODES}
+    found: dict[str, list[LinkArrivals]] = {mode: [] for mode in MODES}
     for round_ in range(rounds):
         for mode in MODES:
             counted = narrow(mode, limits[0], seconds)
@@ -136,23 +131,20 @@ def run_link(
     return outcome(found, limits[0], wider)
 
 
-def narrow(mode: str, limit: int, seconds: float, *, size: int = WIRE_BYTES) -> Counted:
+def narrow(mode: str, limit: int, seconds: float, *, size: int = WIRE_BYTES) -> LinkArrivals:
     """One run: servers of its own, warmed up for as long as it is counted. Raises DemoError."""
     strategy, important, normal = MODES[mode]
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, Federation(effective()) as here:
         file = Path(folder) / "policy.toml"
         file.write_text(POLICIES.format(strategy=strategy, important=important, normal=normal, rate=limit))
-        locator, delegate = stack.enter_context(servers(file))
-        known = effective()  # what the servers have, too
-        lookup = msgspec.structs.replace(known.lookup, locators=(locator,), multicast=False)
-        config = msgspec.structs.replace(known, lookup=lookup)
-        load = stack.enter_context(Load(config, size))
-        load.start()
-        time.sleep(seconds)
-        before, began = _sent(delegate), load.mark()
-        time.sleep(seconds)
-        sent, came, took = _sent(delegate) - before, *load.since(began)
-        return Counted(mode, took, came, sent)
+        delegate = serve(here, file)
+        with Load(here.config, size) as load:
+            load.start()
+            time.sleep(seconds)
+            before, began = _sent(delegate), load.mark()
+            time.sleep(seconds)
+            sent, came, took = _sent(delegate) - before, *load.since(began)
+            return LinkArrivals(mode, took, came, sent)
 
 
 def _sent(delegate: str) -> int:
@@ -163,28 +155,11 @@ def _sent(delegate: str) -> int:
     return sent
 
 
-@contextmanager
-def servers(policies: Path) -> Iterator[tuple[str, str]]:
-    """Addresses of a lookup service and of a delegate that goes by those policies, as processes. Raises DemoError."""
-    jbi = [sys.executable, "-m", "jbi_pubsub", "--no-multicast"]
-    with ExitStack() as stack:
-        lookup = stack.enter_context(_process(*jbi, "lookup", "--port", "0", "--json"))
-        pad = (*jbi, "--locator", lookup, "pad", "narrow", "here", "--policy", str(policies), "--json")
-        yield lookup, stack.enter_context(_process(*pad))
-
-
-@contextmanager
-def _process(*command: str) -> Iterator[str]:
-    """A server's address, while it runs."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise DemoError(f"{' '.join(command[2:])} did not start")
-        yield json.loads(line)["address"]
-    finally:
-        end(process, (signal.SIGTERM, 20.0))
+def serve(here: Federation, policies: Path) -> str:
+    """Start a lookup service, and a delegate that goes by those policies: its address. Raises DemoError."""
+    here.lookup()
+    address: str = here.server("narrow", "pad", "narrow", "here", "--policy", str(policies))["address"]
+    return address
 
 
 class Load:
@@ -263,11 +238,13 @@ class Load:
 # -- what came of it --------------------------------------------------------------------------------------------------
 
 
-def outcome(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[int, Counted]]) -> Outcome:
+def outcome(
+    found: dict[str, list[LinkArrivals]], limit: int, wider: Sequence[tuple[int, LinkArrivals]]
+) -> ExampleOutcome:
     """Medians of the rounds, beside what the paper has."""
     paper = {"alike": "3.9 / 3.8", "fair": "8.3 / 4.2", "strict": "-"}
 
-    def median(of: Callable[[Counted], float], mode: str) -> float:
+    def median(of: Callable[[LinkArrivals], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))
 
     rows: list[tuple[Cell, ...]] = [
@@ -282,8 +259,8 @@ def outcome(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[i
         for mode in found
     ]
     columns = ("", "important/s", "normal/s", "paper", "latency s", "normal latency s", "of the limit", "efficiency")
-    table = Table(f"{limit / 1000:g} kbit/s, {WIRE_BYTES} bytes an object: medians", columns, rows)
-    return Outcome((table,), tuple(promises(found, limit, wider)), tuple(_plots(rows)))
+    table = OutcomeTable(f"{limit / 1000:g} kbit/s, {WIRE_BYTES} bytes an object: medians", columns, rows)
+    return ExampleOutcome((table,), tuple(promises(found, limit, wider)), tuple(_plots(rows)))
 
 
 def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
@@ -301,10 +278,12 @@ def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
     yield Plot(name="link-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
 
 
-def promises(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[int, Counted]]) -> Iterator[Promise]:
+def promises(
+    found: dict[str, list[LinkArrivals]], limit: int, wider: Sequence[tuple[int, LinkArrivals]]
+) -> Iterator[Promise]:
     """Promises that are to hold."""
 
-    def median(of: Callable[[Counted], float], mode: str) -> float:
+    def median(of: Callable[[LinkArrivals], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))
 
     def within(what: str, value: float, low: float, high: float) -> Promise:

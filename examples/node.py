@@ -16,7 +16,7 @@ from jbi_pubsub import Config
 from jbi_pubsub.capi import Connection, ConnectionManager, PublisherSequence, SubscriberSequence, TimeoutException
 from jbi_pubsub.core.config import ArchiveSection
 
-from .example import Options, Outcome, Promise, Table
+from .example import ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from .federation import PATIENCE, Federation
 
 NAME: Final = "tent-3"
@@ -33,7 +33,7 @@ QUIET: Final = 500
 """Milliseconds in which what comes twice would show itself."""
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """The client; the node is a process of its own."""
     is_kept = all(importlib.util.find_spec(each) for each in ("duckdb", "numpy"))
     config = Config(archive=ArchiveSection(reserve=0.0))
@@ -80,8 +80,8 @@ def run(options: Options) -> Outcome:
     ]
     if is_kept:
         promises.append(Promise("all of them are in its archive", found == len(published)))
-    table = Table(f"a client of the Common API, and node {NAME}", ("images", "number"), rows)
-    return Outcome((table,), tuple(promises))
+    table = OutcomeTable(f"a client of the Common API, and node {NAME}", ("images", "number"), rows)
+    return ExampleOutcome((table,), tuple(promises))
 
 
 def _who(ready: dict[str, Any]) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import encode
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
-from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
 from jbi_pubsub.spark.plots import Plot, Series
 
@@ -87,7 +87,7 @@ PAPER: Final = {"off": [0.5, 0.5], "fair": [0.975, 0.0144], "strict": [1.01, 0.0
 """Rates of the two types as parts of all that came without: ratios 1.00, 67.6; totals 0.99, 1.01 (Table 2)."""
 
 
-class Counted(msgspec.Struct, frozen=True):
+class OverloadDeliveries(msgspec.Struct, frozen=True):
     """Deliveries in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate; how many
     bytes were `sent`, and how many a second the `link` carries."""
 
@@ -120,14 +120,14 @@ class Counted(msgspec.Struct, frozen=True):
 
 def run_cpu(
     tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 25.0, modes: Sequence[str] = tuple(MODES)
-) -> Outcome:
+) -> ExampleOutcome:
     """All modes, interleaved, `rounds` times; each counted for so many seconds. Raises DemoError."""
     points, one = calibrated()
     many = SUBSCRIBERS * PREDICATES
     tell(f"judging one object of {points} points takes about {one * 1e3:.1f} ms with {many} predicates")
     link = link_rate()
     tell(f"the link, which is this machine's loopback, carries {link * 8 / 1e6:,.0f} Mbit/s")
-    found: dict[str, list[Counted]] = {mode: [] for mode in modes}
+    found: dict[str, list[OverloadDeliveries]] = {mode: [] for mode in modes}
     for round_ in range(rounds):
         for mode in modes:
             counted = overload(mode, points, seconds, link)
@@ -201,7 +201,7 @@ def link_rate() -> float:
     return taken / took
 
 
-def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> Counted:
+def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> OverloadDeliveries:
     """One run: a federation of its own, warmed up, counted. Raises DemoError."""
     with tempfile.TemporaryDirectory() as folder, Federation(patience=2 * PATIENCE) as here:
         here.lookup()
@@ -225,7 +225,7 @@ def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> 
         return _count(here, mode, subscribers, seconds, link)
 
 
-def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float, link: float) -> Counted:
+def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float, link: float) -> OverloadDeliveries:
     """Count deliveries from now on, for so long."""
     pid = here.pid("overload")
     said: list[dict[str, list[float]]] = []
@@ -248,7 +248,7 @@ def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: flo
     began, cpu = time.monotonic(), _cpu_seconds(pid)
     time.sleep(seconds)
     late = asked()
-    return Counted(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late, sum(sent), link)
+    return OverloadDeliveries(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late, sum(sent), link)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -259,7 +259,7 @@ def _cpu_seconds(pid: int) -> float:
 # -- what came of it --------------------------------------------------------------------------------------------------
 
 
-def outcome(found: Mapping[str, Sequence[Counted]]) -> Outcome:
+def outcome(found: Mapping[str, Sequence[OverloadDeliveries]]) -> ExampleOutcome:
     """Medians of the rounds, beside what the paper has."""
     rows: list[tuple[Cell, ...]] = [
         (
@@ -274,8 +274,8 @@ def outcome(found: Mapping[str, Sequence[Counted]]) -> Outcome:
         if each
     ]
     columns = ("", "important/s", "normal/s", "total/s", "a CPU second", "latency s", "normal latency s", "Mbit/s")
-    table = Table("CPU overload, medians of the rounds", columns, rows)
-    return Outcome((table,), tuple(promises(found)), tuple(_plots(rows)))
+    table = OutcomeTable("CPU overload, medians of the rounds", columns, rows)
+    return ExampleOutcome((table,), tuple(promises(found)), tuple(_plots(rows)))
 
 
 def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
@@ -295,20 +295,20 @@ def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
     yield Plot(name="cpu-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
 
 
-def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:
+def promises(found: Mapping[str, Sequence[OverloadDeliveries]]) -> list[Promise]:
     """Promises that are to hold, by medians over rounds (ratios of what is rare: of all rounds together)."""
 
-    def median(of: Callable[[Counted], float], mode: str) -> float:
+    def median(of: Callable[[OverloadDeliveries], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))
 
-    def important(counted: Counted) -> float:
+    def important(counted: OverloadDeliveries) -> float:
         return counted.rate("important")
 
-    def normal(counted: Counted) -> float:
+    def normal(counted: OverloadDeliveries) -> float:
         return counted.rate("normal")
 
     checks: list[tuple[str, float, float, float]] = []
-    base, base_total = median(important, "off"), median(Counted.rate, "off")
+    base, base_total = median(important, "off"), median(OverloadDeliveries.rate, "off")
     late = median(lambda c: c.mean("important"), "off")
     checks.append(("off: important by normal (paper 1.00)", base / max(median(normal, "off"), 1e-9), 0.8, 1.25))
     for mode in [mode for mode in ("fair", "strict") if found.get(mode)]:
@@ -325,7 +325,7 @@ def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:
             checks.append(("strict: normal objects a second (paper 0)", median(normal, mode), 0.0, 0.0))
         gain = median(important, mode) / max(base, 1e-9)
         checks.append((f"{mode}: important by off (paper {paper[0]})", gain, 1.8, float("inf")))
-        total = median(Counted.rate, mode) / max(base_total, 1e-9)
+        total = median(OverloadDeliveries.rate, mode) / max(base_total, 1e-9)
         checks.append((f"{mode}: total by off (paper {paper[1]})", total, 0.97, float("inf")))
         delay = median(lambda c: c.mean("important"), mode) / max(late, 1e-9)
         checks.append((f"{mode}: latency of important by off (paper {paper[2]})", delay, 0.0, 0.6))

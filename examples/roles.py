@@ -20,14 +20,14 @@ from jbi_pubsub.examples.scenario import (
     LATECOMER,
     PUBLISHERS,
     SUBSCRIBERS,
-    Publication,
-    Publisher,
-    Subscriber,
+    PlannedObject,
+    PlannedPublisher,
+    PlannedSubscriber,
     publications,
 )
 
 
-def publish(publisher: Publisher, config: Config, *, persist: bool) -> None:
+def publish(publisher: PlannedPublisher, config: Config, *, persist: bool) -> None:
     """Register, then publish everything at each "go". `persist`: it is archived."""
     objects = publications(publisher)
     schema = DATA / publisher.schema
@@ -54,7 +54,7 @@ def publish(publisher: Publisher, config: Config, *, persist: bool) -> None:
 
 def _publish_all(
     adapter: PublisherAdapter | PublisherAdapterLight,
-    objects: list[Publication],
+    objects: list[PlannedObject],
     registrations: list[RegistrationUid],
 ) -> None:
     for number, each in enumerate(objects):
@@ -62,7 +62,7 @@ def _publish_all(
     adapter.flush()
 
 
-def subscribe(subscriber: Subscriber, config: Config) -> None:
+def subscribe(subscriber: PlannedSubscriber, config: Config) -> None:
     """Subscribe, and tell of everything that comes until stdin ends."""
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended.set,), name="stdin", daemon=True).start()

@@ -46,7 +46,7 @@ _PLACES = (
 )
 
 
-class Publication(msgspec.Struct, frozen=True):
+class PlannedObject(msgspec.Struct, frozen=True):
     """An object to publish: metadata, and the payload with its name for people."""
 
     metadata: bytes
@@ -54,7 +54,7 @@ class Publication(msgspec.Struct, frozen=True):
     label: str
 
 
-class Publisher(msgspec.Struct, frozen=True):
+class PlannedPublisher(msgspec.Struct, frozen=True):
     """A publishing process. `delegate` None is a peer publisher. Each object gets a registration of its own if
     `separately`, for publications whose invariants differ."""
 
@@ -66,7 +66,7 @@ class Publisher(msgspec.Struct, frozen=True):
     separately: bool
 
 
-class Subscriber(msgspec.Struct, frozen=True):
+class PlannedSubscriber(msgspec.Struct, frozen=True):
     """A subscribing process and why it gets what it gets, in words."""
 
     name: str
@@ -88,13 +88,15 @@ class Subscriber(msgspec.Struct, frozen=True):
 
 
 PUBLISHERS = (
-    Publisher("imagery", ("alpha", "rome"), IMAGERY_TYPE, "intel_imagery/Intel_Imagery.xsd", "", separately=False),
-    Publisher("alerts", ("bravo", "paris"), CAP_TYPE, "cap/cap12.xsd", "cap/marks.json", separately=True),
-    Publisher("targets", None, TARGETS_TYPE, "targets/Target_List.xsd", "", separately=False),
+    PlannedPublisher(
+        "imagery", ("alpha", "rome"), IMAGERY_TYPE, "intel_imagery/Intel_Imagery.xsd", "", separately=False
+    ),
+    PlannedPublisher("alerts", ("bravo", "paris"), CAP_TYPE, "cap/cap12.xsd", "cap/marks.json", separately=True),
+    PlannedPublisher("targets", None, TARGETS_TYPE, "targets/Target_List.xsd", "", separately=False),
 )
 
 SUBSCRIBERS = (
-    Subscriber(
+    PlannedSubscriber(
         "kabul",
         type_name=IMAGERY_TYPE,
         template="intel_imagery/fig3-template.xml",
@@ -104,8 +106,8 @@ SUBSCRIBERS = (
         first_level_test="RequiredMetadata[publisher='418th' and Type='Imagery' and language='EN']",
         second_level="in the rectangle around Kabul",
     ),
-    Subscriber("imagery", type_name=IMAGERY_TYPE, first_level="type Intel_Imagery"),
-    Subscriber(
+    PlannedSubscriber("imagery", type_name=IMAGERY_TYPE, first_level="type Intel_Imagery"),
+    PlannedSubscriber(
         "999th",
         type_name=IMAGERY_TYPE,
         template="intel_imagery/template-999th.xml",
@@ -113,14 +115,14 @@ SUBSCRIBERS = (
         first_level="publisher 999th: nobody",
         first_level_test="RequiredMetadata[publisher='999th']",
     ),
-    Subscriber(
+    PlannedSubscriber(
         "targets",
         type_name=TARGETS_TYPE,
         payload_filter=TARGET_FILTER,
         first_level="type Target_List",
         filtered="targets in the box",
     ),
-    Subscriber(
+    PlannedSubscriber(
         "canada",
         type_name=CAP_TYPE,
         template="cap/template-canada.xml",
@@ -130,7 +132,7 @@ SUBSCRIBERS = (
         first_level_test="self::c:alert[c:sender='cap@ec.gc.ca']",
         namespaces=CAP,
     ),
-    Subscriber(
+    PlannedSubscriber(
         "severe",
         type_name=CAP_TYPE,
         predicate="c:info/c:severity='Severe' or c:info/c:severity='Extreme'",
@@ -138,8 +140,8 @@ SUBSCRIBERS = (
         first_level="type CAP alert",
         second_level="Severe or Extreme",
     ),
-    Subscriber("everything", first_level="no template: every type"),
-    Subscriber(
+    PlannedSubscriber("everything", first_level="no template: every type"),
+    PlannedSubscriber(
         "e-mail",
         type_name=CAP_TYPE,
         predicate="c:info/c:category='Geo'",
@@ -151,14 +153,14 @@ SUBSCRIBERS = (
 )
 
 
-LATECOMER = Subscriber(
+LATECOMER = PlannedSubscriber(
     "latecomer", type_name=IMAGERY_TYPE, first_level="type Intel_Imagery", second_level="all of the past", start="all"
 )
 """Comes last, and gets what its delegate has archived."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Expectation:
     """Numbers due to a subscriber: objects, selected parts, and from how many delegates and peer publishers."""
 
     objects: int
@@ -166,20 +168,20 @@ class Expected:
     servers: int
 
 
-def publications(publisher: Publisher) -> list[Publication]:
+def publications(publisher: PlannedPublisher) -> list[PlannedObject]:
     """The objects of one publishing process, in order."""
     if publisher.name == "imagery":
         figure = (DATA / "intel_imagery" / "fig1.xml").read_bytes()
         image = (DATA / "intel_imagery" / "image.png").read_bytes()
-        return [Publication(_moved(figure, place), image, place[1]) for place in _PLACES]
+        return [PlannedObject(_moved(figure, place), image, place[1]) for place in _PLACES]
     if publisher.name == "targets":
         return [_target_list(day) for day in (1, 2, 3)]
     files = sorted((DATA / "cap").glob("*.xml"))
-    return [Publication(f.read_bytes(), b"", f.stem) for f in files if not f.stem.startswith("template")]
+    return [PlannedObject(f.read_bytes(), b"", f.stem) for f in files if not f.stem.startswith("template")]
 
 
 @functools.cache
-def expected(subscriber: Subscriber) -> Expected:
+def expected(subscriber: PlannedSubscriber) -> Expectation:
     """Deliveries to a subscriber when everything has been published once."""
     objects = parts = 0
     servers = set()
@@ -194,10 +196,10 @@ def expected(subscriber: Subscriber) -> Expected:
             if _true(subscriber.predicate, root, subscriber):
                 objects += 1
                 parts += _selected(subscriber.payload_filter, publication.payload)
-    return Expected(objects, parts, len(servers))
+    return Expectation(objects, parts, len(servers))
 
 
-def _true(expression: str, root: etree._Element, subscriber: Subscriber) -> bool:
+def _true(expression: str, root: etree._Element, subscriber: PlannedSubscriber) -> bool:
     if not expression:
         return True
     return bool(etree.XPath(f"boolean({expression})", namespaces=dict(subscriber.namespaces) or None)(root))
@@ -216,7 +218,7 @@ def _moved(figure: bytes, place: tuple[str, ...]) -> bytes:
     return etree.tostring(root, xml_declaration=True, encoding="UTF-8")
 
 
-def _target_list(day: int) -> Publication:
+def _target_list(day: int) -> PlannedObject:
     metadata = (
         "<metadata><mil.af.rl.jbi.Target_List/><Source><publisher>AOC</publisher><theater>Centre</theater></Source>"
         f"<Valid><day>2002-04-{day:02}</day><targets>{day + 1}</targets></Valid></metadata>"
@@ -228,4 +230,4 @@ def _target_list(day: int) -> Publication:
         assert name is not None
         name.text = f"CHARLIE{number}"
         root.append(descriptor)
-    return Publication(metadata, etree.tostring(root), f"target list {day}")
+    return PlannedObject(metadata, etree.tostring(root), f"target list {day}")

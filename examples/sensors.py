@@ -21,7 +21,7 @@ from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.errors import DemoError
-from jbi_pubsub.examples.example import DATA, Cell, Options, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, Cell, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
 from jbi_pubsub.examples.tasking import SensorTasking, Tasking, found, offered, task
 
@@ -104,7 +104,7 @@ class Half(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def run(options: Options) -> Outcome:
+def run(options: ExampleOptions) -> ExampleOutcome:
     """The fusion engine; the sensors are processes of their own."""
     steps = 5 if options.quick else 100
     with (
@@ -166,11 +166,11 @@ def error(half: Half, area: str) -> float:
     return math.sqrt(statistics.fmean(track.error**2 for track in half.tracks if track.area == area))
 
 
-def outcome(steps: int, engine: Engine, first: Half, second: Half, named: list[str], obeyed: int) -> Outcome:
+def outcome(steps: int, engine: Engine, first: Half, second: Half, named: list[str], obeyed: int) -> ExampleOutcome:
     """Outcome: what the engine has made of the reports, before and after tasking."""
     worst = max(AREAS, key=lambda area: AREAS[area])
     halves = (first, second)
-    return Outcome(
+    return ExampleOutcome(
         (_accuracy(first, second), _throughput(steps, first, second)),
         (
             Promise(
@@ -203,24 +203,24 @@ def outcome(steps: int, engine: Engine, first: Half, second: Half, named: list[s
     )
 
 
-def _accuracy(first: Half, second: Half) -> Table:
+def _accuracy(first: Half, second: Half) -> OutcomeTable:
     rows: list[tuple[Cell, ...]] = []
     for area in AREAS:
         figures = (figure(half, area) for half in (first, second) for figure in (scatter, error))
         rows.append((area, EACH, *(f"{figure:.0f}" for figure in figures)))
     columns = ("area", "sensors", "scatter", "track off by", "tasked: scatter", "track off by")
-    return Table(
+    return OutcomeTable(
         "How far reports scatter and tracks are from the truth, in metres, before and after tasking", columns, rows
     )
 
 
-def _throughput(steps: int, first: Half, second: Half) -> Table:
+def _throughput(steps: int, first: Half, second: Half) -> OutcomeTable:
     count = steps * SENSORS
     rows: list[tuple[Cell, ...]] = [
         (name, f"{count:,}", len(half.tracks), f"{half.seconds:.1f}", f"{count / half.seconds:,.0f}")
         for name, half in (("before", first), ("after", second))
     ]
-    return Table("Throughput", ("tasking", "reports", "tracks", "seconds", "reports a second"), rows)
+    return OutcomeTable("Throughput", ("tasking", "reports", "tracks", "seconds", "reports a second"), rows)
 
 
 def _report(metadata: bytes) -> Report:

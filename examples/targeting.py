@@ -32,7 +32,7 @@ from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.files import written
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
+from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.services import fetch_status
@@ -71,7 +71,7 @@ class Came(msgspec.Struct, frozen=True):
     number: int
 
 
-class Played(msgspec.Struct, frozen=True):
+class DemonstrationRun(msgspec.Struct, frozen=True):
     """Results of a run."""
 
     seconds: float
@@ -89,7 +89,7 @@ class Played(msgspec.Struct, frozen=True):
     """By stage: seconds until the delegate went by its policies."""
 
 
-def run_demo(tell: Callable[[str], object], *, rounds: int = 1, seconds: float = SECONDS) -> Outcome:
+def run_demo(tell: Callable[[str], object], *, rounds: int = 1, seconds: float = SECONDS) -> ExampleOutcome:
     """Play it, and simulate what was played. One round says it all. Raises DemoError."""
     del rounds
     if seconds < FAST_SECONDS:
@@ -133,7 +133,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 # -- what came of it --------------------------------------------------------------------------------------------------
 
 
-class Row(msgspec.Struct):
+class ComparisonRow(msgspec.Struct):
     """A subscription in a stage, played and simulated. Objects count where they were published."""
 
     stage: str
@@ -165,7 +165,7 @@ class Row(msgspec.Struct):
         return late[min(len(late) - 1, int(len(late) * part))] if late else 0.0
 
 
-def simulated(played: Played) -> Simulated:
+def simulated(played: DemonstrationRun) -> Simulated:
     """Simulation of what was published, under the same policies."""
     users = {flow.type: flow for flow in DEMO_FLOWS}
     publications = [
@@ -187,7 +187,7 @@ def simulated(played: Played) -> Simulated:
     return simulate(first, workload, 2 * played.seconds + PATIENCE, changes=changes)
 
 
-def rows_of(played: Played, said: Simulated) -> list[Row]:
+def rows_of(played: DemonstrationRun, said: Simulated) -> list[ComparisonRow]:
     """Rows of each stage and subscription, the most important first."""
     begins = [part * played.seconds + played.effects.get(stage, 0.0) for stage, part in STAGES]
     found = []
@@ -196,11 +196,11 @@ def rows_of(played: Played, said: Simulated) -> list[Row]:
             user, type_ = row["subscriber"], row["type"]
             came = [each for each in played.came[user] if each.type == type_ and begin <= each.at < end]
             published = sum(begin <= at < end for at, _ in played.published[type_])
-            found.append(Row(stage, user, type_, row["importance"], published, came, row))
+            found.append(ComparisonRow(stage, user, type_, row["importance"], published, came, row))
     return found
 
 
-def outcome(played: Played, said: Simulated) -> Outcome:
+def outcome(played: DemonstrationRun, said: Simulated) -> ExampleOutcome:
     """Outcome: who got what, stage by stage, and what was to hold."""
     rows = rows_of(played, said)
     columns = ("stage", "subscriber", "type", "importance", "published", "came", "simulated", "delay s", "deviation s",
@@ -210,11 +210,11 @@ def outcome(played: Played, said: Simulated) -> Outcome:
          round(row.mean, 3), round(row.deviation, 3), round(row.quantile(0.95), 3), row.simulated["delay"])
         for row in rows
     ]  # fmt: skip
-    table = Table("QED, section IV: who got what", columns, cells)
-    return Outcome((table,), tuple(promises(played, rows)), tuple(_plots(played, said, rows)))
+    table = OutcomeTable("QED, section IV: who got what", columns, cells)
+    return ExampleOutcome((table,), tuple(promises(played, rows)), tuple(_plots(played, said, rows)))
 
 
-def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plot]:
+def _plots(played: DemonstrationRun, said: Simulated, rows: Sequence[ComparisonRow]) -> Iterator[Plot]:
     """The link over time, latency against importance, and played against simulated."""
     limits = [(dict(STAGES)[LIMITED] * played.seconds, LIMIT / 1000), (played.seconds, LIMIT / 1000)]
     kbits = {
@@ -244,7 +244,7 @@ def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plo
     )  # fmt: skip
 
 
-def promises(played: Played, rows: Sequence[Row]) -> Iterator[Promise]:
+def promises(played: DemonstrationRun, rows: Sequence[ComparisonRow]) -> Iterator[Promise]:
     """Promises that are to hold."""
     narrow = dict(STAGES)[LIMITED] * played.seconds + EFFECT_SECONDS
     limited = [used for (begin, _), (_, used) in itertools.pairwise(played.use) if begin > narrow]
@@ -272,7 +272,7 @@ def promises(played: Played, rows: Sequence[Row]) -> Iterator[Promise]:
     yield from _shapes(played)
 
 
-def _accounts(played: Played) -> Iterator[Promise]:
+def _accounts(played: DemonstrationRun) -> Iterator[Promise]:
     wrong = []
     for row in played.subscriptions:
         came = [each for each in played.came[row["user"]] if each.type == row["type"]]
@@ -292,7 +292,7 @@ def _accounts(played: Played) -> Iterator[Promise]:
     yield Promise(f"{twice} objects twice, {late} out of their registration's order", not twice and not late)
 
 
-def _orders(rows: Sequence[Row]) -> Iterator[Promise]:
+def _orders(rows: Sequence[ComparisonRow]) -> Iterator[Promise]:
     """Promises on one size, and while the link is too narrow: more important is sooner, and steadier."""
     for stage, kind, types in (
         (SUPPORT, "images", IMAGES),
@@ -312,7 +312,7 @@ def _orders(rows: Sequence[Row]) -> Iterator[Promise]:
         yield Promise(f"{stage}: {kind} come in the order of importance, and as steadily ({told})", good)
 
 
-def _shapes(played: Played) -> Iterator[Promise]:
+def _shapes(played: DemonstrationRun) -> Iterator[Promise]:
     begin = dict(STAGES)[PREFERENCES] * played.seconds + EFFECT_SECONDS
     least = min(size for _, size in played.published["uav.imagery"])
     sizes = {
@@ -326,14 +326,14 @@ def _shapes(played: Played) -> Iterator[Promise]:
     yield Promise("of two types of images one client gets one scaled, one in full; another one both in full", good)
 
 
-def _of(rows: Sequence[Row], stage: str, user: str, type_: str) -> Row:
+def _of(rows: Sequence[ComparisonRow], stage: str, user: str, type_: str) -> ComparisonRow:
     return next(row for row in rows if (row.stage, row.user, row.type) == (stage, user, type_))
 
 
 # -- the play ---------------------------------------------------------------------------------------------------------
 
 
-def play_all(tell: Callable[[str], object], seconds: float) -> Played:
+def play_all(tell: Callable[[str], object], seconds: float) -> DemonstrationRun:
     """All processes, and the changes. Raises DemoError."""
     with tempfile.TemporaryDirectory() as folder, Federation(patience=2 * PATIENCE) as here:
         file = Path(folder) / "policy.toml"
@@ -349,7 +349,7 @@ def play_all(tell: Callable[[str], object], seconds: float) -> Played:
         for name in publishers:
             here.start(name, "targeting", "publish", name, str(seconds))
         here.until(lambda: all(name in here.ready for name in publishers), "the publishers")
-        watched = _Watched(here.ready["alpha"]["address"])
+        watched = _DelegateWatch(here.ready["alpha"]["address"])
         begin = time.time() + 0.5
         for name in publishers:
             here.word(name, str(begin))
@@ -366,7 +366,7 @@ def play_all(tell: Callable[[str], object], seconds: float) -> Played:
         came = _asked(here, subscribers, "came")
         told = {name: here_told["told"] for name, here_told in came.items()}
         uids = {name: here.ready[name]["uids"] for name in subscribers}
-        return Played(
+        return DemonstrationRun(
             seconds,
             {name: [_came(each, begin) for each in said["came"]] for name, said in came.items()},
             told,
@@ -402,7 +402,7 @@ def _asked(here: Federation, names: Sequence[str], what: str) -> dict[str, dict[
     return said
 
 
-class _Watched:
+class _DelegateWatch:
     """The delegate, by its status."""
 
     def __init__(self, address: str) -> None:
@@ -469,7 +469,7 @@ class _Watched:
 # -- the processes ----------------------------------------------------------------------------------------------------
 
 
-class _Listener:
+class _ArrivalListener:
     """Notes what comes, and what is told as lost."""
 
     def __init__(self) -> None:
@@ -500,7 +500,7 @@ class _Listener:
 
 def subscribe(config: Config, user: str) -> None:
     """One subscriber, of the demonstration's types for him."""
-    listener = _Listener()
+    listener = _ArrivalListener()
     with SubscriberAdapter(_as(config, user), name=user) as subscriber:
         uids = {
             each.type: subscriber.register_subscriber(type_name=each.type, listener=listener)

@@ -20,7 +20,7 @@ DEGREE: Final = 111_195.0
 """Metres of a degree of a great circle, on a sphere of 6,371 km."""
 
 
-class Point(msgspec.Struct, frozen=True, order=True):
+class GeographicPoint(msgspec.Struct, frozen=True, order=True):
     """A place in signed degrees, north and east positive."""
 
     latitude: float
@@ -42,7 +42,7 @@ class Point(msgspec.Struct, frozen=True, order=True):
             f"<long>{abs(self.longitude):.5f}</long><longord>{'E' if self.longitude >= 0 else 'W'}</longord>"
         )
 
-    def metres_to(self, other: Point) -> float:
+    def metres_to(self, other: GeographicPoint) -> float:
         """Along a great circle (haversine formula)."""
         there, here = math.radians(other.latitude), math.radians(self.latitude)
         along = math.radians(other.longitude - self.longitude)
@@ -50,17 +50,17 @@ class Point(msgspec.Struct, frozen=True, order=True):
         return 2 * math.degrees(math.asin(math.sqrt(half))) * DEGREE
 
 
-class State(msgspec.Struct, frozen=True):
+class VehicleState(msgspec.Struct, frozen=True):
     """State of a vehicle at one moment, `second` after BEGIN."""
 
-    at: Point
+    at: GeographicPoint
     second: float
     heading: float = 0.0
     altitude: float = 3_200.0
     speed: float = 38.0
 
 
-def telemetry(callsign: str, state: State) -> bytes:
+def telemetry(callsign: str, state: VehicleState) -> bytes:
     """The metadata of one report."""
     time = BEGIN + timedelta(seconds=state.second)
     return (
@@ -72,12 +72,14 @@ def telemetry(callsign: str, state: State) -> bytes:
     ).encode()
 
 
-def orbit(middle: Point, radius: float, count: int) -> list[State]:
+def orbit(middle: GeographicPoint, radius: float, count: int) -> list[VehicleState]:
     """So many reports of a vehicle that flies once around `middle`, `radius` degrees of latitude away."""
     shrink = math.cos(math.radians(middle.latitude))
     states = []
     for number in range(count):
         angle = 2 * math.pi * number / count
-        at = Point(middle.latitude + radius * math.cos(angle), middle.longitude + radius * math.sin(angle) / shrink)
-        states.append(State(at, 10.0 * number, heading=(math.degrees(angle) + 90) % 360))
+        at = GeographicPoint(
+            middle.latitude + radius * math.cos(angle), middle.longitude + radius * math.sin(angle) / shrink
+        )
+        states.append(VehicleState(at, 10.0 * number, heading=(math.degrees(angle) + 90) % 360))
     return states

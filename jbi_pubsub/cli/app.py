@@ -21,7 +21,7 @@ from .show import as_json, printable
 from .signals import ending_signals
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .settings import CommandSettings
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main"]
 
@@ -127,7 +127,7 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
         problem = ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         key, value = pair(assignment, problem)
         flags[key] = value
-    from .settings import Settings  # here: `jbi --help` starts faster without
+    from .settings import CommandSettings  # here: `jbi --help` starts faster without
 
     own = {
         "lookup.locators": list(given["locators"]) or None,
@@ -137,13 +137,13 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
         "tls.insecure": True if given["insecure"] else None,
     }
     flags |= {key: value for key, value in own.items() if value is not None}
-    context.obj = settings = Settings(given["config_file"], flags, node)
+    context.obj = settings = CommandSettings(given["config_file"], flags, node)
     command = context.command.get_command(context, context.invoked_subcommand or "") if node else None  # type: ignore[attr-defined]  # a group
     if command is not None and command.name in AT_NODES:
         context.default_map = {command.name: _at_node(command, settings)}
 
 
-def _at_node(command: click.Command, settings: Settings) -> dict[str, object]:
+def _at_node(command: click.Command, settings: CommandSettings) -> dict[str, object]:
     """Defaults of a command, and all below it, from a node's name, where it is not told whom to ask."""
     if isinstance(command, click.Group):
         return {name: _at_node(each, settings) for name, each in command.commands.items()}
@@ -160,10 +160,10 @@ def _nodes(typed: str) -> list[str]:
     """For completions in a shell: the names of those that are found at once."""
     from jbi_pubsub.core.errors import JbiError
 
-    from .settings import Settings, nodes
+    from .settings import CommandSettings, nodes
 
     try:
-        return [name for name in nodes(Settings(None, {}).load(), COMPLETION_SECONDS) if name.startswith(typed)]
+        return [name for name in nodes(CommandSettings(None, {}).load(), COMPLETION_SECONDS) if name.startswith(typed)]
     except JbiError:
         return []
 

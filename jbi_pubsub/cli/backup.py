@@ -45,7 +45,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Name = Annotated[str, msgspec.Meta(max_length=dataset.MAX_TEXT)]
 
 
-class Row(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ObjectRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An object. What is missing in files of others is made: see `parcel_of`."""
 
     object_id: _Name = ""
@@ -66,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Entries of the registration, as templates match them: in one of its rows."""
 
 
-_decode: Final = msgspec.json.Decoder(Row).decode
+_decode: Final = msgspec.json.Decoder(ObjectRow).decode
 _decode_any: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_entries: Final = msgspec.json.Decoder(Entries).decode
 
@@ -87,16 +87,16 @@ def writing(path: Path, *, payloads: bool) -> Iterator[Sink]:
     """A file by its ending, or JSON lines to stdout for "-". It is there when it is whole, and not before. Raises
     ConfigurationError for another ending, or a file that is there."""
     if str(path) == STDIO:
-        yield _Lines(sys.stdout.buffer, payloads=payloads)
+        yield _LineSink(sys.stdout.buffer, payloads=payloads)
         return
     form = form_of(path)
     if path.exists():
         raise ConfigurationError(f"{path} is there already", hint="Name another file, or remove it")
     with written(path, mode=None) as file:
         if form == "lines":
-            yield _Lines(file, payloads=payloads)
+            yield _LineSink(file, payloads=payloads)
         else:
-            with _Parquet(file, payloads=payloads) as sink:
+            with _ParquetSink(file, payloads=payloads) as sink:
                 yield sink
 
 
@@ -112,7 +112,7 @@ def form_of(path: Path) -> str:
     )
 
 
-class _Lines:
+class _LineSink:
     def __init__(self, file: Any, *, payloads: bool) -> None:
         self._file, self._payloads = file, payloads
 
@@ -120,7 +120,7 @@ class _Lines:
         self._file.write(msgspec.json.encode(row_of(obj, entries, payload=self._payloads)) + b"\n")
 
 
-class _Parquet:
+class _ParquetSink:
     def __init__(self, file: Any, *, payloads: bool) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -138,7 +138,7 @@ class _Parquet:
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 
-    def __enter__(self) -> _Parquet:
+    def __enter__(self) -> _ParquetSink:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -190,13 +190,13 @@ def is_whole(obj: InfoObject) -> bool:
     return MEMORY_BYTES >= obj.payload_size == obj.platform.payload_length
 
 
-def row_of(obj: InfoObject, entries: Entries = (), *, payload: bool) -> Row:
+def row_of(obj: InfoObject, entries: Entries = (), *, payload: bool) -> ObjectRow:
     """An object as a line. Its payload is missing where retention has taken it, or it is too large."""
     at = obj.platform
     whole = payload and is_whole(obj)
     text, data = _text(obj.payload) if whole else (None, None)
     metadata, raw = _text(obj.metadata)
-    return Row(
+    return ObjectRow(
         object_id=obj.object_id, type=obj.type.name, version=obj.type.version, time=at.published,
         publisher=at.registration, sequence=at.sequence, metadata=metadata, metadata_base64=raw,
         payload_bytes=at.payload_length, payload=text, payload_base64=data, hops=at.hops, via=at.via,
@@ -215,7 +215,7 @@ def _text(data: bytes) -> tuple[str | None, bytes | None]:
 # -- in -------------------------------------------------------------------------------------------------------------
 
 
-class Reading:
+class ObjectFile:
     """Objects of a file of ours, or of others. What can't be read is counted, with the first reasons."""
 
     def __init__(self, path: Path) -> None:
@@ -257,7 +257,7 @@ class Reading:
         if len(self.reasons) < 5:
             self.reasons.append(f"{where}: {reason[:300]}")
 
-    def _parcel_of(self, row: Row) -> Parcel:
+    def _parcel_of(self, row: ObjectRow) -> Parcel:
         """A row of ours has a type and a number: its metadata are as they were published, absent or no XML among them.
         Raises StudyError, MetadataError."""
         metadata = row.metadata.encode() if row.metadata is not None else row.metadata_base64 or b""
@@ -285,14 +285,14 @@ class Reading:
         )  # fmt: skip
         return Parcel.received(b"".join(map(bytes, pack(head, payload or b"").parts)))
 
-    def _numbered(self, row: Row, type_: str, uid: str) -> tuple[str, int]:
+    def _numbered(self, row: ObjectRow, type_: str, uid: str) -> tuple[str, int]:
         """Rows of others have no number: one in a registration that is made of them, the same whenever they come."""
         key = row.publisher, type_, row.version
         name, count = self._made.get(key) or (f"import-{dataset.hashed(repr((*key, uid)).encode()):015x}", 0)
         self._made[key] = name, count + 1
         return name, count + 1
 
-    def _lines(self) -> Iterator[tuple[str, Row | None, str]]:
+    def _lines(self) -> Iterator[tuple[str, ObjectRow | None, str]]:
         try:
             with self._path.open("rb") as file:
                 number = 0
@@ -310,7 +310,7 @@ class Reading:
         except OSError as exc:
             raise StudyError(f"{self._path} can't be read: {exc.strerror}") from exc
 
-    def _parquet(self) -> Iterator[tuple[str, Row | None, str]]:
+    def _parquet(self) -> Iterator[tuple[str, ObjectRow | None, str]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -333,19 +333,19 @@ class Reading:
             raise StudyError(f"{self._path} is no Parquet that can be read: {str(exc)[:300]}") from exc
 
 
-def _decoded(line: bytes) -> tuple[Row | None, str]:
+def _decoded(line: bytes) -> tuple[ObjectRow | None, str]:
     try:
         return _decode(line), ""
     except dataset.UNREADABLE as exc:
         why = str(exc)
     try:  # null is what is not there, as in a column of Parquet
         said = _decode_any(line)
-        return converted({name: value for name, value in said.items() if value is not None}, Row), ""
+        return converted({name: value for name, value in said.items() if value is not None}, ObjectRow), ""
     except dataset.UNREADABLE:
         return None, why
 
 
-def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[Row | None, str]:
+def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[ObjectRow | None, str]:
     """A row of Parquet: the columns of studies, and ours."""
     given = {name: getattr(of, name) for name in ("object_id", "type", "version", "time", "publisher", "payload_bytes")}
     own = {name: value for name, value in beside.items() if value is not None}
@@ -354,6 +354,6 @@ def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[Row | N
             return None, dataset.fault(of)
         if "entries" in own:
             own["entries"] = _decode_entries(own["entries"])
-        return converted({**given, "metadata_base64": of.metadata, "payload_base64": of.payload, **own}, Row), ""
+        return converted({**given, "metadata_base64": of.metadata, "payload_base64": of.payload, **own}, ObjectRow), ""
     except dataset.UNREADABLE as exc:
         return None, str(exc)

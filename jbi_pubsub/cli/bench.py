@@ -16,7 +16,7 @@ import click
 import msgspec
 from rich.progress import Progress
 
-from jbi_pubsub.examples.example import Outcome
+from jbi_pubsub.examples.example import ExampleOutcome
 from jbi_pubsub.examples.narrow import LIMIT, run_link
 from jbi_pubsub.examples.overload import run_cpu
 from jbi_pubsub.examples.targeting import FAST_SECONDS, run_demo
@@ -30,7 +30,7 @@ from .settings import try_file
 from .show import Column, console, show_table
 from .show import as_json as json_text
 
-EXPERIMENTS: Final[dict[str, Callable[..., Outcome]]] = {"cpu": run_cpu, "link": run_link, "demo": run_demo}
+EXPERIMENTS: Final[dict[str, Callable[..., ExampleOutcome]]] = {"cpu": run_cpu, "link": run_link, "demo": run_demo}
 """Each takes `tell`, `rounds` and `seconds`."""
 FAST: Final[dict[str, dict[str, Any]]] = {
     "cpu": {"rounds": 1},
@@ -82,7 +82,7 @@ def qos(given: _Qos) -> int:
         tell(f"{name} ...")
         outcomes.append(EXPERIMENTS[name](tell, **options))
     told: list[tuple[Any, ...]] = [(each.tables, each.promises, each.plots) for each in outcomes]
-    outcome = Outcome(*(tuple(chain.from_iterable(parts)) for parts in zip(*told, strict=True)))
+    outcome = ExampleOutcome(*(tuple(chain.from_iterable(parts)) for parts in zip(*told, strict=True)))
     if given.folder is not None:
         lead = "Who gets what when there is not enough for all: measured over processes of this machine."
         footer = f"jbi bench qos {given.experiment}, {platform.machine()}, {os.cpu_count()} processors"

@@ -30,7 +30,7 @@ class _Authority(Arguments):
         return Authority.opened(self.folder)
 
 
-class _Signing(Arguments):
+class _SigningKey(Arguments):
     passphrase_file: Path | None = option(
         "File with the passphrase of the authority's key.", type=click.Path(path_type=Path)
     )
@@ -56,7 +56,7 @@ def certs() -> None:
     """
 
 
-class _Init(_Signing, first=True):
+class _Init(_SigningKey, first=True):
     folder: Path = argument(type=click.Path(path_type=Path), default=FOLDER)
     name: str = option("What the deployment is called.", shown="jbi-pubsub")
     days: int = option("How long it is good; ten years if not given.", type=click.IntRange(1, 3652), default=3652)
@@ -78,7 +78,7 @@ def init(given: _Init) -> None:
     click.echo(f"Keep {folder} to yourself: whoever has it can issue certificates, if its key has no passphrase.")
 
 
-class _Issue(_Signing, _Authority, JsonArguments, first=True):
+class _Issue(_SigningKey, _Authority, JsonArguments, first=True):
     name: str = argument()
     role: str | None = option("Default: a server if it has an address.", type=click.Choice(("server", "client")))
     addresses: tuple[str, ...] = repeated("Where it is reached; repeatable.", "--address", metavar="HOST")
@@ -142,7 +142,7 @@ def list_(given: _CertsList) -> None:
     given.show([_facts(each, given.folder) for each in found], lambda: show_table(columns, rows))
 
 
-class _Renew(_Signing, _Authority, first=True):
+class _Renew(_SigningKey, _Authority, first=True):
     names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
     everything: bool = flag("All that are not revoked.", "--all")
     expiring: bool = flag("Those that end soon, or have ended.")
@@ -173,7 +173,7 @@ def renew(given: _Renew) -> None:
         click.echo("nothing to renew")
 
 
-class _Revoke(_Signing, _Authority):
+class _Revoke(_SigningKey, _Authority):
     which: str = argument(metavar="NAME|SERIAL")
 
 

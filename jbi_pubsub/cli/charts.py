@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.examples.example import Outcome
-from jbi_pubsub.examples.example import Table as Told
+from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable
 from jbi_pubsub.spark import page, plots
 from jbi_pubsub.spark.plots import Plot
 from jbi_pubsub.spark.result import Kind, Table
@@ -22,12 +21,12 @@ def ready(context: click.Context, parameter: click.Parameter, path: Path | None)
     return path
 
 
-def write_page(file: Path, title: str, lead: str, outcome: Outcome, footer: str) -> None:
+def write_page(file: Path, title: str, lead: str, outcome: ExampleOutcome, footer: str) -> None:
     """One HTML file. Raises StudyError without matplotlib, ConfigurationError if it can't be written."""
     _write({file: _page(title, lead, outcome, [(plot, plots.drawn(plot)[0]) for plot in outcome.plots], footer)})
 
 
-def write_folder(folder: Path, title: str, lead: str, outcome: Outcome, footer: str) -> list[Path]:
+def write_folder(folder: Path, title: str, lead: str, outcome: ExampleOutcome, footer: str) -> list[Path]:
     """The same as index.html in a folder, beside an SVG of each plot; the files. Raises as `write_page`."""
     drawn = [(plot, plots.drawn(plot)[0]) for plot in outcome.plots]
     files = {folder / f"{plot.name}.svg": svg for plot, svg in drawn}
@@ -36,13 +35,13 @@ def write_folder(folder: Path, title: str, lead: str, outcome: Outcome, footer: 
     return list(files)
 
 
-def _page(title: str, lead: str, outcome: Outcome, drawn: Sequence[tuple[Plot, str]], footer: str) -> str:
+def _page(title: str, lead: str, outcome: ExampleOutcome, drawn: Sequence[tuple[Plot, str]], footer: str) -> str:
     facts = [("ok" if kept else "WRONG", says) for says, kept in outcome.promises]
     tables = [_table(number, told) for number, told in enumerate(outcome.tables)]
     return page.laid_out(title, lead, facts, tables, drawn, footer)
 
 
-def _table(number: int, told: Told) -> Table:
+def _table(number: int, told: OutcomeTable) -> Table:
     columns: list[tuple[str, Kind]] = []
     for at, head in enumerate(told.columns):
         cells = [row[at] for row in told.rows]

@@ -360,11 +360,11 @@ def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) 
 def _matches_told() -> Iterator[None]:
     """Tell what the subscription matches, now and until something does, on stderr."""
 
-    class Said(logging.Handler):
+    class MatchHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             click.echo(printable(record.getMessage()), err=True)
 
-    said, was = Said(), (matching_log.level, matching_log.propagate)
+    said, was = MatchHandler(), (matching_log.level, matching_log.propagate)
     matching_log.addHandler(said)
     matching_log.setLevel(logging.INFO)
     matching_log.propagate = False

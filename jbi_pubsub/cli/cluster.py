@@ -20,7 +20,7 @@ from .settings import try_folder
 RESUME: Final = flag("Go on from the stages that an interrupted run has finished.")
 
 
-class _Place(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
+class _ResultFolder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
     """A folder of this machine, or the URL of one on a Hadoop file system."""
 
     name = "folder"
@@ -42,7 +42,7 @@ def place_option(default: str) -> Any:
         return value
 
     return option(
-        "Folder for the result, also of a Hadoop file system.", "--out", type=_Place(), metavar="FOLDER|URL",
+        "Folder for the result, also of a Hadoop file system.", "--out", type=_ResultFolder(), metavar="FOLDER|URL",
         shown=default, callback=tried
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from .options import (
     option,
     repeated,
 )
-from .settings import Settings, try_file
+from .settings import CommandSettings, try_file
 from .show import show_rows
 
 _Pairs = tuple[tuple[str, str], ...]
@@ -114,7 +114,7 @@ def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), 
     return read_bundle(schema, locations=copies, within=within or schema.absolute().parent.parent, **own)
 
 
-def cache_of(settings: Settings) -> Path:
+def cache_of(settings: CommandSettings) -> Path:
     """Where what was made of schemas is kept: as configured, else where users' caches are (XDG base directories)."""
     own = os.environ.get("XDG_CACHE_HOME", "")
     return settings.load().type_cache() or (Path(own) if own else Path.home() / ".cache") / "jbi-pubsub" / "types"

@@ -10,7 +10,7 @@ import click
 from rich.live import Live
 from rich.text import Text
 
-from jbi_pubsub.examples.demo import GROUP, Demo, Row, play, publish, pump
+from jbi_pubsub.examples.demo import GROUP, Demo, SubscriberRow, play, publish, pump
 
 from .examples import list_examples, play_example
 from .options import FILE, JsonArguments, argument, command, flag, option
@@ -125,7 +125,7 @@ def _table(state: Demo, width: int) -> str:
     return drawn(Table(columns, rows, title), width=width, more="a wider terminal")
 
 
-def _cells(row: Row, *, judged: bool = True, done: bool = True) -> tuple[str, ...]:
+def _cells(row: SubscriberRow, *, judged: bool = True, done: bool = True) -> tuple[str, ...]:
     subscriber = row.subscriber
     verdict = " ok" if judged and row.right else " WRONG" if done else ""
     return (

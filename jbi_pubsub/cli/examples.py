@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from jbi_pubsub.examples.example import EXAMPLES, WRITES, Options, Outcome, find
+from jbi_pubsub.examples.example import EXAMPLES, WRITES, ExampleOptions, ExampleOutcome, find
 
 from .near import told
 from .options import JsonArguments
@@ -35,14 +35,14 @@ def play_example(name: str, given: JsonArguments, *, quick: bool, output: Path |
         if not given.as_json:
             click.echo(f"{time.monotonic() - began:5.1f} s  {line}")
 
-    outcome = find(name)(Options(tell, quick=quick, output=output))
+    outcome = find(name)(ExampleOptions(tell, quick=quick, output=output))
     seconds = time.monotonic() - began
     plain = {"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)}
     given.show(plain, lambda: show_outcome(outcome, seconds))
     return 0 if outcome.right else 1
 
 
-def show_outcome(outcome: Outcome, seconds: float) -> None:
+def show_outcome(outcome: ExampleOutcome, seconds: float) -> None:
     """For people: the tables, then what was promised."""
     width = terminal_width() if sys.stdout.isatty() else sys.maxsize
     for table in outcome.tables:

@@ -173,7 +173,7 @@ def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
     )  # fmt: skip
 
 
-class _Published(msgspec.Struct, frozen=True):
+class _RegistrationRow(msgspec.Struct, frozen=True):
     """Registration in a delegate's status."""
 
     uid: str
@@ -223,7 +223,7 @@ class _Federation:
         publisher has none but its address."""
         try:
             rows = fetch_status(ref, self._config.security(), timeout=ANSWER_SECONDS).get("registrations")
-            return {row.uid: row.publisher for row in converted(rows, list[_Published])}
+            return {row.uid: row.publisher for row in converted(rows, list[_RegistrationRow])}
         except (JbiError, msgspec.ValidationError, RecursionError):
             self.unanswered.add(", ".join(ref.endpoints))
             return {}

@@ -39,10 +39,10 @@ def gateway(given: _Gateway) -> int:
     from jbi_pubsub import __version__
     from jbi_pubsub.web.gateway import Gateway
     from jbi_pubsub.web.listing import OPERATIONS
-    from jbi_pubsub.web.operations import Table
+    from jbi_pubsub.web.operations import OperationTable
 
     if given.document:
-        click.echo(json.dumps(Table(OPERATIONS).document(__version__), indent=1))
+        click.echo(json.dumps(OperationTable(OPERATIONS).document(__version__), indent=1))
         return 0
     config = given.settings.load(gateway__host=given.host, gateway__port=given.port, gateway__token=given.token)
     logging.getLogger("uvicorn").setLevel(max(logging.ERROR, logging.getLogger().level))

@@ -54,7 +54,7 @@ def install(given: _Install) -> None:
     """
     from importlib.util import find_spec
 
-    from jbi_pubsub.node.installing import Answers, hidden_from_services, places, write
+    from jbi_pubsub.node.installing import InstallOptions, hidden_from_services, places, write
 
     if given.system and (hidden := hidden_from_services(_parts())) is not None:
         raise StorageError(
@@ -62,7 +62,7 @@ def install(given: _Install) -> None:
             hint="Install the library elsewhere, for example in a venv of /opt, and run the `jbi` there",
         )
     can_archive = all(find_spec(each) is not None for each in ("duckdb", "numpy"))
-    first = Answers(socket.gethostname(), archive=can_archive)
+    first = InstallOptions(socket.gethostname(), archive=can_archive)
     chosen = {key: value for key in QUESTIONS if (value := getattr(given, key)) is not None}
     not_taken = ", ".join(f"--{key}" for key in chosen)
     if not given.defaults:
@@ -70,7 +70,7 @@ def install(given: _Install) -> None:
         for key, question in QUESTIONS.items():
             if key not in chosen:
                 chosen[key] = click.prompt(question, default=getattr(first, key), type=type(getattr(first, key)))
-    answers = Answers(**{**{key: getattr(first, key) for key in first.__dataclass_fields__}, **chosen})
+    answers = InstallOptions(**{**{key: getattr(first, key) for key in first.__dataclass_fields__}, **chosen})
     where = places(is_system=given.system, home=Path.home())
     is_new = write(where, answers, _program())
     click.echo(f"configuration: {where.configuration}" + ("" if is_new else ", as it was"))

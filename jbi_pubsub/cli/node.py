@@ -22,12 +22,12 @@ from .installation import install, uninstall
 from .near import NearNames, told
 from .options import COUNT, FOLDER, TIMEOUT, Arguments, JsonArguments, argument, command, flag, option
 from .servers import announce, raise_file_limit, stop_on_signal, wait_for
-from .settings import Settings
+from .settings import CommandSettings
 from .show import counted, printable, show_facts, show_json, show_rows
 
 if TYPE_CHECKING:
     from jbi_pubsub.node.admin import NodeProxy
-    from jbi_pubsub.node.identity import Running
+    from jbi_pubsub.node.identity import NodeProcess
     from jbi_pubsub.node.service import NodeService
 
 READY_SECONDS: Final = 60.0
@@ -53,7 +53,7 @@ def node() -> None:
     """
 
 
-def started(settings: Settings, **own: object) -> Config:
+def started(settings: CommandSettings, **own: object) -> Config:
     """Configuration that a node is started with. The default locators are for applications: two federations on a host
     are to stay two, unless it has no lookup service of its own."""
     config, origins = settings.explain(**own)
@@ -65,7 +65,7 @@ def started(settings: Settings, **own: object) -> Config:
 class _NodeFolder(Arguments):
     folder: Path | None = option("The node's folder; default [node] folder.", type=FOLDER)
 
-    def running(self) -> tuple[Path, Running]:
+    def running(self) -> tuple[Path, NodeProcess]:
         """The folder and the node that runs there. Raises StorageError."""
         from jbi_pubsub.node.identity import default_folder, is_held, running
 
@@ -155,21 +155,21 @@ def start(given: _Start) -> None:
 
 def _tell(service: NodeService, *, as_json: bool) -> None:
     """That it is ready: who waits for it, and on this host."""
-    from jbi_pubsub.node.identity import Running
+    from jbi_pubsub.node.identity import NodeProcess
 
     lookup = service.lookup.address if service.lookup is not None else ""
     identity = service.identity
     address = service.delegate.addresses[0]
     file = service.config.log.file and str(Path(service.config.log.file).absolute())
     gateway = ", ".join(service.gateways)
-    running = Running(os.getpid(), identity.id, service.name, identity.epoch, address, lookup, file, gateway)
+    running = NodeProcess(os.getpid(), identity.id, service.name, identity.epoch, address, lookup, file, gateway)
     service.folder.tell(running)
     facts = {"ready": "node", **msgspec.structs.asdict(running), "folder": str(service.folder.path)}
     where = f"{address}, lookup service at {lookup or 'none of its own'}" + (f", {gateway}" if gateway else "")
     announce(as_json, facts, f"node {service.name} {identity.id[:8]} at {where}")
 
 
-def _start_detached(settings: Settings, config: Config, own: dict[str, object], *, as_json: bool) -> None:
+def _start_detached(settings: CommandSettings, config: Config, own: dict[str, object], *, as_json: bool) -> None:
     """A process of its own, which this one waits for until it is ready. Raises StorageError with what it has said."""
     from jbi_pubsub.node.identity import default_folder
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 
 from .near import NearNames
-from .settings import Settings
+from .settings import CommandSettings
 from .show import Column, View, show_json, view_of
 from .show import as_json as json_text
 
@@ -83,14 +83,14 @@ MARKS: Final = option("Marks file, for a schema without marks.", type=EXISTING_F
 class Arguments:
     """Base of what commands are given; `settings` are those of the whole command line."""
 
-    settings: Settings
+    settings: CommandSettings
     _is_first = False
 
     def __init_subclass__(cls, *, first: bool = False) -> None:
         """`first`: its own fields stand before those of its bases."""
         cls._is_first = first
 
-    def __init__(self, settings: Settings, **given: Any) -> None:
+    def __init__(self, settings: CommandSettings, **given: Any) -> None:
         self.settings = settings
         self.__dict__.update(given)
 
@@ -163,7 +163,7 @@ def _made(kind: type[K], function: Callable[[A], Any], arguments: type[A], **att
     def run(context: click.Context, /, **given: Any) -> Any:
         if context.invoked_subcommand is not None:
             return None
-        return function(arguments(context.find_object(Settings) or Settings(None, {}), **given))
+        return function(arguments(context.find_object(CommandSettings) or CommandSettings(None, {}), **given))
 
     attributes["name"] = attributes.get("name") or function.__name__.replace("_", "-")
     return kind(callback=run, params=arguments.parameters(), help=function.__doc__, **attributes)

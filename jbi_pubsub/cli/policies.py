@@ -151,7 +151,7 @@ def tell_differences(found: Iterable[Mapping[str, Any]]) -> None:
 
 
 @dataclass
-class Supposed:
+class Supposition:
     """An object and resources as somebody supposes them; what he does not say is not known."""
 
     size: int = -1
@@ -168,7 +168,7 @@ class Supposed:
         return holds(about_resources(node, lambda test: of_resources(test, self.resources)), self)
 
 
-def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposed:
+def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposition:
     """From options: "20 KB", a file, "bandwidth=300 kbps". Raises ConfigurationError."""
     given: dict[str, float] = {}
     for text in resources:
@@ -189,10 +189,10 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
         document = None if metadata is None else parse_metadata(metadata.read_bytes(), what=str(metadata))
     except OSError as exc:
         raise ConfigurationError(f"--metadata {metadata}: {exc.strerror or exc}") from exc
-    return Supposed(length, payload_type, document, Resources(**given))
+    return Supposition(length, payload_type, document, Resources(**given))
 
 
-def explained(policies: PolicySet, facts: Facts, suppose: Supposed) -> dict[str, Any]:
+def explained(policies: PolicySet, facts: Facts, suppose: Supposition) -> dict[str, Any]:
     """Quality that a contract would get, and why, as plain data."""
     return policies.explained(facts, now=datetime.now(UTC).timestamp(), holds=suppose.holds)
 

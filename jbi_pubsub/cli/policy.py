@@ -27,7 +27,7 @@ from . import policies, simulation, steering
 from .community import at_address, calling
 from .near import NearNames, pair
 from .options import Arguments, JsonArguments, argument, command, option, repeated
-from .settings import Settings
+from .settings import CommandSettings
 from .show import Column, counted, printable, show_json, show_table
 
 OWN_COLUMNS: Final = ("rule", "allow", "action")
@@ -269,7 +269,7 @@ for each in (steering.serve, steering.apply, steering.set_value, steering.histor
     policy.add_command(each)
 
 
-def _path(settings: Settings, file: Path | None) -> Path:
+def _path(settings: CommandSettings, file: Path | None) -> Path:
     configured = settings.load().policy.file
     if file is None and not configured:
         raise ConfigurationError("no policy file is configured", hint="Name one, or set [policy] file")

@@ -28,7 +28,7 @@ from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
 from .options import HOST, METRICS_PORT, PORT, Arguments, JsonArguments, argument, command, flag, group, option
-from .settings import Settings, pass_settings
+from .settings import CommandSettings, pass_settings
 from .show import counted
 from .signals import ending_signals
 
@@ -93,7 +93,7 @@ def access_of(config: Config, component: str) -> AccessPolicy | None:
 @click.option("--at", "address", metavar="HOST:PORT", help="Which one; default the configured locator.")
 @pass_settings
 @click.pass_context
-def admin(context: click.Context, settings: Settings, address: str | None) -> None:
+def admin(context: click.Context, settings: CommandSettings, address: str | None) -> None:
     """Administer a running lookup service.
 
     \b
@@ -114,7 +114,7 @@ def _administered(locators: tuple[str, ...]) -> str:
     return locators[0]
 
 
-class _Administered(Arguments):
+class _RegistrarChange(Arguments):
     action: str = argument(type=click.Choice(("show", "set", "add", "remove")), default="show")
     names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
     none: bool = flag("With `set`: none at all.")
@@ -133,8 +133,8 @@ class _Administered(Arguments):
             return proxy.administered()
 
 
-@command(admin, _Administered)
-def groups(given: _Administered) -> None:
+@command(admin, _RegistrarChange)
+def groups(given: _RegistrarChange) -> None:
     """Show or change the groups that it serves ("" is the public one).
 
     \b
@@ -147,7 +147,7 @@ def groups(given: _Administered) -> None:
     click.echo(f"serves {_groups(found.groups)}")
 
 
-class _Locators(_Administered):
+class _Locators(_RegistrarChange):
     names: tuple[str, ...] = argument(metavar="[HOST:PORT]...", nargs=-1)
 
 
@@ -194,7 +194,7 @@ def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> No
 @admin.command()
 @click.confirmation_option(prompt="Forget all registrations and end this lookup service?")
 @pass_settings
-def destroy(settings: Settings) -> None:
+def destroy(settings: CommandSettings) -> None:
     """End it for good: all registrations are forgotten."""
     with _registrar(settings) as proxy:
         proxy.destroy()
@@ -202,7 +202,7 @@ def destroy(settings: Settings) -> None:
 
 
 @contextmanager
-def _registrar(settings: Settings) -> Iterator[RegistrarProxy]:
+def _registrar(settings: CommandSettings) -> Iterator[RegistrarProxy]:
     address = check_endpoint(click.get_current_context().meta["jbi.address"])
     try:
         with closing(RegistrarProxy(ServiceRef("", EXPORTED, (address,)), settings.load().security())) as proxy:

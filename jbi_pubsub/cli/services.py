@@ -52,7 +52,7 @@ def services(given: _Services) -> None:
     """
     view = given.view([_SERVICES])
     fields = (pair(each, ConfigurationError(f"--field {each}: no FIELD=VALUE")) for each in given.fields)
-    wanted = [*(_Wanted("", dict([field])) for field in fields), *map(_entry_wanted, given.entries)]
+    wanted = [*(_EntryPattern("", dict([field])) for field in fields), *map(_entry_wanted, given.entries)]
     template = ServiceTemplate(types=given.types)
     config = given.settings.load()
     with community(config) as joined:
@@ -87,7 +87,7 @@ _SERVICES = (
 )  # fmt: skip
 
 
-def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_Wanted]) -> Iterator[str]:
+def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_EntryPattern]) -> Iterator[str]:
     """Reasons why nothing was found: what nobody has, and what is nearest to it."""
     names = {name for item in known for name in item.types}
     yield from (told("service type", name, names) for name in types if name not in names)
@@ -110,7 +110,7 @@ def _watch_services(
     config: Config,
     joined: JoinManager,
     template: ServiceTemplate,
-    wanted: Sequence[_Wanted],
+    wanted: Sequence[_EntryPattern],
     view: View,
     *,
     as_json: bool,
@@ -142,7 +142,7 @@ def _watch_services(
         time.sleep(3600.0)
 
 
-class _Wanted(NamedTuple):
+class _EntryPattern(NamedTuple):
     """An entry of that class ("": any) with these values."""
 
     name: str
@@ -158,7 +158,7 @@ class _Wanted(NamedTuple):
         return not self.name or any(self.name in (name, re.split(r"[.#]", name)[-1]) for name in names)
 
 
-def _entry_wanted(text: str) -> _Wanted:
+def _entry_wanted(text: str) -> _EntryPattern:
     name, question, query = text.partition("?")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question), max_num_fields=MAX_FIELDS)
@@ -166,10 +166,10 @@ def _entry_wanted(text: str) -> _Wanted:
         raise ConfigurationError(f"--entry {text}: no CLASS[?FIELD=VALUE&...] ({exc})") from exc
     if not name:
         raise ConfigurationError(f"--entry {text}: no CLASS[?FIELD=VALUE&...]")
-    return _Wanted(name, dict(pairs))
+    return _EntryPattern(name, dict(pairs))
 
 
-def _has(item: ServiceItem, wanted: Sequence[_Wanted]) -> bool:
+def _has(item: ServiceItem, wanted: Sequence[_EntryPattern]) -> bool:
     return all(any(map(one.fits, item.entries)) for one in wanted)
 
 

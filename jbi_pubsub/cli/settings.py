@@ -21,7 +21,7 @@ SILENT_SECONDS: Final = 1.5
 """Longest that a command says nothing while it looks for others: with a lookup service there it takes a tenth."""
 
 
-class Settings:
+class CommandSettings:
     """Loads the configuration once; commands may add flags of their own."""
 
     def __init__(self, file: str | None, flags: Mapping[str, object], node: str = "") -> None:
@@ -109,7 +109,7 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-pass_settings = click.make_pass_decorator(Settings)
+pass_settings = click.make_pass_decorator(CommandSettings)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.examples.example import Cell, Outcome, Table
+from jbi_pubsub.examples.example import Cell, ExampleOutcome, OutcomeTable
 from jbi_pubsub.policy.file import nearest, parse, read
 from jbi_pubsub.policy.policyset import PolicySet, policies_of
 from jbi_pubsub.policy.units import amount, rate
@@ -88,7 +88,7 @@ def simulated(given: _Simulate) -> None:
     spent = time.process_time() - began
     if given.page is not None:
         lead = f"Who would get what under {given.file}: {len(load.publications):,} objects in {seconds:g} s."
-        outcome = Outcome(tuple(_tables(found)), (), tuple(_plots(found)))
+        outcome = ExampleOutcome(tuple(_tables(found)), (), tuple(_plots(found)))
         footer = f"jbi policy simulate {given.file}"
         charts.write_page(given.page, "Simulated quality of service", lead, outcome, footer)
     waiting = f", {found.waiting:,} still wait" if found.waiting else ""
@@ -159,11 +159,11 @@ def _bandwidth(said: str, value: str) -> float:
     return found.amount
 
 
-def _tables(found: Simulated) -> Iterator[Table]:
+def _tables(found: Simulated) -> Iterator[OutcomeTable]:
     for stage in found.stages:
         if stage.ends > stage.begins:
             title = f"{stage.begins:g} to {stage.ends:g} s"
-            yield Table(title, COLUMNS, [_row(stage, each) for each in stage.rows()])
+            yield OutcomeTable(title, COLUMNS, [_row(stage, each) for each in stage.rows()])
 
 
 def _row(stage: Stage, row: dict[str, Any]) -> tuple[Cell, ...]:

@@ -81,12 +81,12 @@ def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
         yield Table(_ACCOUNTS, accounts)
 
 
-class _Mailed(Arguments):
+class _MailSubscription(Arguments):
     uid: str = argument()
 
 
-@command(subscriptions, _Mailed)
-def cancel(given: _Mailed) -> None:
+@command(subscriptions, _MailSubscription)
+def cancel(given: _MailSubscription) -> None:
     """Cancel an e-mail subscription at every delegate. The first characters of its id will do.
 
     \b
@@ -96,8 +96,8 @@ def cancel(given: _Mailed) -> None:
     click.echo(f"cancelled at {counted(len(cancelled), 'delegate')}")
 
 
-@command(subscriptions, _Mailed)
-def renew(given: _Mailed) -> None:
+@command(subscriptions, _MailSubscription)
+def renew(given: _MailSubscription) -> None:
     """Renew the lease of an e-mail subscription at every delegate: it ends [lease] mail from now. The first characters
     of its id will do.
 

@@ -164,7 +164,7 @@ def import_(given: _ArchiveImport) -> int:
     jbi archive import kabul.jsonl --at 127.0.0.1:4161
     jbi archive import rescued.jsonl --folder /var/lib/jbi/archive
     """
-    reading = backup.Reading(given.file)
+    reading = backup.ObjectFile(given.file)
     taken = TakenIn()
     size = given.file.stat().st_size
     with _taking_in(given) as take_in, telling("bytes read") as tell:
@@ -177,7 +177,7 @@ def import_(given: _ArchiveImport) -> int:
     return 1 if reading.rejects else 0
 
 
-def _tell_taken(taken: TakenIn, reading: backup.Reading, file: Path) -> None:
+def _tell_taken(taken: TakenIn, reading: backup.ObjectFile, file: Path) -> None:
     aside = ((taken.known, "here already"), (taken.deleted, "deleted before"), (reading.rejects, "not readable"))
     told = "".join(f", {number:,} {what}" for number, what in aside if number)
     click.echo(f"{counted(taken.kept, 'object')} kept{told}")

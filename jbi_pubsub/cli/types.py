@@ -54,7 +54,7 @@ DOCUMENT_BYTES: Final = 64 << 20
 """A document that is tried may have so many: metadata that are published have less."""
 
 
-class _Folder:
+class _FolderRepository:
     """The repository of a folder as a delegate's `TypesProxy`, changed by whoever runs the command."""
 
     def __init__(self, registry: Registry, cache: Path) -> None:
@@ -90,7 +90,7 @@ class _Folder:
         return self._registry.remove(key, self._who, users=(), force=force)  # nobody has it open: nothing is published
 
 
-Repository = TypesProxy | _Folder
+Repository = TypesProxy | _FolderRepository
 
 
 def _user() -> str:
@@ -115,7 +115,7 @@ def types() -> None:
     """
 
 
-class _Where(Arguments):
+class _RepositoryPlace(Arguments):
     at: str | None = option("The delegate to ask; default: the one that is found.", metavar="HOST:PORT")
     folder: Path | None = option("A repository that no delegate has open.", type=FOLDER)
 
@@ -124,7 +124,7 @@ class _Where(Arguments):
         if self.at and self.folder is not None:
             raise ConfigurationError("--at asks a delegate, --folder opens a folder", hint="Give one of them")
         if self.folder is not None:
-            return closing(_Folder(open_registry(self.folder, readonly=not changes), cache_of(self.settings)))
+            return closing(_FolderRepository(open_registry(self.folder, readonly=not changes), cache_of(self.settings)))
         config = self.settings.load()
         ref = at_address(self.at) if self.at else _found(config)
         missing = UnknownUidError(f"{self.at} is no delegate", hint="`jbi services` lists those there are")
@@ -140,7 +140,7 @@ class _TypesKind(Arguments):
         return "attribute" if self.attribute else "type"
 
 
-class _Named(_Where, _TypesKind):
+class _NamedType(_RepositoryPlace, _TypesKind):
     given: str = argument(metavar="NAME[/VERSION]")
 
     @contextmanager
@@ -150,11 +150,11 @@ class _Named(_Where, _TypesKind):
             yield repository, _find(repository, self.given, self.kind)
 
 
-class _NamedJson(_Named, JsonArguments):
+class _NamedJson(_NamedType, JsonArguments):
     """A type or attribute that is shown."""
 
 
-class _Add(_Where, _TypesKind, JsonArguments, first=True):
+class _Add(_RepositoryPlace, _TypesKind, JsonArguments, first=True):
     schema: Path = argument(type=EXISTING_FILE)
     name: str = option("Name; default: what the schema says.", default="")
     version: str = option("Version.", shown=DEFAULT_VERSION)
@@ -208,7 +208,7 @@ def _only_element(schema: Path) -> str:
     return f"{{{space}}}{names[0]}" if space else names[0]
 
 
-class _TypesList(_Where, _TypesKind, JsonArguments):
+class _TypesList(_RepositoryPlace, _TypesKind, JsonArguments):
     """Types or attributes of a repository."""
 
 
@@ -274,7 +274,7 @@ def _show_type(found: Descriptor, properties: Sequence[Property], bundle: Schema
         )
 
 
-class _TypesExport(_Named):
+class _TypesExport(_NamedType):
     output: Path | None = option("Folder for its documents.", "-o", "--output", type=FOLDER)
 
 
@@ -323,7 +323,7 @@ def _write_documents(bundle: SchemaBundle, output: Path) -> None:
         click.echo(printable(f"{path}{option}"), err=True)
 
 
-class _Describe(_Named):
+class _Describe(_NamedType):
     text: str = argument()
 
 
@@ -339,7 +339,7 @@ def describe(given: _Describe) -> None:
     click.echo(printable(f"{found.kind} {found.type}: {found.description}"))
 
 
-class _Deprecate(_Named):
+class _Deprecate(_NamedType):
     undo: bool = flag("Make it active again.")
 
 
@@ -356,7 +356,7 @@ def deprecate(given: _Deprecate) -> None:
     click.echo(printable(f"{found.kind} {found.type} is {found.state}"))
 
 
-class _Remove(_Named):
+class _Remove(_NamedType):
     force: bool = flag("Also while it is in use: the schema is kept until nothing uses it.")
 
 
@@ -374,7 +374,7 @@ def remove(given: _Remove) -> None:
     click.echo(printable(f"{key[0]} {key[1]} {state}"))
 
 
-class _Property(_Named):
+class _Property(_NamedType):
     name: str | None = argument(required=False)
     file: Path | None = option("Take the bytes of this file.", "--set", type=EXISTING_FILE)
     removes: bool = flag("Remove it.", "--remove")
@@ -431,7 +431,7 @@ def history(given: _NamedJson) -> None:
     given.show(msgspec.to_builtins(found), lambda: show_table(columns, rows, title=printable(str(key[1]))))
 
 
-class _Check(_Where, JsonArguments, first=True):
+class _Check(_RepositoryPlace, JsonArguments, first=True):
     schema: Path = argument(type=EXISTING_FILE)
     given: str = option("The type whose next schema it may be.", "--of", required=True, metavar="NAME[/VERSION]")
     samples: Path | None = option("Folder of metadata documents (*.xml, also below).", "--from", type=EXISTING_FOLDER)

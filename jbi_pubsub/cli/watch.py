@@ -27,7 +27,7 @@ from jbi_pubsub.spark.studies.study import contracts_in
 
 from .cluster import ClusterArguments
 from .options import FOLDER, JsonArguments, argument, command, flag, option
-from .settings import Settings, try_folder
+from .settings import CommandSettings, try_folder
 from .show import console, printable, show_facts
 
 TAP_SECONDS: Final = 30.0
@@ -180,7 +180,7 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
+def _tapping(configured: CommandSettings, data: Path) -> Iterator[Callable[[], None]]:
     """A tap of its own process, as by `jbi study export`, that writes to a data set meanwhile."""
     words = [*configured.words(), "study", "export", "--seconds", TAP_FOR, "--resume", "--out", str(data), "--json"]
     words += ["--parent", str(os.getpid())]  # else it would go on without us, up to its gigabyte

@@ -54,7 +54,7 @@ DRAIN_MOST: Final = 60.0
 LINES_MOST: Final = 1_000
 
 
-class NodeDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts that a client may know of its node: who it is, where, and within what bounds."""
 
     id: str
@@ -77,14 +77,14 @@ class NodeDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uptime: float
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the log."""
 
     number: int
     text: str
 
 
-class Administered(Protocol):
+class NodeState(Protocol):
     """The node, as its calls see it."""
 
     @property
@@ -92,7 +92,7 @@ class Administered(Protocol):
         """Its log, if that is its own."""
         ...
 
-    def details(self) -> NodeDetails:
+    def details(self) -> NodeFacts:
         """See NodeDetails."""
         ...
 
@@ -120,11 +120,11 @@ class Administered(Protocol):
 class NodeCalls:
     """The exported object `node`. All but the first is for administrators."""
 
-    def __init__(self, node: Administered) -> None:
+    def __init__(self, node: NodeState) -> None:
         self._node = node
 
     @exported
-    def details(self, caller: Caller) -> NodeDetails:
+    def details(self, caller: Caller) -> NodeFacts:
         """For clients, which may `connect`."""
         self._node.allow(caller, "connect", Subject())
         return self._node.details()
@@ -143,10 +143,10 @@ class NodeCalls:
         return {name: told[name] for name in ("registrations", "subscriptions", "counts")}
 
     @exported
-    def log(self, caller: Caller, after: int, most: int) -> tuple[Line, ...]:
+    def log(self, caller: Caller, after: int, most: int) -> tuple[LogLine, ...]:
         """The last lines of the log, those behind number `after`."""
         self._node.allow(caller, "administer", Subject())
-        return tuple(Line(*each) for each in self._log().lines(after, min(most, LINES_MOST)))
+        return tuple(LogLine(*each) for each in self._log().lines(after, min(most, LINES_MOST)))
 
     @exported
     def set(self, caller: Caller, key: str, value: str) -> str:
@@ -187,7 +187,7 @@ class NodeCalls:
 
 
 @dataclass(frozen=True)
-class Snooped:
+class SnoopTerms:
     """Terms of looking on at a sequence, as `register_subscriber` takes them, and of which registration
     alone; "" of all. `says_more`: its template does, and more will come than it gets."""
 
@@ -203,9 +203,9 @@ class NodeProxy:
         self._ref, self._security, self._timeout = ServiceRef("", "", (address,)), security, timeout
         self._client = ControlClient(ServiceRef("", NODE, (address,)), security, timeout=timeout)
 
-    def details(self) -> NodeDetails:
+    def details(self) -> NodeFacts:
         """See NodeCalls."""
-        return self._client.call("details", NodeDetails)
+        return self._client.call("details", NodeFacts)
 
     def clients(self) -> list[dict[str, Any]]:
         """See NodeCalls."""
@@ -215,12 +215,12 @@ class NodeProxy:
         """See NodeCalls."""
         return self._client.call("sequences", dict[str, Any])
 
-    def snooped(self, uid: str) -> Snooped:
+    def snooped(self, uid: str) -> SnoopTerms:
         """Terms of looking on at a registration or subscription. Raises UnknownUidError."""
         for each in self.sequences()["registrations"]:
             if each["uid"] == uid:
                 name, _, version = each["type"].rpartition(" ")
-                return Snooped({"type_name": name, "version": version}, uid)
+                return SnoopTerms({"type_name": name, "version": version}, uid)
         of = {each.uid: each for each in fetch_terms(self._ref, self._security, timeout=self._timeout)}
         if uid not in of:
             raise UnknownUidError(f"{uid[:100]} has ended, or never was")
@@ -235,11 +235,11 @@ class NodeProxy:
             "namespaces": dict(terms.namespaces),
             "language": terms.language,
         }
-        return Snooped(asked, says_more=len(terms.entries) > len(types))
+        return SnoopTerms(asked, says_more=len(terms.entries) > len(types))
 
-    def log(self, after: int, most: int) -> tuple[Line, ...]:
+    def log(self, after: int, most: int) -> tuple[LogLine, ...]:
         """See NodeCalls."""
-        return self._client.call("log", tuple[Line, ...], after, most)
+        return self._client.call("log", tuple[LogLine, ...], after, most)
 
     def set(self, key: str, value: str) -> str:
         """See NodeCalls."""
@@ -333,7 +333,7 @@ def _resources() -> dict[str, float]:
     return {"cpu": used.ru_utime + used.ru_stime, "memory": float(resident)}
 
 
-class Reports:
+class NodeReports:
     """Publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
 
     def __init__(self, config: Config, delegate: Delegate, name: str, signer: Signer | None) -> None:
@@ -400,10 +400,10 @@ class Reports:
 
 def details_of(
     config: Config, facts: Mapping[str, Any], addresses: Iterable[str], lookup: str, began: float
-) -> NodeDetails:
+) -> NodeFacts:
     """`facts`: id, name, epoch."""
     pad = config.pad
-    return NodeDetails(
+    return NodeFacts(
         **facts,
         version=version(),
         addresses=tuple(addresses),

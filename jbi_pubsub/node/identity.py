@@ -37,7 +37,7 @@ class Identity(msgspec.Struct, frozen=True):
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class Running(msgspec.Struct, frozen=True):
+class NodeProcess(msgspec.Struct, frozen=True):
     """A node that runs: its process, where to call it, its log's file, and the URL of its gateway; "" for none."""
 
     pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
@@ -98,7 +98,7 @@ class NodeFolder:
         self._write(file, msgspec.json.encode(told))
         return told
 
-    def tell(self, told: Running) -> None:
+    def tell(self, told: NodeProcess) -> None:
         """Say on this host that the node runs. Raises StorageError."""
         try:
             self._write(self.path / RUNNING, msgspec.json.encode(told))
@@ -117,12 +117,12 @@ class NodeFolder:
             self._lock = -1
 
 
-def running(path: Path) -> Running | None:
+def running(path: Path) -> NodeProcess | None:
     """The node that has that folder now; None: none, or it has not said so yet. Raises StorageError."""
     if not is_held(path):
         return None
     try:
-        return from_json(Running, _read(path / RUNNING))
+        return from_json(NodeProcess, _read(path / RUNNING))
     except (OSError, ValueError, RecursionError):
         return None
 

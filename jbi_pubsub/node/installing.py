@@ -48,7 +48,7 @@ def places(*, is_system: bool, home: Path) -> Places:
 
 
 @dataclass(frozen=True)
-class Answers:
+class InstallOptions:
     """Answers of whoever installs a node; the defaults are those of a laptop: reached from this host alone."""
 
     name: str
@@ -61,7 +61,7 @@ class Answers:
     level: str = "info"
 
 
-def _tables(answers: Answers, where: Places) -> dict[str, dict[str, object]]:
+def _tables(answers: InstallOptions, where: Places) -> dict[str, dict[str, object]]:
     """The sections of the node's jbi.toml."""
     tables: dict[str, dict[str, object]] = {
         "node": {"name": answers.name, "folder": str(where.folder), "archive": answers.archive},
@@ -74,7 +74,7 @@ def _tables(answers: Answers, where: Places) -> dict[str, dict[str, object]]:
     return tables
 
 
-def configuration(answers: Answers, where: Places) -> str:
+def configuration(answers: InstallOptions, where: Places) -> str:
     """The node's jbi.toml."""
     lines = [f"# Of the node {json.dumps(answers.name)}; `jbi config` lists every setting."]
     for section, keys in _tables(answers, where).items():
@@ -128,7 +128,7 @@ def unit(where: Places, program: Iterable[str]) -> str:
     return "\n".join([*head, "", "[Service]", *service, "", "[Install]", f"WantedBy={target}"]) + "\n"
 
 
-def write(where: Places, answers: Answers, program: Iterable[str]) -> bool:
+def write(where: Places, answers: InstallOptions, program: Iterable[str]) -> bool:
     """Write both; False: a configuration was there, and stays as it is. Raises StorageError, and ConfigurationError for
     one that no node would start with."""
     _check(answers, where)
@@ -154,7 +154,7 @@ def remove(where: Places) -> list[Path]:
     return found
 
 
-def _check(answers: Answers, where: Places) -> None:
+def _check(answers: InstallOptions, where: Places) -> None:
     """That a node starts with that, or with what is there."""
     for what, text in (("name", answers.name), ("host", answers.host), ("tls", answers.tls)):
         if not text.isprintable() or (what != "tls" and not text.strip()):

@@ -46,7 +46,7 @@ def severity(level: int) -> int:
     return 2 if level >= logging.CRITICAL else 3 if level >= logging.ERROR else 4 if level >= logging.WARNING else 6
 
 
-class _Lines(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """A line a record, without what a terminal would obey: peers have a say in what is logged."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,7 +54,7 @@ class _Lines(logging.Formatter):
         return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-class _Memory(logging.Handler):
+class _MemoryHandler(logging.Handler):
     """The last lines, numbered from 1."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Memory(logging.Handler):
             self.lines.append((self.count, line[:LINE_MOST]))
 
 
-class _Datagrams(logging.Handler):
+class _DatagramHandler(logging.Handler):
     """Errors, each a datagram to a local socket or a host."""
 
     def __init__(self, address: str, encode: Callable[[logging.LogRecord, str], bytes]) -> None:
@@ -124,7 +124,7 @@ def _journal(record: logging.LogRecord, text: str) -> bytes:
     return f"PRIORITY={severity(record.levelno)}\nSYSLOG_IDENTIFIER={IDENTIFIER}\nMESSAGE={line}\n".encode()
 
 
-class _File(logging.handlers.RotatingFileHandler):
+class _FileHandler(logging.handlers.RotatingFileHandler):
     """A file that does not grow for ever; what a full disk does not take is counted."""
 
     lost = 0
@@ -146,11 +146,11 @@ class NodeLog:
         self._lock = threading.Lock()  # covers section and _told
         self._logger = logging.getLogger(LOGGER)
         self._was = self._logger.level, self._logger.propagate
-        self._memory = _Memory()
-        self._told: list[_Datagrams] = []
+        self._memory = _MemoryHandler()
+        self._told: list[_DatagramHandler] = []
         try:
             self._out: logging.Handler = (
-                _File(section.file, maxBytes=section.file_bytes, backupCount=2, encoding="utf-8")
+                _FileHandler(section.file, maxBytes=section.file_bytes, backupCount=2, encoding="utf-8")
                 if section.file
                 else logging.StreamHandler(sys.stderr)
             )
@@ -160,7 +160,7 @@ class NodeLog:
                 hint="Name one that can be written",
             ) from exc
         for handler in (self._out, self._memory):
-            handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
             self._logger.addHandler(handler)
         self._logger.propagate = False
         try:
@@ -177,15 +177,15 @@ class NodeLog:
             self._apply(section)
 
     def _apply(self, section: LogSection) -> None:
-        made: list[_Datagrams] = []
+        made: list[_DatagramHandler] = []
         if section.syslog:
-            made.append(_Datagrams(section.syslog, _syslog))
+            made.append(_DatagramHandler(section.syslog, _syslog))
         if section.journald:
             if not Path(JOURNAL).is_socket():
                 raise ConfigurationError(f"there is no systemd journal here: no {JOURNAL}", key="log.journald")
-            made.append(_Datagrams(JOURNAL, _journal))
+            made.append(_DatagramHandler(JOURNAL, _journal))
         for handler in made:
-            handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
+            handler.setFormatter(_LineFormatter("%(levelname)s %(name)s: %(message)s"))
             self._logger.addHandler(handler)
         for handler in self._told:
             self._logger.removeHandler(handler)

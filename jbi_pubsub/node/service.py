@@ -39,7 +39,7 @@ from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.trust.settings import signer_of
 
-from .admin import NODE, NodeCalls, NodeDetails, Reports, details_of
+from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
 from .identity import Identity, NodeFolder, default_folder
 from .log import NodeLog
 
@@ -105,7 +105,7 @@ class Dissemination(Protocol):
         ...
 
 
-class Gateway(Protocol):
+class NodeGateway(Protocol):
     """A further way in, over the client library."""
 
     @property
@@ -122,7 +122,7 @@ class Gateway(Protocol):
         ...
 
 
-class Reporting(Protocol):
+class NodeReporter(Protocol):
     """Tells as information objects what happens at the node, and how much."""
 
     def start(self) -> None:
@@ -153,13 +153,13 @@ def _disseminating(
     return DisseminationServer(config, types, characteristics=strings, entries=entries, also=also, node=node)
 
 
-def _reporting(config: Config, dissemination: Dissemination, name: str) -> Reporting:
+def _reporting(config: Config, dissemination: Dissemination, name: str) -> NodeReporter:
     """Reports of a delegate of ours."""
     assert isinstance(dissemination, DisseminationServer)
-    return Reports(config, dissemination.delegate, name, signer_of(config))
+    return NodeReports(config, dissemination.delegate, name, signer_of(config))
 
 
-def _over_http(config: Config) -> Gateway:
+def _over_http(config: Config) -> NodeGateway:
     """As [gateway] says; what is off is not imported."""
     from jbi_pubsub.web.gateway import Gateway as HttpGateway
 
@@ -179,8 +179,8 @@ class Parts:
     dissemination: Callable[
         [Config, ServedTypes, tuple[str, str], tuple[EntryRep, ...], Mapping[str, object], str], Dissemination
     ] = _disseminating
-    reports: Callable[[Config, Dissemination, str], Reporting] = _reporting
-    gateways: tuple[Callable[[Config], Gateway], ...] = ()
+    reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
+    gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
 
 
 class NodeService:
@@ -221,7 +221,7 @@ class NodeService:
             self.delegate = parts.dissemination(config, self._types, strings, (entry,), also, self.identity.id)
             undo.callback(self.delegate.stop, 0.0)
             self._reports = parts.reports(config, self.delegate, self.name)
-            self._gateways: list[Gateway] = []
+            self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
                 self._gateways.append(make(config))
                 undo.callback(self._gateways[-1].stop)
@@ -272,7 +272,7 @@ class NodeService:
 
     # -- for administrators (node/admin.py) -----------------------------------------------------------------------
 
-    def details(self) -> NodeDetails:
+    def details(self) -> NodeFacts:
         """Facts that clients may know."""
         identity = self.identity
         facts = {"id": identity.id, "name": self.name, "epoch": identity.epoch}

@@ -34,7 +34,7 @@ def build(console: Console) -> None:
         _page(console, cancel[:200])
 
 
-class Doing:
+class ConfirmedActions:
     """One action after the other, each confirmed."""
 
     def __init__(self, console: Console) -> None:
@@ -90,7 +90,7 @@ def _page(console: Console, uid: str) -> None:
                 cancel = action("Cancel it")
             words("p", "Its subscriber is told that something is lost, and gets no more of it, until it subscribes "
                   "again.", "jbi-note")  # fmt: skip
-        doing = Doing(console)
+        doing = ConfirmedActions(console)
         shown: dict[str, Any] = {}
 
         async def cancelled() -> None:
@@ -127,7 +127,7 @@ Shown = tuple[ui.element, Callable[[Server], None]]
 """Element that shows a server, and the function that brings it up to date."""
 
 
-def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
+def _lookup(console: Console, doing: ConfirmedActions, server: Server) -> Shown:
     assert server.facts is not None
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
@@ -159,7 +159,7 @@ def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
     return made, look
 
 
-def _delegate(console: Console, doing: Doing, server: Server) -> Shown:
+def _delegate(console: Console, doing: ConfirmedActions, server: Server) -> Shown:
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"delegate {title}", "jbi-name")

@@ -35,7 +35,7 @@ LEFT_OUT: Final = ("metadata_file", "payload_file", "expect")
 _CHOICES: Final = {"": "as the platform has it", "yes": "yes", "no": "no"}
 
 
-class Trial:
+class ConsoleClient:
     """The test client of the process, and what has happened last."""
 
     def __init__(self, config: Config) -> None:
@@ -45,13 +45,13 @@ class Trial:
 
 def build(console: Console) -> None:
     """Register the page."""
-    trial = Trial(console.config)
+    trial = ConsoleClient(console.config)
     console.closing.append(trial.panels.disconnect)
 
     @console.page("/client")
     def _() -> None:
         with console.frame("Client"):
-            _Page(console, trial)
+            _ClientPage(console, trial)
 
 
 class Form:
@@ -113,10 +113,10 @@ def _pair(text: str) -> tuple[str, str]:
     return prefix, uri
 
 
-class _Page:
+class _ClientPage:
     """One tab's."""
 
-    def __init__(self, console: Console, trial: Trial) -> None:
+    def __init__(self, console: Console, trial: ConsoleClient) -> None:
         self.console, self.trial = console, trial
         self.state = words("p", "", "jbi-note").props("role=status")
         self.problem = words("p", "", "jbi-problem").props("role=alert")

@@ -73,7 +73,7 @@ Sequence = PublisherSequence | SubscriberSequence | QuerySequence
 
 
 @dataclass(eq=False, slots=True)
-class _Held:
+class _ApiConnection:
     """A connection and its sequences, by their ids."""
 
     connection: Connection
@@ -95,8 +95,8 @@ class Common:
         self._user = user
         self._manager = ConnectionManager(config, share)
         self._clock = clock
-        self._held: dict[str, _Held] = {}
-        self._of: dict[str, _Held] = {}
+        self._held: dict[str, _ApiConnection] = {}
+        self._of: dict[str, _ApiConnection] = {}
         """By sequence."""
         self._threads = ThreadPoolExecutor(CALLS_MOST, thread_name_prefix="jbi-gateway-capi")
         self._calls = 0
@@ -134,7 +134,7 @@ class Common:
             list(ending.map(self._destroy, held))  # each waits for its own node
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _destroy(self, held: _Held) -> None:
+    def _destroy(self, held: _ApiConnection) -> None:
         with contextlib.suppress(ConnectionException):  # by a call at the same moment
             self._manager.destroyConnection(held.connection)
 
@@ -157,7 +157,7 @@ class Common:
             held.calls -= 1
             held.used = self._clock()
 
-    def _find(self, given: Mapping[str, Any]) -> _Held:
+    def _find(self, given: Mapping[str, Any]) -> _ApiConnection:
         with self.lock:
             if "connection" in given:
                 held = self._held.get(given["connection"])
@@ -179,18 +179,18 @@ class Common:
         with self.lock:
             if len(self._held) >= CONNECTIONS_MOST:
                 raise BackPressureError(f"{CONNECTIONS_MOST} connections are there", hint="Destroy one, or come again")
-            new = _Held(self._manager.createConnection(asked.name, asked.descriptor), self._clock())
+            new = _ApiConnection(self._manager.createConnection(asked.name, asked.descriptor), self._clock())
             key = token_hex(16)
             self._held[key] = new
             return ConnectionSaid(key)
 
-    def _destroyConnection(self, held: _Held, given: Mapping[str, Any], _: None) -> None:  # noqa: N802  # the API's names, here and below
+    def _destroyConnection(self, held: _ApiConnection, given: Mapping[str, Any], _: None) -> None:  # noqa: N802  # the API's names, here and below
         with self.lock:
             self._held.pop(given["connection"], None)
             self._of = {key: of for key, of in self._of.items() if of is not held}
         self._manager.destroyConnection(held.connection)
 
-    def _authenticate(self, held: _Held, _: Any, body: Document) -> None:
+    def _authenticate(self, held: _ApiConnection, _: Any, body: Document) -> None:
         said = bindings.read(bindings.Credentials, body.document)
         if self._user and (said.password is not None or said.user not in (None, self._user)):
             raise PermissionDeniedException(
@@ -203,7 +203,7 @@ class Common:
             )
         held.connection.authenticate(body.document)
 
-    def _createSequence(self, held: _Held, _: Any, asked: SequenceAsked) -> SequenceSaid:  # noqa: N802
+    def _createSequence(self, held: _ApiConnection, _: Any, asked: SequenceAsked) -> SequenceSaid:  # noqa: N802
         makers: dict[str, Callable[[str, str], Sequence]] = {
             "publisher": held.connection.createPublisherSequence,
             "subscriber": held.connection.createSubscriberSequence,
@@ -222,25 +222,27 @@ class Common:
                 del held.sequences[gone], self._of[gone]
         return _sequence(key, new)
 
-    def _destroySequence(self, held: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> None:  # noqa: N802
+    def _destroySequence(self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], __: None) -> None:  # noqa: N802
         held.connection.destroySequence(sequence)
         with self.lock:
             held.kept = {key: size for key, size in held.kept.items() if key[0] != given["sequence"]}
 
     def _setSequenceAttribute(  # noqa: N802
-        self, held: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document
+        self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], body: Document
     ) -> None:
         with self._keeping(held, (given["sequence"], given["name"]), body.document):
             sequence.setSequenceAttribute(given["name"], given["version"], body.document)
 
-    def _setSequencePredicate(self, held: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document) -> None:  # noqa: N802
+    def _setSequencePredicate(  # noqa: N802
+        self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], body: Document
+    ) -> None:
         if isinstance(sequence, PublisherSequence):
             raise _no_such_call(sequence)
         with self._keeping(held, (given["sequence"], ""), body.document):
             sequence.setSequencePredicate(body.document)
 
     @contextlib.contextmanager
-    def _keeping(self, held: _Held, key: tuple[str, str], document: str) -> Iterator[None]:
+    def _keeping(self, held: _ApiConnection, key: tuple[str, str], document: str) -> Iterator[None]:
         """Around what keeps a document, which counts from then on. Raises BackPressureError."""
         size = len(document.encode())
         with self.lock:
@@ -259,7 +261,7 @@ class Common:
             raise
 
     def _publishInfoObject(  # noqa: N802
-        self, _: _Held, sequence: Sequence, given: Mapping[str, Any], body: list[tuple[bytes, bytes]]
+        self, _: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], body: list[tuple[bytes, bytes]]
     ) -> Id:
         if not isinstance(sequence, PublisherSequence):
             raise _no_such_call(sequence)
@@ -271,21 +273,21 @@ class Common:
         named = given.get("type", sequence.getType()), given.get("version", sequence.getVersion())
         return Id(sequence.publishInfoObject(made(*named, payload, metadata or None)))
 
-    def _getNext(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> CapiObjects:  # noqa: N802
+    def _getNext(self, _: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], __: None) -> CapiObjects:  # noqa: N802
         if isinstance(sequence, PublisherSequence):
             raise _no_such_call(sequence)
         if isinstance(sequence, SubscriberSequence):
             return CapiObjects((_object(sequence.getNext(given["timeout"])),))
         return CapiObjects(tuple(map(_object, sequence.getNext(given.get("count", 1), given["timeout"]))))
 
-    def _executeQuery(self, _: _Held, sequence: Sequence, __: Any, body: QueryAsked) -> None:  # noqa: N802
+    def _executeQuery(self, _: _ApiConnection, sequence: Sequence, __: Any, body: QueryAsked) -> None:  # noqa: N802
         query = _query(sequence)
         if body.distributed:
             query.executeDistributedQuery(body.timeout)
         else:
             query.executeQuery()
 
-    def _listDescriptors(self, held: _Held, given: Mapping[str, Any], _: None) -> Descriptors:  # noqa: N802
+    def _listDescriptors(self, held: _ApiConnection, given: Mapping[str, Any], _: None) -> Descriptors:  # noqa: N802
         of = None
         if "type" in given:
             found = _named({"kind": "type", **given})
@@ -320,7 +322,7 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
 those two."""
 
 
-def _repository(held: _Held) -> MetadataRepository:
+def _repository(held: _ApiConnection) -> MetadataRepository:
     return held.connection.getMetadataRepository()
 
 

@@ -44,7 +44,7 @@ PAGES: Final = (
 )  # fmt: skip
 
 
-class NodeCalls(Protocol):
+class NodeClient(Protocol):
     """Calls of a page to its node: see node/admin.py, which this room knows nothing of. Each raises JbiError."""
 
     def details(self) -> Any: ...  # as there, all of them
@@ -57,7 +57,7 @@ class NodeCalls(Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[[str, Security], NodeCalls]
+Connect = Callable[[str, Security], NodeClient]
 """The calls of the node at a host:port."""
 
 

@@ -22,7 +22,7 @@ INDENT: Final = "\u2003"
 """For each level of a condition."""
 
 
-class Answer(NamedTuple):
+class ServerExplanation(NamedTuple):
     """Explanation by the server `at`: rows for each level, and for each condition of the predicate."""
 
     at: str
@@ -116,9 +116,11 @@ def _called(row: Mapping[str, Any]) -> str:
     return f"{row.get('name') or 'e-mail'}: {str(row.get('uid')).rpartition('-')[2][:12]}, {template}"[:120]
 
 
-def _asked(console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]) -> tuple[list[Answer], list[str]]:
+def _asked(
+    console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]
+) -> tuple[list[ServerExplanation], list[str]]:
     """The answers of those who know, and what went wrong with others."""
-    found, errors = list[Answer](), list[str]()
+    found, errors = list[ServerExplanation](), list[str]()
     for server in console.observer.snapshot().servers:
         if server.facts is None or server.kind not in ("delegate", "peer"):
             continue
@@ -133,16 +135,16 @@ def _asked(console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]
     return found, errors
 
 
-def answer_of(at: str, facts: Mapping[str, Any]) -> Answer:
+def answer_of(at: str, facts: Mapping[str, Any]) -> ServerExplanation:
     """Answer of a server, for the page. Raises ProtocolError for what no server of ours answers."""
     try:
         uid = str(facts["subscription"])
-        return Answer(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
+        return ServerExplanation(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise ProtocolError(f"{at} explains what no server of ours says: {type(exc).__name__}") from exc
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: ServerExplanation) -> None:
     with region("Delivered" if answer.delivered else "Not delivered", "jbi-answer"):
         words("p", f"{answer.at}: subscription {answer.subscription}", "jbi-note")
         levels = table(

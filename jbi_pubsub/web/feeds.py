@@ -40,7 +40,7 @@ TURN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FeedEvent:
     """An object, or what was lost."""
 
     number: int
@@ -56,27 +56,27 @@ class EventQueue:
     """Events in their order, and their bytes."""
 
     def __init__(self) -> None:
-        self.events: deque[Event] = deque()
+        self.events: deque[FeedEvent] = deque()
         self.size = 0
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[FeedEvent]) -> None:
         """Put them behind all others."""
         for event in events:
             self.events.append(event)
             self.size += event.size
 
-    def put_back(self, events: Sequence[Event]) -> None:
+    def put_back(self, events: Sequence[FeedEvent]) -> None:
         """Put them before all others, in their order."""
         self.events.extendleft(reversed(events))
         self.size += sum(event.size for event in events)
 
-    def pop(self) -> Event:
+    def pop(self) -> FeedEvent:
         """Take the first one."""
         event = self.events.popleft()
         self.size -= event.size
         return event
 
-    def clear(self) -> list[Event]:
+    def clear(self) -> list[FeedEvent]:
         """Take all."""
         taken = list(self.events)
         self.events.clear()
@@ -98,7 +98,7 @@ class LoopSignal:
             self.loop.call_soon_threadsafe(self._event.set)
 
 
-class Feed:
+class EventFeed:
     """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Feed:
             if self._closed:
                 return
             is_first = not waiting.events
-            waiting.add([Event(self.last_number + 1, what)])
+            waiting.add([FeedEvent(self.last_number + 1, what)])
         if is_first:
             self._come.set()
 
@@ -178,7 +178,7 @@ class Feed:
             self._waiting.put_back(again)
             return max(0, first - after - 1)
 
-    async def take(self, reader: int, most: int, timeout: float) -> list[Event] | None:
+    async def take(self, reader: int, most: int, timeout: float) -> list[FeedEvent] | None:
         """The next events, at least one unless `timeout` seconds are over; None when the feed, or the turn of this
         reader, is over."""
         until = time.monotonic() + timeout
@@ -187,7 +187,7 @@ class Feed:
             with self._changed:
                 if self._closed or reader != self._reader:
                     return None
-                found: list[Event] = []
+                found: list[FeedEvent] = []
                 size = 0
                 while self._waiting.events and len(found) < most and size < WAITING_BYTES:
                     found.append(self._waiting.pop())
@@ -202,7 +202,7 @@ class Feed:
             except TimeoutError:
                 return []
 
-    def _keep(self, events: list[Event]) -> None:
+    def _keep(self, events: list[FeedEvent]) -> None:
         """Those that were given last stay in any case."""
         if not events:
             return
@@ -232,23 +232,23 @@ class Feed:
             return self._closed or (not self._readers and self._clock() - self._read_at > IDLE_SECONDS)
 
 
-class Feeds:
+class EventFeeds:
     """All feeds. Calls of the adapter block, and are made by `call`, which runs them elsewhere. Of the event loop."""
 
     def __init__(self, call: Callable[..., Any], adapter: Callable[[], Any]) -> None:
         self._call = call
         self._adapter = adapter
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, EventFeed] = {}
         self._shares = PeerShares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
         return self._shares.taken
 
-    async def open(self, peer: str, **asked: Any) -> Feed:
+    async def open(self, peer: str, **asked: Any) -> EventFeed:
         """A new subscription (as `register_subscriber`) of `peer`. Raises BackPressureError when there are too many,
         and what it raises."""
         self._shares.take(peer)
-        feed = Feed(asyncio.get_running_loop(), peer=peer)
+        feed = EventFeed(asyncio.get_running_loop(), peer=peer)
         try:
             feed.uid = await self._call(lambda: self._adapter().register_subscriber(listener=feed, **asked))
         except BaseException:
@@ -257,14 +257,14 @@ class Feeds:
         self._feeds[feed.key] = feed
         return feed
 
-    def find(self, key: str) -> Feed:
+    def find(self, key: str) -> EventFeed:
         """Raises UnknownUidError."""
         feed = self._feeds.get(key)
         if feed is None or feed.is_ending:
             raise UnknownUidError(f"no subscription {key[:40]!r}", hint="It has ended, or nobody has read it for long")
         return feed
 
-    async def end(self, feed: Feed) -> None:
+    async def end(self, feed: EventFeed) -> None:
         """Cancel its subscription. Where there is no room for that it counts until `end_idle` comes to it."""
         if feed.is_ending or feed.key not in self._feeds:
             return

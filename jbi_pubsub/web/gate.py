@@ -145,8 +145,8 @@ class Gate:
         elif scope["path"] == ENTER:
             await self._enter(scope, send)
         else:
-            answer = _Answer(send, secrets.token_urlsafe(16))
-            await app(_without_foreign(scope), _Bounded(receive).receive, answer.send)
+            answer = _PageResponse(send, secrets.token_urlsafe(16))
+            await app(_without_foreign(scope), _RequestBody(receive).receive, answer.send)
 
     async def _enter(self, scope: Scope, send: Send) -> None:
         """A page that leads on, not a redirect: a strict cookie is not sent with one that another site has begun."""
@@ -166,7 +166,7 @@ class Gate:
         await _say(send, 200, page, kind=b"text/html; charset=utf-8", headers=((b"set-cookie", cookie.encode()),))
 
 
-class _Bounded:
+class _RequestBody:
     """The body of a request, up to BODY_MOST."""
 
     def __init__(self, receive: Receive) -> None:
@@ -182,7 +182,7 @@ class _Bounded:
         return message
 
 
-class _Answer:
+class _PageResponse:
     """A response with our headers; in a page the scripts of its template get the nonce."""
 
     def __init__(self, send: Send, nonce: str) -> None:

@@ -48,7 +48,7 @@ from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .handlers import ApiRequest, RequestHandlers
 from .listing import OPERATIONS
-from .operations import JSON, MULTIPART, Operation, Table, objects_in, read
+from .operations import JSON, MULTIPART, Operation, OperationTable, objects_in, read
 from .replies import PART, GoneError, RefusedError, Reply, problem_reply
 from .server import HttpServer, InTime
 
@@ -100,7 +100,7 @@ class Gateway(HttpServer):
         except BaseException:
             super().stop()
             raise
-        self._table = Table(OPERATIONS)
+        self._table = OperationTable(OPERATIONS)
         self._handlers = RequestHandlers(self.guests, self.call, self._table)
         self._tidying: list[asyncio.Task[None]] = []
 

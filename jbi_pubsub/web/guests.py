@@ -35,8 +35,8 @@ from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .common import Common
-from .feeds import Feeds
-from .publishing import Publishing
+from .feeds import EventFeeds
+from .publishing import GatewayPublisher
 
 GUESTS_MOST: Final = 16
 """Users at once, each with the bounds of one client; one that does nothing goes for another."""
@@ -69,10 +69,10 @@ class Guest:
 
     def __init__(self, config: Config, call: Callable[..., Any], *, user: str = "", proof: str = "") -> None:
         self.user, self.proof = user, proof
-        self.publishing = Publishing(config)
+        self.publishing = GatewayPublisher(config)
         self.share = Share(GuestSubscriber)
         self.common = Common(config, self.share, user=user)
-        self.feeds = Feeds(partial(call, peer=user), self.subscriber)
+        self.feeds = EventFeeds(partial(call, peer=user), self.subscriber)
         self.client = ("", 0)
         """Where his last request came from (address, port)."""
         self.calls = 0

@@ -19,12 +19,12 @@ from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.subscriber.moments import is_place
 
-from .feeds import Event, Feed
+from .feeds import EventFeed, FeedEvent
 from .gate import Receive, Send
 from .guests import Guest, Guests
 from .listing import Counted, Found, LossSaid, Next, ObjectSaid, Published, Subscribed, TypeSaid, TypesSaid
-from .operations import Operation, Table
-from .publishing import Terms
+from .operations import Operation, OperationTable
+from .publishing import RegistrationTerms
 from .replies import SAFE, GoneError, RefusedError, Reply, json_reply
 
 AT_ONCE: Final = 65_536
@@ -62,7 +62,7 @@ class ApiRequest:
 class RequestHandlers:
     """The handlers of all operations, by name. Of the event loop; what may wait is done by `call` (see Gateway)."""
 
-    def __init__(self, guests: Guests, call: Callable[..., Awaitable[Any]], table: Table) -> None:
+    def __init__(self, guests: Guests, call: Callable[..., Awaitable[Any]], table: OperationTable) -> None:
         self._guests = guests
         self._call = call
         self._document = msgspec.json.encode(table.document(__version__))
@@ -85,7 +85,9 @@ class RequestHandlers:
 
     async def _publish(self, request: ApiRequest) -> Reply:
         given, objects = request.given, request.body
-        terms = Terms(TypeName(given["type"], given["version"]), given.get("validate", True), given.get("persist"))
+        terms = RegistrationTerms(
+            TypeName(given["type"], given["version"]), given.get("validate", True), given.get("persist")
+        )
         size = sum(len(metadata) + len(payload) for metadata, payload in objects)
         ids = request.guest.publishing.publish(terms, objects, opens=False) if size <= AT_ONCE else []
         seconds = given.get("wait", 0.0)
@@ -101,7 +103,7 @@ class RequestHandlers:
 
     # -- subscribing --------------------------------------------------------------------------------------------
 
-    async def _opened(self, request: ApiRequest) -> Feed:
+    async def _opened(self, request: ApiRequest) -> EventFeed:
         guest, given = request.guest, request.given
         start: str | int | None = given.get("start")
         kwargs: dict[str, Any] = {
@@ -144,7 +146,7 @@ class RequestHandlers:
             if feed.is_placed and feed.is_read_by(reader):  # who comes back has a position: another one begins there
                 await request.guest.feeds.end(feed)
 
-    async def _stream(self, feed: Feed, reader: int, send: Send, begin: bytes) -> None:
+    async def _stream(self, feed: EventFeed, reader: int, send: Send, begin: bytes) -> None:
         """Until the feed ends, or another reader takes over."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SAFE]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -250,7 +252,7 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         watching.cancel()
 
 
-def event_frame(feed: Feed, event: Event) -> bytes:
+def event_frame(feed: EventFeed, event: FeedEvent) -> bytes:
     """An event of a stream, under an id by which its client can go on."""
     if isinstance(event.what, LossNotice):
         return _sse("lost", _lost(event.what), "" if feed.is_placed else f"{feed.key}-{event.number}")

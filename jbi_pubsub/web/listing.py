@@ -10,7 +10,7 @@ from jbi_pubsub.capi.connection import MAX_NAME, NodeDetails
 from jbi_pubsub.capi.objects import MAX_TYPE, VERSION
 from jbi_pubsub.core.history import MAX_POSITION
 
-from .operations import MULTIPART, Answer, Operation, Parameter, Where
+from .operations import MULTIPART, Operation, OperationAnswer, OperationParameter, Where
 
 # -- forms ----------------------------------------------------------------------------------------------------------
 
@@ -243,8 +243,8 @@ class Descriptors(msgspec.Struct, frozen=True):
 # -- the rows -------------------------------------------------------------------------------------------------------
 
 
-def _in(where: Where, name: str, text: str, **more: Any) -> Parameter:
-    return Parameter(name, text, where, **more)
+def _in(where: Where, name: str, text: str, **more: Any) -> OperationParameter:
+    return OperationParameter(name, text, where, **more)
 
 
 _TYPE: Final = _in(
@@ -263,28 +263,30 @@ _ONE_TYPE: Final = _in(
 _ONE_VERSION: Final = _in(
     "path", "version", "Its version, MAJOR.MINOR", required=True, pattern=f"^{_NOT_ANY}{_ZEROS}{_SHOWN}{{1,60}}$"
 )
-_NS: Final = Parameter(
+_NS: Final = OperationParameter(
     "ns",
     "prefix=uri, for predicate, payload_filter and latest_by",
     many=True,
     form={"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*=[!-~]+$"},
 )
-_PREDICATE: Final = Parameter("predicate", "XPath 1.0 over the metadata")
-_FILTER: Final = Parameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
-_EMPTY: Final = Parameter("suppress_empty", "Leave out objects of whose payload nothing is left", kind="boolean")
-_UNFILTERED: Final = Parameter(
+_PREDICATE: Final = OperationParameter("predicate", "XPath 1.0 over the metadata")
+_FILTER: Final = OperationParameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
+_EMPTY: Final = OperationParameter(
+    "suppress_empty", "Leave out objects of whose payload nothing is left", kind="boolean"
+)
+_UNFILTERED: Final = OperationParameter(
     "unfiltered",
     "XML beyond what is filtered: withhold (it is told as lost), or deliver it whole",
     one_of=("withhold", "deliver"),
 )
-_VIEW: Final = Parameter(
+_VIEW: Final = OperationParameter(
     "view", "What a predicate sees: metadata, or combined with what the platform says", one_of=("metadata", "combined")
 )
-_LATEST: Final = Parameter("latest_by", "XPath of a key: of each key the newest object alone")
+_LATEST: Final = OperationParameter("latest_by", "XPath of a key: of each key the newest object alone")
 _SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
 _SUBSCRIBING: Final = (
     _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW,
-    Parameter(
+    OperationParameter(
         "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or the "
         "place of an object; without it from now on, whether there is an archive or not",
         form={"pattern": f"^(?:now|all|last|{_PLACE}|{_TIME})$"},
@@ -292,14 +294,14 @@ _SUBSCRIBING: Final = (
 )  # fmt: skip
 _ASKING: Final = (
     _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW, _LATEST,
-    Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago", form=_TIME_FORM),
-    Parameter("until", "Published at this time or earlier", form=_TIME_FORM),
-    Parameter("received", "since and until are times of receipt", kind="boolean"),
-    Parameter("after", "Behind the `place` of an object, in its archive; a position alone will do", form={"pattern": f"^{_PLACE}$"}),
-    Parameter("up_to", "Positions not above this one", kind="integer", least=0, most=MAX_POSITION),
-    Parameter("publisher", "Name that the publisher goes by", form={"maxLength": 1_024}),
-    Parameter("least_payload", "Bytes of the payload at least", kind="integer", least=0, most=2**53),
-    Parameter("most_payload", "Bytes of the payload at most", kind="integer", least=0, most=2**53),
+    OperationParameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago", form=_TIME_FORM),
+    OperationParameter("until", "Published at this time or earlier", form=_TIME_FORM),
+    OperationParameter("received", "since and until are times of receipt", kind="boolean"),
+    OperationParameter("after", "Behind the `place` of an object, in its archive; a position alone will do", form={"pattern": f"^{_PLACE}$"}),
+    OperationParameter("up_to", "Positions not above this one", kind="integer", least=0, most=MAX_POSITION),
+    OperationParameter("publisher", "Name that the publisher goes by", form={"maxLength": 1_024}),
+    OperationParameter("least_payload", "Bytes of the payload at least", kind="integer", least=0, most=2**53),
+    OperationParameter("most_payload", "Bytes of the payload at most", kind="integer", least=0, most=2**53),
 )  # fmt: skip
 
 _TAKING: Final = "Seconds that it may take; 30 without"
@@ -308,78 +310,78 @@ _EXT: Final = (
     Operation(
         "publishObjects", "POST", "/v1/types/{type}/{version}/objects", "ext",
         "Publish objects: a part metadata begins one, a part payload belongs to it",
-        (Answer(202, "Checked, and on their way to the delegate", Published),
-         Answer(201, "The delegate has them (with wait)", Published)),
+        (OperationAnswer(202, "Checked, and on their way to the delegate", Published),
+         OperationAnswer(201, "The delegate has them (with wait)", Published)),
         (_ONE_TYPE, _ONE_VERSION,
-         Parameter("validate", "Whether metadata must be valid by the type's schema, true without; false allows a type "
+         OperationParameter("validate", "Whether metadata must be valid by the type's schema, true without; false allows a type "
                    "without one", kind="boolean"),
-         Parameter("persist", "Whether they are archived; else the delegate's rules say", kind="boolean"),
-         Parameter("wait", "Seconds to wait until the delegate has them", **_SECONDS)),
+         OperationParameter("persist", "Whether they are archived; else the delegate's rules say", kind="boolean"),
+         OperationParameter("wait", "Seconds to wait until the delegate has them", **_SECONDS)),
         MULTIPART,
     ),
     Operation(
         "subscribe", "GET", "/v1/types/{type}/{version}/subscribe", "ext",
         "A stream of events: open (Subscribed's subscription), object (ObjectSaid), lost (LossSaid)",
-        (Answer(200, "Server-sent events; their id is the position in the archive, where there is one",
+        (OperationAnswer(200, "Server-sent events; their id is the position in the archive, where there is one",
                 media="text/event-stream"),),
         (*_SUBSCRIBING, _in("header", "Last-Event-ID", "Go on behind this event")),
     ),
     Operation(
         "openSubscription", "POST", "/v1/types/{type}/{version}/subscriptions", "ext",
         "Subscribe, to be read by nextObjects; it ends when nobody reads it for 30 s",
-        (Answer(201, "It stands", Subscribed),), _SUBSCRIBING,
+        (OperationAnswer(201, "It stands", Subscribed),), _SUBSCRIBING,
     ),
     Operation(
         "nextObjects", "GET", "/v1/subscriptions/{subscription}/next", "ext", "The next objects, as soon as there are any",
-        (Answer(200, "None, if none came in time", Next),),
+        (OperationAnswer(200, "None, if none came in time", Next),),
         (_in("path", "subscription", "As openSubscription said", required=True),
-         Parameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0),
-         Parameter("count", "Objects at most; 1 without", kind="integer", least=1, most=256),
-         Parameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
+         OperationParameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0),
+         OperationParameter("count", "Objects at most; 1 without", kind="integer", least=1, most=256),
+         OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
     ),
     Operation(
         "endSubscription", "DELETE", "/v1/subscriptions/{subscription}", "ext", "End it",
-        (Answer(204, "It has ended"),), (_in("path", "subscription", "As openSubscription said", required=True),),
+        (OperationAnswer(204, "It has ended"),), (_in("path", "subscription", "As openSubscription said", required=True),),
     ),
     Operation(
         "queryObjects", "GET", "/v1/types/{type}/{version}/query", "ext", "Archived objects that match, a page of them",
-        (Answer(200, "In the order that was asked for", Found),),
-        (*_ASKING, Parameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), Parameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
-         Parameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
+        (OperationAnswer(200, "In the order that was asked for", Found),),
+        (*_ASKING, OperationParameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), OperationParameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
+         OperationParameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
     ),
     Operation(
         "countObjects", "GET", "/v1/types/{type}/{version}/count", "ext", "How many archived objects match",
-        (Answer(200, "A copy in another archive counts as well", Counted),),
-        (*_ASKING, Parameter("timeout", _TAKING, kind="number", least=0.001, most=60)),  # nothing ends it before
+        (OperationAnswer(200, "A copy in another archive counts as well", Counted),),
+        (*_ASKING, OperationParameter("timeout", _TAKING, kind="number", least=0.001, most=60)),  # nothing ends it before
     ),
     Operation(
         "getObject", "GET", "/v1/objects/{object}", "ext", "An archived object",
-        (Answer(200, "It", ObjectSaid),), (_in("path", "object", "Its id", required=True),),
+        (OperationAnswer(200, "It", ObjectSaid),), (_in("path", "object", "Its id", required=True),),
     ),
     Operation(
         "getPayload", "GET", "/v1/objects/{object}/payload", "ext", "The payload of an archived object",
-        (Answer(200, "Its bytes", media="application/octet-stream"),), (_in("path", "object", "Its id", required=True),),
+        (OperationAnswer(200, "Its bytes", media="application/octet-stream"),), (_in("path", "object", "Its id", required=True),),
     ),
-    Operation("listTypes", "GET", "/v1/types", "ext", "Types that are published now", (Answer(200, "By name", TypesSaid),)),
+    Operation("listTypes", "GET", "/v1/types", "ext", "Types that are published now", (OperationAnswer(200, "By name", TypesSaid),)),
     Operation(
-        "getDocument", "GET", "/v1/openapi.json", "ext", "This document", (Answer(200, "OpenAPI 3.1", dict),)
+        "getDocument", "GET", "/v1/openapi.json", "ext", "This document", (OperationAnswer(200, "OpenAPI 3.1", dict),)
     ),
 )  # fmt: skip
 
 _C: Final = _in("path", "connection", "As createConnection said", required=True)
 _S: Final = _in("path", "sequence", "As createSequence said", required=True)
-_DONE: Final = (Answer(204, "Done"),)
+_DONE: Final = (OperationAnswer(204, "Done"),)
 _OF: Final = (
-    Parameter("kind", "type, attribute or property", required=True, one_of=("type", "attribute", "property")),
-    Parameter("type", "Name of the type or attribute", required=True, form=_TYPE_FORM),
-    Parameter("version", "Its version", required=True, form=_VERSION_FORM), Parameter("name", "Of a property"),
+    OperationParameter("kind", "type, attribute or property", required=True, one_of=("type", "attribute", "property")),
+    OperationParameter("type", "Name of the type or attribute", required=True, form=_TYPE_FORM),
+    OperationParameter("version", "Its version", required=True, form=_VERSION_FORM), OperationParameter("name", "Of a property"),
 )  # fmt: skip
 
 
-def _call(name: str, method: str, path: str, text: str, *parameters: Parameter, **more: Any) -> Operation:
+def _call(name: str, method: str, path: str, text: str, *parameters: OperationParameter, **more: Any) -> Operation:
     answer = more.pop("answer", None)
     status = 201 if name in ("createConnection", "createSequence") else 200
-    answers = _DONE if answer is None else (Answer(status, answer.__doc__.split("\n")[0], answer),)
+    answers = _DONE if answer is None else (OperationAnswer(status, answer.__doc__.split("\n")[0], answer),)
     return Operation(name, method, f"/v1/capi{path}", "capi", text, answers, parameters, **more)
 
 
@@ -400,8 +402,8 @@ _CAPI: Final = (
     _call("getSequenceAttribute", "GET", "/sequences/{sequence}/attributes/{name}/{version}", "getSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), answer=Attribute),
     _call("setSequenceAttribute", "PUT", "/sequences/{sequence}/attributes/{name}/{version}", "setSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), body=Document),
     _call("setSequencePredicate", "PUT", "/sequences/{sequence}/predicate", "setSequencePredicate", _S, body=Document),
-    _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, Parameter("type", "Of the object", form=_TYPE_FORM), Parameter("version", "Of the object", form=_VERSION_FORM), body=MULTIPART, answer=Id),
-    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, Parameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), Parameter("count", "Of a query sequence; 1 without", kind="integer", least=1, most=256), answer=CapiObjects),
+    _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, OperationParameter("type", "Of the object", form=_TYPE_FORM), OperationParameter("version", "Of the object", form=_VERSION_FORM), body=MULTIPART, answer=Id),
+    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, OperationParameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), OperationParameter("count", "Of a query sequence; 1 without", kind="integer", least=1, most=256), answer=CapiObjects),
     _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
     _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
     _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),
@@ -410,7 +412,7 @@ _CAPI: Final = (
     _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
     _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),
     _call("getDescriptor", "GET", "/connections/{connection}/repository/one", "MetadataRepository.get", _C, *_OF, answer=Descriptor),
-    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, Parameter("type", "Of this type the properties", form=_TYPE_FORM), Parameter("version", "Its version", form=_VERSION_FORM), answer=Descriptors),
+    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, OperationParameter("type", "Of this type the properties", form=_TYPE_FORM), OperationParameter("version", "Its version", form=_VERSION_FORM), answer=Descriptors),
 )  # fmt: skip
 
 OPERATIONS: Final = (*_EXT, *_CAPI)

@@ -33,16 +33,16 @@ STEPS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 15, 30)
 LINES_MOST: Final = 6
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Degrees, north and east positive."""
 
     north: float
     east: float
 
 
-def places(root: Element) -> list[Place]:
+def places(root: Element) -> list[Location]:
     """The locations of a document, in its order, each once."""
-    found: dict[Place, None] = {}
+    found: dict[Location, None] = {}
     for number, element in enumerate(root.iter()):
         if number >= ELEMENTS_MOST or len(found) >= PLACES_MOST:
             break
@@ -51,7 +51,7 @@ def places(root: Element) -> list[Place]:
     return list(found)
 
 
-def chart(places: Iterable[tuple[str, Place]], *, width: float = 440, height: float = 300) -> Drawing:
+def chart(places: Iterable[tuple[str, Location]], *, width: float = 440, height: float = 300) -> Drawing:
     """A map of (title, place): equirectangular, as large a part of the globe as they need."""
     known = list(places)
     drawing = Drawing(width, height, f"Map of {len(known)} places" if known else "Map without places")
@@ -76,7 +76,7 @@ def chart(places: Iterable[tuple[str, Place]], *, width: float = 440, height: fl
     return drawing
 
 
-def _of(element: Element) -> list[Place]:
+def _of(element: Element) -> list[Location]:
     """Places that one element names, by its attributes, its children, or its text."""
     for values in (
         {_local(str(name)): str(value) for name, value in element.attrib.items()},
@@ -94,8 +94,8 @@ def _of(element: Element) -> list[Place]:
     return []
 
 
-def _good(north: float, east: float) -> list[Place]:
-    return [Place(round(north, 5), round(east, 5))] if abs(north) <= 90 and abs(east) <= 180 else []
+def _good(north: float, east: float) -> list[Location]:
+    return [Location(round(north, 5), round(east, 5))] if abs(north) <= 90 and abs(east) <= 180 else []
 
 
 def _local(tag: object) -> str:

@@ -23,8 +23,8 @@ from jbi_pubsub.policy.users import Account, check_name, read_accounts, write_ac
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.services import HistoryProxy, TypesProxy
 
-from .administration import Doing
-from .console import Console, NodeCalls, action, add_action, region, said, show_rows, table, words
+from .administration import ConfirmedActions
+from .console import Console, NodeClient, action, add_action, region, said, show_rows, table, words
 from .federation import ANSWER_SECONDS
 from .objects import shown
 
@@ -102,7 +102,7 @@ class _Page:
             )  # fmt: skip
         self._build_kept()
         self._build_settings()
-        self.doing = Doing(console)
+        self.doing = ConfirmedActions(console)
         self.sequences.on("look", self._look_on)
         self.which.on_value_change(self._chosen)
         ui.context.client.on_delete(self._leave)
@@ -344,7 +344,7 @@ class _Page:
     # -- calls, which block -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _calls(self, ref: ServiceRef) -> Iterator[NodeCalls]:
+    def _calls(self, ref: ServiceRef) -> Iterator[NodeClient]:
         assert self.console.nodes is not None
         calls = self.console.nodes(ref.endpoints[0], self.console.config.security())
         try:

@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-from .map import Place, places
+from .map import Location, places
 
 KEPT: Final = 20
 """Objects of a type that are kept."""
@@ -31,7 +31,7 @@ METADATA_SHOWN: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObjectView:
     """An object that has come. `age`: seconds from its publication to its arrival here, by the clocks of both hosts."""
 
     object_id: str
@@ -42,14 +42,14 @@ class Seen:
     metadata: str
     payload: str
     size: int
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
 
 
 @dataclass(eq=False, slots=True)
 class _Watch:
     uid: SubscriptionUid | None = None
     viewers: int = 0
-    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=KEPT))
+    seen: deque[ObjectView] = field(default_factory=lambda: deque(maxlen=KEPT))
     came: int = 0
 
 
@@ -109,13 +109,13 @@ class Objects:
             else:
                 self._adapter.cancel_subscription(watch.uid)
 
-    def last(self, name: str, version: str) -> tuple[list[Seen], int]:
+    def last(self, name: str, version: str) -> tuple[list[ObjectView], int]:
         """The last objects, newest first, and how many have come."""
         with self._lock:
             watch = self._watches.get((name, version))
             return (list(watch.seen)[::-1], watch.came) if watch is not None else ([], 0)
 
-    def stored(self, name: str, predicate: str, most: int, seconds: float) -> tuple[list[Seen], tuple[str, ...]]:
+    def stored(self, name: str, predicate: str, most: int, seconds: float) -> tuple[list[ObjectView], tuple[str, ...]]:
         """The newest archived objects of a type that match, and which archives did not answer. Raises as a query."""
         with self._changing:
             adapter = self._adapter or SubscriberAdapter(self._config, name="console")
@@ -147,9 +147,9 @@ class Objects:
             watch.came += 1
 
 
-def looked_at(obj: InfoObject, now: float) -> Seen:
+def looked_at(obj: InfoObject, now: float) -> ObjectView:
     """An object as it is shown; `now` is in seconds of the epoch."""
-    where: tuple[Place, ...] = ()
+    where: tuple[Location, ...] = ()
     try:
         root = parse_metadata(obj.metadata)
         where = tuple(places(root))
@@ -158,7 +158,7 @@ def looked_at(obj: InfoObject, now: float) -> Seen:
     except JbiError as exc:
         metadata = f"({exc.message})"
     size = obj.platform.payload_length
-    return Seen(
+    return ObjectView(
         object_id=obj.object_id,
         sequence=obj.platform.sequence,
         type=str(obj.type),

@@ -34,7 +34,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class OperationParameter:
     """One value of a request. `least` and `most` are of numbers; `many`: it may come several times. `one_of` and
     `pattern` (of ECMA-262 and Python alike) are of texts, and hold here; what `form` says beside them, as JSON Schema
     has it, is looked at by whoever is called, with its own error."""
@@ -99,7 +99,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OperationAnswer:
     """Answer to a request if all is well: a struct or dict as JSON, or bytes of another media type."""
 
     status: int
@@ -117,8 +117,8 @@ class Operation:
     path: str
     tag: Literal["capi", "ext"]
     text: str
-    answers: tuple[Answer, ...]
-    parameters: tuple[Parameter, ...] = ()
+    answers: tuple[OperationAnswer, ...]
+    parameters: tuple[OperationParameter, ...] = ()
     body: Any = None
 
     @property
@@ -127,7 +127,7 @@ class Operation:
         return tuple(self.path.strip("/").split("/"))
 
 
-class Table:
+class OperationTable:
     """All operations."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
@@ -295,7 +295,7 @@ def _described(op: Operation) -> dict[str, Any]:
     return said
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: OperationAnswer) -> dict[str, Any]:
     said: dict[str, Any] = {"description": answer.text}
     if answer.of is not None:
         said["content"] = {answer.media: {"schema": {"type": "object"} if answer.of is dict else _ref(answer.of)}}

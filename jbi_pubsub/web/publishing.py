@@ -35,7 +35,7 @@ REFUSALS_MOST: Final = 1_000
 """Refusals of a delegate that are remembered until somebody asks."""
 
 
-class Terms(NamedTuple):
+class RegistrationTerms(NamedTuple):
     """Terms that tell registrations apart."""
 
     type: TypeName
@@ -43,7 +43,7 @@ class Terms(NamedTuple):
     persist: bool | None
 
 
-class Publishing:
+class GatewayPublisher:
     """Any thread. `_lock` covers the tables, `_opening` is held while something is opened."""
 
     def __init__(self, config: Config) -> None:
@@ -53,11 +53,16 @@ class Publishing:
         self._adapter: PublisherAdapterLight | None = None
         self._delegate: DelegateUid | None = None
         self._ends = False
-        self._known: OrderedDict[Terms, tuple[RegistrationUid, ...]] = OrderedDict()
+        self._known: OrderedDict[RegistrationTerms, tuple[RegistrationUid, ...]] = OrderedDict()
         self._refused: Cache[str, JbiError] = Cache(REFUSALS_MOST)
 
     def publish(
-        self, terms: Terms, objects: Sequence[tuple[bytes, bytes]], before: Sequence[str] = (), *, opens: bool = True
+        self,
+        terms: RegistrationTerms,
+        objects: Sequence[tuple[bytes, bytes]],
+        before: Sequence[str] = (),
+        *,
+        opens: bool = True,
     ) -> list[str]:
         """Publish those behind the ones that were published `before`; the ids of all. Never waits for room. Unless it
         `opens` registrations, it ends before an object that needs one, and waits for nothing. Raises what registering
@@ -103,7 +108,7 @@ class Publishing:
         if adapter is not None:
             adapter.close()
 
-    def _publish(self, terms: Terms, metadata: bytes, payload: bytes) -> str:
+    def _publish(self, terms: RegistrationTerms, metadata: bytes, payload: bytes) -> str:
         """The id; "" when no registration takes it."""
         for registration in self._known.get(terms, ()):
             try:
@@ -122,7 +127,7 @@ class Publishing:
                 self._adapter = PublisherAdapterLight(self._config, name="gateway", refused=self._note)
             return self._adapter
 
-    def _publish_new(self, terms: Terms, metadata: bytes, payload: bytes) -> str:
+    def _publish_new(self, terms: RegistrationTerms, metadata: bytes, payload: bytes) -> str:
         """The id, under a registration of its own, unless somebody has made it meanwhile."""
         if not self._opening.acquire(timeout=OPENING_SECONDS):  # the delegate is away: not all threads are to wait
             raise BackPressureError("another registration is being made", hint="Come again")
@@ -139,7 +144,7 @@ class Publishing:
             self._open().unregister_publisher(registration)
         return object_id
 
-    def _registered(self, terms: Terms, metadata: bytes) -> RegistrationUid:
+    def _registered(self, terms: RegistrationTerms, metadata: bytes) -> RegistrationUid:
         adapter = self._open()
         if self._delegate is None:
             self._delegate = adapter.connect_to_delegate(*self._config.gateway.delegate)
@@ -154,7 +159,7 @@ class Publishing:
                 raise
             return register(invariants=metadata)
 
-    def _keep(self, terms: Terms, made: RegistrationUid) -> list[RegistrationUid]:
+    def _keep(self, terms: RegistrationTerms, made: RegistrationUid) -> list[RegistrationUid]:
         """Those that have to end for it."""
         with self._lock:
             all_of = (made, *self._known.pop(terms, ()))

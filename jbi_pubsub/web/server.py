@@ -53,16 +53,6 @@ MESSAGE_MOST: Final = 4 << 20
 """Bytes of a websocket message."""
 
 
-def app() -> FastAPI:
-    """An application without routes, and without pages about them.
-
-    WebServer makes one; a router comes in by `server.add(router)`, before `start`. Its paths need a session, like the
-    console's, unless it is added with `session=False`: then anybody may call them, and they need a right of their own,
-    for example POST /unsubscribe?token=...
-    """
-    return FastAPI(title="jbi-pubsub", docs_url=None, redoc_url=None, openapi_url=None)
-
-
 class HttpServer:
     """Binds when it is made, serves what `served` gives from `start` to `stop`, on a thread of its own."""
 
@@ -167,7 +157,7 @@ class WebServer(HttpServer):
             port=self.port, secure=self._tls is not None, names=(web.host, socket.gethostname(), *web.names),
             entered=entered,
         )  # fmt: skip
-        self.app = app()
+        self.app = FastAPI(title="jbi-pubsub", docs_url=None, redoc_url=None, openapi_url=None)
 
     @property
     def url(self) -> str:
@@ -175,9 +165,9 @@ class WebServer(HttpServer):
         return f"{self.address}{ENTER}?token={self.gate.token}"
 
     def add(self, router: APIRouter, *, session: bool = True) -> None:
-        """More paths. Without `session` these very paths (no parameters in them) are open to everybody: they don't ask
-        for host, origin or session, only sizes are bounded. Raises ConfigurationError for such a path with parameters.
-        """
+        """More paths, before `start`; they need a session, like the console's. Without `session` these very paths (no
+        parameters in them) are open to everybody, and need a right of their own: they don't ask for host, origin or
+        session, only sizes are bounded. Raises ConfigurationError for such a path with parameters."""
         paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
         if not session:
             if bad := [path for path in paths if "{" in path]:

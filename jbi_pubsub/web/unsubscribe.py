@@ -64,7 +64,7 @@ CONFIRMED: Final[dict[LinkAction, tuple[str, str]]] = {
 """Field and value without which nothing is done."""
 
 
-class Outcome(NamedTuple):
+class LinkOutcome(NamedTuple):
     """At how many servers it was done, and how many did not answer. `known` False: nobody to ask is known."""
 
     done: int = 0
@@ -80,14 +80,14 @@ class MailLinks:
         self._servers = servers
         self._security = security
 
-    def follow(self, action: LinkAction, token: str) -> Outcome:
+    def follow(self, action: LinkAction, token: str) -> LinkOutcome:
         """Do what the link says, wherever its subscription is. Blocks for as long as the servers take."""
         servers = self._servers()
         if not servers:
-            return Outcome(known=False)
+            return LinkOutcome(known=False)
         with ThreadPoolExecutor(min(ASKING, len(servers)), thread_name_prefix="jbi-mail-link") as pool:
             answers = list(pool.map(lambda ref: self._ask(ref, action, token), servers))
-        return Outcome(answers.count(True), answers.count(None))
+        return LinkOutcome(answers.count(True), answers.count(None))
 
     def _ask(self, ref: ServiceRef, action: LinkAction, token: str) -> bool | None:
         """Whether it was done there; None: no answer."""
@@ -106,7 +106,7 @@ def observed(observer: Observer) -> Callable[[], Sequence[ServiceRef]]:
     return lambda: [s.ref for s in observer.snapshot().servers if s.kind in ("delegate", "peer")]
 
 
-class Limits:
+class RequestLimits:
     """Limits of requests let through, by address and altogether; of addresses the last ADDRESSES_MOST are known.
     Not thread-safe: of the server's event loop."""
 
@@ -132,49 +132,42 @@ def _spend(bucket: TokenBucket, now: float) -> bool:
 def router(links: MailLinks, *, clock: Callable[[], float] = time.monotonic) -> APIRouter:
     """GET and POST /unsubscribe and /renew, with ?token=; for WebServer.add(..., session=False)."""
     made = APIRouter()
-    limits = Limits(clock())
+    limits = RequestLimits(clock())
     busy = threading.BoundedSemaphore(BUSY_MOST)
+
+    def add(action: LinkAction) -> None:
+        @made.api_route(f"/{action}", methods=["GET", "HEAD"])
+        async def show(token: str = "") -> HTMLResponse:
+            uid = _named(token)
+            return _page(200, *_ASKED[action], uid=uid, button=action) if uid else _page(404, *_NO_LINK)
+
+        @made.post(f"/{action}")
+        async def act(request: Request, token: str = "") -> HTMLResponse:
+            if not limits.take(request.client.host if request.client else "", clock()):
+                return _page(429, *_TOO_MANY, again=True)
+            uid = _named(token)
+            if not uid:
+                return _page(404, *_NO_LINK)
+            body = await _body(request)
+            if body is None:
+                return _page(413, *_TOO_LARGE)
+            if not _confirms(action, body, request.headers.get("content-type", "")):
+                return _page(400, *_NOT_ASKED, uid=uid)
+            if not busy.acquire(blocking=False):
+                return _page(503, *_BUSY, uid=uid, again=True)
+            try:
+                outcome = await run_in_threadpool(links.follow, action, token)
+            finally:
+                busy.release()
+            log.info("%s of %s by a link: %s", action, uid, outcome)
+            return _told(action, uid, outcome)
+
     for action in LINK_ACTIONS:
-        _add(made, action, links, limits, busy, clock)
+        add(action)
     return made
 
 
-def _add(
-    made: APIRouter,
-    action: LinkAction,
-    links: MailLinks,
-    limits: Limits,
-    busy: threading.BoundedSemaphore,
-    clock: Callable[[], float],
-) -> None:
-    @made.api_route(f"/{action}", methods=["GET", "HEAD"])
-    async def show(token: str = "") -> HTMLResponse:
-        uid = _named(token)
-        return _page(200, *_ASKED[action], uid=uid, button=action) if uid else _page(404, *_NO_LINK)
-
-    @made.post(f"/{action}")
-    async def act(request: Request, token: str = "") -> HTMLResponse:
-        if not limits.take(request.client.host if request.client else "", clock()):
-            return _page(429, *_TOO_MANY, again=True)
-        uid = _named(token)
-        if not uid:
-            return _page(404, *_NO_LINK)
-        body = await _body(request)
-        if body is None:
-            return _page(413, *_TOO_LARGE)
-        if not _confirms(action, body, request.headers.get("content-type", "")):
-            return _page(400, *_NOT_ASKED, uid=uid)
-        if not busy.acquire(blocking=False):
-            return _page(503, *_BUSY, uid=uid, again=True)
-        try:
-            outcome = await run_in_threadpool(links.follow, action, token)
-        finally:
-            busy.release()
-        log.info("%s of %s by a link: %s", action, uid, outcome)
-        return _told(action, uid, outcome)
-
-
-def _told(action: LinkAction, uid: str, outcome: Outcome) -> HTMLResponse:
+def _told(action: LinkAction, uid: str, outcome: LinkOutcome) -> HTMLResponse:
     if outcome.done and outcome.silent and action == "unsubscribe":
         return _page(200, *_PARTLY, uid=uid)
     if outcome.done:

@@ -27,8 +27,8 @@ from jbi_pubsub.cli.show import (
 )
 from jbi_pubsub.cli.status import tables
 from jbi_pubsub.examples.demo import Demo
-from jbi_pubsub.examples.example import Outcome, Promise
-from jbi_pubsub.examples.example import Table as Told
+from jbi_pubsub.examples.example import ExampleOutcome, Promise
+from jbi_pubsub.examples.example import OutcomeTable as Told
 from jbi_pubsub.examples.scenario import expected
 
 HOSTILE = st.text(
@@ -237,7 +237,7 @@ def test_what_an_example_promises_is_broken_between_words(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     says = "the whole takes long, and less than a fiftieth of it went over the link"
-    examples.show_outcome(Outcome((Told(f"{says}, before", ("a",), ((1,),)),), (Promise(says, True),)), 1.0)
+    examples.show_outcome(ExampleOutcome((Told(f"{says}, before", ("a",), ((1,),)),), (Promise(says, True),)), 1.0)
     # Expect all words, whole, in lines that fit
     shown = capsys.readouterr().out
     assert max(map(taken, shown.splitlines())) <= 60

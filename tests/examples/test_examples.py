@@ -23,10 +23,19 @@ from jbi_pubsub.cli import app
 from jbi_pubsub.cli import examples as command
 from jbi_pubsub.core.errors import ConfigurationError, DemoError
 from jbi_pubsub.examples import airborne, caution, imagery, sensors, uav
-from jbi_pubsub.examples.example import DATA, EXAMPLES, WRITES, Options, Outcome, Promise, Table, find
+from jbi_pubsub.examples.example import (
+    DATA,
+    EXAMPLES,
+    WRITES,
+    ExampleOptions,
+    ExampleOutcome,
+    OutcomeTable,
+    Promise,
+    find,
+)
 from jbi_pubsub.examples.federation import Federation
 from jbi_pubsub.examples.tasking import SensorTasking, Tasking, found, offered, task
-from jbi_pubsub.examples.uav import Point
+from jbi_pubsub.examples.uav import GeographicPoint
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "examples.md").read_text()
@@ -141,7 +150,9 @@ def demo(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 def test_a_broken_promise_is_told_and_is_the_exit_code(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an example that does not keep one of two promises
-    made = Outcome((Table("What", ("it", "is"), [("so", 1)]),), (Promise("this", True), Promise("that", False)))
+    made = ExampleOutcome(
+        (OutcomeTable("What", ("it", "is"), [("so", 1)]),), (Promise("this", True), Promise("that", False))
+    )
     monkeypatch.setattr(command, "find", lambda _name: lambda _options: made)
     # Expect it to be named
     code, out, _ = demo("caution")
@@ -154,7 +165,7 @@ def test_a_broken_promise_is_told_and_is_the_exit_code(demo: Any, monkeypatch: p
 
 
 def test_an_example_without_promises_has_kept_none() -> None:
-    assert not Outcome((), ()).right
+    assert not ExampleOutcome((), ()).right
 
 
 def test_the_examples_are_listed(demo: Any) -> None:
@@ -187,7 +198,7 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], told: str, demo: Any) -
 
 def streams() -> tuple[imagery.Stream, imagery.Stream]:
     """Two, with a point inside and one outside."""
-    inside, outside = Point(34.0, 68.0), Point(34.0, -68.0)
+    inside, outside = GeographicPoint(34.0, 68.0), GeographicPoint(34.0, -68.0)
     return imagery.Stream("imagery", [inside, outside], [inside]), imagery.Stream("telemetry", [inside], [inside])
 
 
@@ -196,7 +207,7 @@ def test_the_map_is_drawn(suffix: str, begins: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the map needs the extra plot")
     said: list[str] = []
     file = tmp_path / f"map{suffix}"
-    imagery.draw(streams(), Options(said.append, output=file))
+    imagery.draw(streams(), ExampleOptions(said.append, output=file))
     assert said == [f"map: {file}"]
     assert file.read_bytes().startswith(begins)
 
@@ -204,7 +215,7 @@ def test_the_map_is_drawn(suffix: str, begins: bytes, tmp_path: Path) -> None:
 def test_without_matplotlib_there_is_no_map_and_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said: list[str] = []
-    imagery.draw(streams(), Options(said.append, output=tmp_path / "map.png"))
+    imagery.draw(streams(), ExampleOptions(said.append, output=tmp_path / "map.png"))
     assert said == ["no map: matplotlib is not installed (pip install 'jbi-pubsub[plot]')"]
     assert list(tmp_path.iterdir()) == []
 
@@ -213,13 +224,18 @@ def test_without_matplotlib_there_is_no_map_and_it_is_said(monkeypatch: pytest.M
 def test_a_map_that_cant_be_written_is_told(file: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the map needs the extra plot")
     with pytest.raises(DemoError, match=r"--output takes \.png"):
-        imagery.draw(streams(), Options(print, output=tmp_path / file))
+        imagery.draw(streams(), ExampleOptions(print, output=tmp_path / file))
 
 
 def test_places_read_back_as_they_were_written_in_every_hemisphere() -> None:
-    for place in (Point(34.5, 69.2), Point(-34.5, 69.2), Point(34.5, -69.2), Point(-34.5, -69.2)):
-        assert Point.of(uav.telemetry("OWL", uav.State(place, 0)), uav.PLACE) == place
-        assert Point.of(imagery.moved(imagery.FIGURE.read_bytes(), place), imagery.PLACE) == place
+    for place in (
+        GeographicPoint(34.5, 69.2),
+        GeographicPoint(-34.5, 69.2),
+        GeographicPoint(34.5, -69.2),
+        GeographicPoint(-34.5, -69.2),
+    ):
+        assert GeographicPoint.of(uav.telemetry("OWL", uav.VehicleState(place, 0)), uav.PLACE) == place
+        assert GeographicPoint.of(imagery.moved(imagery.FIGURE.read_bytes(), place), imagery.PLACE) == place
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
@@ -254,9 +270,15 @@ def test_a_step_is_fused_when_every_sensor_has_reported_it() -> None:
 def test_an_observation_is_of_the_nearest_target_and_of_none_far_away() -> None:
     database = caution.targets_database()
     first, second = caution.targets()[:2]
-    assert caution.assess(database, Point(first.at.latitude + 0.003, first.at.longitude), picture(0.1)).target == first  # type: ignore[union-attr]  # there is one
-    assert caution.assess(database, Point(second.at.latitude, second.at.longitude), picture(0.3)).damage == "severe"  # type: ignore[union-attr]  # there is one
-    assert caution.assess(database, Point(first.at.latitude, first.at.longitude + 0.03), picture(0.1)) is None
+    assert (
+        caution.assess(database, GeographicPoint(first.at.latitude + 0.003, first.at.longitude), picture(0.1)).target
+        == first
+    )  # type: ignore[union-attr]  # there is one
+    assert (
+        caution.assess(database, GeographicPoint(second.at.latitude, second.at.longitude), picture(0.3)).damage
+        == "severe"
+    )  # type: ignore[union-attr]  # there is one
+    assert caution.assess(database, GeographicPoint(first.at.latitude, first.at.longitude + 0.03), picture(0.1)) is None
 
 
 def picture(share: float) -> bytes:

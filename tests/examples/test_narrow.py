@@ -5,21 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jbi_pubsub.examples.narrow import LIMIT, WIRE_BYTES, Counted, narrow, outcome
+from jbi_pubsub.examples.narrow import LIMIT, WIRE_BYTES, LinkArrivals, narrow, outcome
 
 SECONDS = 40.0
 
 
 def _counted(
     mode: str, important: float, normal: float, *, late: float = 1.0, sent: float = 1.0, efficiency: float = 0.96
-) -> Counted:
+) -> LinkArrivals:
     """A run in which so many came a second, evenly."""
     came = [
         (n / rate, name, int(efficiency * WIRE_BYTES), delay)
         for name, rate, delay in (("important", important, 1.0), ("normal", normal, late))
         for n in range(round(rate * SECONDS))
     ]
-    return Counted(mode, SECONDS, sorted(came), round(LIMIT / 8 * SECONDS * sent))
+    return LinkArrivals(mode, SECONDS, sorted(came), round(LIMIT / 8 * SECONDS * sent))
 
 
 GOOD = {
@@ -48,7 +48,7 @@ def test_all_promises_hold_when_shares_are_as_they_are_to_be() -> None:
         (_counted("strict", 12.5, 0, efficiency=0.94), "strict: efficiency"),
     ],
 )
-def test_a_share_that_is_missed_is_told(wrong: Counted, says: str) -> None:
+def test_a_share_that_is_missed_is_told(wrong: LinkArrivals, says: str) -> None:
     found = outcome(GOOD | {wrong.mode: [wrong]}, LIMIT, [])
     assert not found.right
     assert any(promise.says.startswith(says) for promise in found.promises if not promise.kept)

@@ -13,7 +13,7 @@ import pytest
 from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.cli.node import started
-from jbi_pubsub.cli.settings import Settings
+from jbi_pubsub.cli.settings import CommandSettings
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.node.identity import is_held
@@ -54,7 +54,7 @@ def deployed(tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch) -> Ite
                 text = text.replace(theirs, ours)
             file = tmp_path / f"{party}.toml"
             file.write_text(text)
-            config = started(Settings(str(file), {"lookup.port": 0, "lookup.groups": [world]}))
+            config = started(CommandSettings(str(file), {"lookup.port": 0, "lookup.groups": [world]}))
             archive = msgspec.structs.replace(config.archive, workers=0, reserve=0.0, memory=64 << 20)
             service = NodeService(msgspec.structs.replace(config, archive=archive))
             stack.callback(lambda: service.stop(0.5) if is_held(service.folder.path) else None)

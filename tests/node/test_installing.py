@@ -15,7 +15,7 @@ import pytest
 from jbi_pubsub.cli.app import jbi as command
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.config import load
-from jbi_pubsub.node.installing import Answers, configuration, hidden_from_services, places, unit
+from jbi_pubsub.node.installing import InstallOptions, configuration, hidden_from_services, places, unit
 
 CONTAINERFILE = Path(__file__).parent.parent.parent / "deploy" / "Containerfile.node"
 
@@ -113,7 +113,7 @@ def test_with_nobody_to_ask_it_says_so(home: Path, capsys: pytest.CaptureFixture
 def test_a_configuration_says_what_was_answered(tmp_path: Path, name: str) -> None:
     # Given answers with whatever a person types; Expect them back from the file
     where = places(is_system=True, home=tmp_path)
-    answers = Answers(
+    answers = InstallOptions(
         name, host="10.0.0.7", port=4161, multicast=True, archive=False, tls="/etc/jbi/tls", level="debug"
     )
     file = tmp_path / "node.toml"

@@ -23,7 +23,7 @@ from jbi_pubsub.core.config import Config, GatewaySection, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError, StorageError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
-from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, Running, is_held, running
+from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, NodeProcess, is_held, running
 from jbi_pubsub.node.service import NodeService, Parts
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.web.federation import Observer
@@ -249,7 +249,7 @@ def test_a_lost_identity_is_made_anew(tmp_path: Path) -> None:
 def test_what_a_killed_node_has_said_is_gone_with_the_next_one(tmp_path: Path) -> None:
     # Given a folder whose node was killed, and told of a process that is another's by now
     folder = NodeFolder(tmp_path)
-    told = Running(1, folder.identity.id, "old", 1, "127.0.0.1:1", "")
+    told = NodeProcess(1, folder.identity.id, "old", 1, "127.0.0.1:1", "")
     folder.tell(told)
     assert running(tmp_path) == told
     os.close(folder._lock)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from jbi_pubsub.cli import bench
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import targeting
-from jbi_pubsub.examples.example import Outcome, Promise, Table
-from jbi_pubsub.examples.targeting import STAGES, SUPPORT, Came, Played, outcome, policies, rows_of, simulated
+from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable, Promise
+from jbi_pubsub.examples.targeting import STAGES, SUPPORT, Came, DemonstrationRun, outcome, policies, rows_of, simulated
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos.simulate import DEMO_SUBSCRIBERS, Simulated, demo
 from jbi_pubsub.spark.plots import Plot, Series
@@ -44,7 +44,7 @@ def stage_of(at: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def good() -> tuple[Played, Simulated]:
+def good() -> tuple[DemonstrationRun, Simulated]:
     """A play in which all went well, and its simulation."""
     published: dict[str, list[tuple[float, int]]] = {}
     for each in demo(SECONDS).publications:
@@ -68,11 +68,11 @@ def good() -> tuple[Played, Simulated]:
         )  # fmt: skip
     use = [(at, 97_000.0 if at > SECONDS / 4 else 120_000.0) for at in range(1, int(SECONDS))]
     effects = {name: EFFECT for name, part in STAGES if part}
-    played = Played(SECONDS, came, {user: {} for user in came}, accounts, use, published, effects)
+    played = DemonstrationRun(SECONDS, came, {user: {} for user in came}, accounts, use, published, effects)
     return played, simulated(played)
 
 
-def test_a_play_in_which_all_went_well_keeps_all_promises(good: tuple[Played, Simulated]) -> None:
+def test_a_play_in_which_all_went_well_keeps_all_promises(good: tuple[DemonstrationRun, Simulated]) -> None:
     found = outcome(*good)
     assert [promise.says for promise in found.promises if not promise.kept] == []
     assert found.right
@@ -80,7 +80,7 @@ def test_a_play_in_which_all_went_well_keeps_all_promises(good: tuple[Played, Si
     assert all(len(series.x) == len(series.y) > 1 for plot in found.plots for series in plot.series)
 
 
-def changed(played: Played, what: str) -> Played:
+def changed(played: DemonstrationRun, what: str) -> DemonstrationRun:
     """The same with one thing wrong."""
     came = {user: list(each) for user, each in played.came.items()}
     accounts = [dict(each) for each in played.subscriptions]
@@ -128,14 +128,14 @@ def changed(played: Played, what: str) -> Played:
         "calls for support", "order of importance", "as steadily", "in full",
     ],
 )  # fmt: skip
-def test_what_went_wrong_is_told(what: str, good: tuple[Played, Simulated]) -> None:
+def test_what_went_wrong_is_told(what: str, good: tuple[DemonstrationRun, Simulated]) -> None:
     played, said = good
     found = outcome(changed(played, what), said)
     assert not found.right
     assert any(what in promise.says for promise in found.promises if not promise.kept), found.promises
 
 
-def test_what_went_before_the_limit_was_in_force_is_no_use_of_it(good: tuple[Played, Simulated]) -> None:
+def test_what_went_before_the_limit_was_in_force_is_no_use_of_it(good: tuple[DemonstrationRun, Simulated]) -> None:
     played, said = good
     begin = 0.25 * SECONDS
     use = [(at, 125_000.0 if begin < at < begin + 3 else used) for at, used in played.use]
@@ -143,7 +143,7 @@ def test_what_went_before_the_limit_was_in_force_is_no_use_of_it(good: tuple[Pla
     assert [promise.says for promise in found.promises if not promise.kept] == []
 
 
-def test_the_simulation_knows_importance_stage_by_stage(good: tuple[Played, Simulated]) -> None:
+def test_the_simulation_knows_importance_stage_by_stage(good: tuple[DemonstrationRun, Simulated]) -> None:
     levels = {(row.stage, row.user, row.type): row.importance for row in rows_of(*good)}
     patrol = [levels[stage, "Patrol-1", "cas.image"] for stage, _ in STAGES]
     assert patrol == [3, 3, 5, 4, 3]  # patrol, then close air support, then damage assessment
@@ -151,7 +151,9 @@ def test_the_simulation_knows_importance_stage_by_stage(good: tuple[Played, Simu
     assert levels["importance", "Patrol-1", "patrol_report"] == 1
 
 
-def test_who_matters_more_is_served_sooner_and_more_steadily_from_the_change_on(good: tuple[Played, Simulated]) -> None:
+def test_who_matters_more_is_served_sooner_and_more_steadily_from_the_change_on(
+    good: tuple[DemonstrationRun, Simulated],
+) -> None:
     # Given what the simulation makes of the play, subscription by subscription
     told = {(row.stage, row.user, row.type): row.simulated for row in rows_of(*good)}
 
@@ -194,11 +196,11 @@ def test_a_play_that_is_too_short_is_refused() -> None:
 
 
 def experiment(name: str, *, kept: bool) -> Any:
-    def run(tell: Any, **options: Any) -> Outcome:
+    def run(tell: Any, **options: Any) -> ExampleOutcome:
         tell(f"{name} {options}")
-        table = Table(name, ("what", "rate"), [("<script>", 1.5), ("b", 2)])
+        table = OutcomeTable(name, ("what", "rate"), [("<script>", 1.5), ("b", 2)])
         plot = Plot(name=name, title=f"{name} <b>", kind="bars", x="", y="", series=(Series("s", ("off",), (1.0,)),))
-        return Outcome((table,), (Promise(f"{name} is good", kept),), (plot,))
+        return ExampleOutcome((table,), (Promise(f"{name} is good", kept),), (plot,))
 
     return run
 

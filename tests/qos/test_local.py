@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from jbi_pubsub.cli.policies import Supposed
+from jbi_pubsub.cli.policies import Supposition
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.info_object import Head, Parcel, numbered, pack, prefix_of
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Resources, Settings, Space, Wish, unmanaged
@@ -370,7 +370,7 @@ def test_objects_are_judged_as_it_is_explained(text: str, metadata: bytes, paylo
     # Given a condition, and an object of which something may not be known
     node = parse_condition(text)
     live = local.ObjectFacts(pack(Head("", "r", 1, 1.0, "t", "1.0", metadata, len(payload)), payload))
-    supposed = Supposed(len(metadata) + len(payload), payload_type(payload), read_metadata(metadata))
+    supposed = Supposition(len(metadata) + len(payload), payload_type(payload), read_metadata(metadata))
     # Expect the same of it, from whoever asks
     assert holds(node, live) is supposed.holds(node)
     # Expect nothing to hold that is not known, and all else to be as it says

@@ -12,15 +12,15 @@ from jbi_pubsub.cli import bench
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.examples import overload
-from jbi_pubsub.examples.overload import Counted, document, outcome, predicate
+from jbi_pubsub.examples.overload import OverloadDeliveries, document, outcome, predicate
 
 
 def counted(
     mode: str, important: int, normal: int, late: float = 1.0, later: float = 1.0, *, size: int = 2_000
-) -> Counted:
+) -> OverloadDeliveries:
     """Ten seconds in which so many of that size came, all as late, over a link of 10 MB/s."""
     all_late = {"important": [late] * important, "normal": [later] * normal}
-    return Counted(mode, 10.0, 9.0, all_late, size * (important + normal), 10e6)
+    return OverloadDeliveries(mode, 10.0, 9.0, all_late, size * (important + normal), 10e6)
 
 
 RIGHT = {
@@ -52,7 +52,7 @@ def test_what_the_paper_has_seen_is_right() -> None:
         ("strict", counted("strict", 1_000, 0, 2.8, size=5_001), "bytes sent, % of the link"),
     ],
 )
-def test_what_is_not_met_is_said(mode: str, wrong: Counted, says: str) -> None:
+def test_what_is_not_met_is_said(mode: str, wrong: OverloadDeliveries, says: str) -> None:
     found = outcome({**RIGHT, mode: [wrong]})
     assert not found.right
     assert any(says in promise.says for promise in found.promises if not promise.kept), found.promises

@@ -10,14 +10,14 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from jbi_pubsub import InfoObject, LossNotice, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import effective
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.examples.narrow import servers
+from jbi_pubsub.examples.federation import Federation
+from jbi_pubsub.examples.narrow import serve
 from jbi_pubsub.examples.targeting import SCHEMA
 from jbi_pubsub.network.emulation import Link
 from jbi_pubsub.protocol.services import fetch_status
@@ -86,10 +86,8 @@ def test_accounts_are_even_whatever_policies_and_links_do(seed: int, tmp_path: P
     chance, file, ended = random.Random(seed), tmp_path / "policy.toml", threading.Event()
     file.write_text(EVERYTHING)
     listener, sent = Listener(), Counter[str]()
-    with servers(file) as (locator, address), Link("127.0.0.2", seed=seed) as link:
-        known = effective()  # what the servers have, too
-        lookup = msgspec.structs.replace(known.lookup, locators=(locator,), multicast=False)
-        config = msgspec.structs.replace(known, lookup=lookup)
+    with Federation(effective()) as here, Link("127.0.0.2", seed=seed) as link:
+        address, config = serve(here, file), here.config
         behind = link.behind(config, address)
         with (
             SubscriberAdapter(behind) as subscriber,

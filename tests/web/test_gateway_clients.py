@@ -16,7 +16,7 @@ import pytest
 from jbi_pubsub import __version__
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.web.listing import OPERATIONS
-from jbi_pubsub.web.operations import Table
+from jbi_pubsub.web.operations import OperationTable
 
 TOP = Path(__file__).parents[2]
 CLIENTS = TOP / "examples" / "clients"
@@ -25,7 +25,7 @@ CONFORMANCE = TOP / "tests" / "capi" / "conformance.py"
 
 def test_the_document_is_that_of_the_operations() -> None:
     kept = json.loads((TOP / "docs" / "openapi.json").read_text())
-    assert kept == Table(OPERATIONS).document(__version__), "jbi gateway --document > docs/openapi.json"
+    assert kept == OperationTable(OPERATIONS).document(__version__), "jbi gateway --document > docs/openapi.json"
 
 
 def test_each_class_of_error_has_its_code_and_a_code_its_class() -> None:

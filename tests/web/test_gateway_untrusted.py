@@ -20,7 +20,7 @@ from jbi_pubsub.core.errors import BackPressureError, OversizeError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.web import common, feeds, gateway, handlers, replies, server
-from jbi_pubsub.web.feeds import Feed, Feeds
+from jbi_pubsub.web.feeds import EventFeed, EventFeeds
 from jbi_pubsub.web.operations import objects_in
 
 TYPE = "/v1/types/report/1.0"
@@ -89,13 +89,13 @@ def test_who_has_come_back_by_a_position_still_has_it_when_nothing_came(reached:
 def test_what_is_told_of_a_loss_leaves_the_position() -> None:
     # Given a feed whose last object had a position
     loop = asyncio.new_event_loop()
-    feed = Feed(loop)
-    told = handlers.event_frame(feed, feeds.Event(1, _object(position=7)))
+    feed = EventFeed(loop)
+    told = handlers.event_frame(feed, feeds.FeedEvent(1, _object(position=7)))
     assert b"\nid: 7\n" in told
     # Expect a loss to have no id, and an object without a position its own
-    lost = feeds.Event(2, LossNotice("s", Cause.QUEUE_OVERFLOW, 1))
+    lost = feeds.FeedEvent(2, LossNotice("s", Cause.QUEUE_OVERFLOW, 1))
     assert b"\nid:" not in handlers.event_frame(feed, lost)
-    assert f"id: {feed.key}-3\n".encode() in handlers.event_frame(feed, feeds.Event(3, _object(position=0)))
+    assert f"id: {feed.key}-3\n".encode() in handlers.event_frame(feed, feeds.FeedEvent(3, _object(position=0)))
     assert not feed.is_placed
     assert f"id: {feed.key}-2\n".encode() in handlers.event_frame(feed, lost)
     loop.close()
@@ -285,7 +285,7 @@ def test_a_subscription_that_could_not_be_cancelled_is_cancelled_later() -> None
 
     async def run() -> None:
         nonlocal is_full, cancelled_is_next
-        all_of = Feeds(call, Adapter)
+        all_of = EventFeeds(call, Adapter)
         feed = await all_of.open("peer")
         cancelled_is_next = True
         with pytest.raises(BackPressureError):

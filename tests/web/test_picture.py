@@ -13,7 +13,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.web.drawing import Drawing, cut
 from jbi_pubsub.web.federation import Edge, Facts, Server, Snapshot
-from jbi_pubsub.web.map import Place, chart, places
+from jbi_pubsub.web.map import Location, chart, places
 from jbi_pubsub.web.objects import METADATA_SHOWN, looked_at, payload_shown
 from jbi_pubsub.web.picture import NARROW, WIDE, folded, per_second, picture, short, state_of
 
@@ -114,11 +114,11 @@ def test_texts_are_cut_to_their_room_wide_characters_count_more() -> None:
     ],
 )
 def test_locations_are_found_by_the_usual_names(document: str, found: tuple[float, float] | None) -> None:
-    assert places(parse_metadata(document.encode())) == ([Place(*found)] if found else [])
+    assert places(parse_metadata(document.encode())) == ([Location(*found)] if found else [])
 
 
 def test_a_map_has_its_places_inside_and_lines_with_degrees() -> None:
-    drawing = chart([("#1", Place(33.0, 69.0)), ("#2", Place(-10.0, -20.0)), ("#3", Place(90.0, 180.0))])
+    drawing = chart([("#1", Location(33.0, 69.0)), ("#2", Location(-10.0, -20.0)), ("#3", Location(90.0, 180.0))])
     dots = [s for s in drawing.shapes if s["s"] == "dot"]
     assert len(dots) == 3
     assert all(0 <= d["x"] <= drawing.width and 0 <= d["y"] <= drawing.height for d in dots)
@@ -128,7 +128,7 @@ def test_a_map_has_its_places_inside_and_lines_with_degrees() -> None:
     assert "0°" in texts
     assert any(t.endswith("N") for t in texts)
     # Expect one place, and none, to make a map as well
-    for some in ([("#1", Place(0.0, 0.0))], []):
+    for some in ([("#1", Location(0.0, 0.0))], []):
         assert 2 <= sum(s["s"] == "line" for s in chart(some).shapes) < 30
 
 

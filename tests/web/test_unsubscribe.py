@@ -24,8 +24,8 @@ from jbi_pubsub.web.unsubscribe import (
     ADDRESSES_MOST,
     BODY_MOST,
     BURST,
-    Limits,
     MailLinks,
+    RequestLimits,
     observed,
     router,
 )
@@ -279,7 +279,7 @@ def test_requests_under_way_are_bounded(
 
 def test_limits_are_by_address_and_altogether_and_know_a_bounded_number_of_addresses() -> None:
     # Given one address that takes all it may
-    limits = Limits(0.0)
+    limits = RequestLimits(0.0)
     assert [limits.take("192.0.2.1", 0.0) for _ in range(ADDRESS_BURST + 1)].count(False) == 1
     # Expect others to be let through, IPv6 by network, until all together are too many
     assert [limits.take(f"2001:db8::{n:x}", 0.0) for n in range(ADDRESS_BURST + 1)].count(False) == 1
