@@ -32,9 +32,8 @@ from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.pad.past.archiving import Archiving
 from jbi_pubsub.pad.past.durable import Durables, owner_of
 from jbi_pubsub.pad.past.feeds import AGAIN_SECONDS, TAKEN_BYTES, ArchiveFeed, FeedThread
-from jbi_pubsub.pad.past.queries import EmptyResults
 from jbi_pubsub.pad.past.scopes import ArchiveScopes, conditions_of
-from jbi_pubsub.pad.past.store_protocol import QueryResults, looks
+from jbi_pubsub.pad.past.store_protocol import QueryResults, looks, open_query
 from jbi_pubsub.protocol.requests import QueryRequest, Start
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -120,7 +119,7 @@ class ArchiveCatchUp(ArchiveFeed):
         self.is_changed = False
         state = self.session.feeds.go_live(self.subscription)
         if state is CatchUpState.SETTLING:
-            self.thread.alarm(self, FULL_SECONDS)  # nobody tells that what waits has gone out
+            self.thread.wake(self, FULL_SECONDS)  # nobody tells that what waits has gone out
         elif state is CatchUpState.LIVE and self.subscription.durable is None:
             self.part()
         elif state in IN_ROUND:
@@ -162,7 +161,7 @@ class ArchiveCatchUp(ArchiveFeed):
     def fail(self) -> None:
         """Go on from where it is, after a pause; what comes meanwhile is not lost."""
         self._drop_round()
-        self.thread.alarm(self, self._backoff.pause())
+        self.thread.wake(self, self._backoff.pause())
 
     def _drop_round(self) -> None:
         results, self._results = self._results, None
@@ -197,7 +196,7 @@ class ArchiveCatchUp(ArchiveFeed):
                 if gone := keeping.expired(query):
                     self.session.lose(subscription, Cause.EXPIRED, gone)
             self._conditions = conditions_of(query.scopes)
-            self._results = keeping.open(query, self.wake) if query.scopes else EmptyResults()
+            self._results = open_query(keeping, query, self.wake)
         except JbiError as exc:  # no room for one more query; or the disk fails
             log.info("subscription %s waits for the archive: %s", subscription.uid, exc)
             self.fail()
@@ -381,7 +380,7 @@ class ArchiveCatchUps:
         query = Query(scopes=scopes, up_to=here, order="newest", limit=1)
         if start.kind == "since":
             query = msgspec.structs.replace(query, until=max(0.0, math.nextafter(start.since, 0.0)))
-        found = self._first(query) if scopes else None
+        found = self._first(query)
         if found is None:
             return 0
         return found.position - (start.kind == "last")
@@ -389,7 +388,7 @@ class ArchiveCatchUps:
     def _first(self, query: Query) -> Found | None:
         """The first result. Raises WireTimeoutError, StorageError."""
         deadline = self._thread.clock() + FIRST_SECONDS
-        with closing(looks(partial(self._archive.keeping.open, query), 1, TAKEN_BYTES)) as all_found:
+        with closing(looks(partial(open_query, self._archive.keeping, query), 1, TAKEN_BYTES)) as all_found:
             for progress, found in all_found:
                 if found:
                     return found[0]

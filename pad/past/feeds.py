@@ -9,16 +9,14 @@ Rules:
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from jbi_pubsub.core.agenda import Agenda
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.history import Found, Progress
@@ -36,8 +34,6 @@ TAKEN_MOST: Final = 100
 TAKEN_BYTES: Final = 1 << 20
 AGAIN_SECONDS: Final = 0.05
 """Until a feed is looked at again for which the delegate has no memory, which nobody tells of."""
-ALARMS_LEAST: Final = 32
-"""Alarms that are kept before those of feeds that are over are looked for."""
 
 
 class ArchiveFeed(ABC):
@@ -47,8 +43,6 @@ class ArchiveFeed(ABC):
         self.thread = thread
         self.session = session
         self.subscription = subscription
-        self.is_ready = False
-        """Whether it waits for its turn: the thread's lock covers it."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -59,6 +53,11 @@ class ArchiveFeed(ABC):
     @abstractmethod
     def is_open(self) -> bool:
         """Whether something is to come of it yet."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until it is to be looked at, whatever happens."""
+        return math.inf
 
     def wake(self) -> None:
         """See Feed."""
@@ -77,7 +76,7 @@ class ArchiveFeed(ABC):
             if results is None or not count:
                 return
             if not size:
-                self.thread.alarm(self, AGAIN_SECONDS)
+                self.thread.wake(self, AGAIN_SECONDS)
                 return
             progress = results.progress()
             found = results.take(min(count, TAKEN_MOST), min(size, TAKEN_BYTES))
@@ -163,11 +162,7 @@ class FeedThread:
         self._seal = seal
         self._shaper = shaper
         self._changed = threading.Condition()
-        self._ready: deque[ArchiveFeed] = deque()
-        self._alarms: list[tuple[float, int, ArchiveFeed]] = []
-        """When a feed is to be looked at, whatever happens; a heap."""
-        self._alarms_most = ALARMS_LEAST
-        self._tick = itertools.count()
+        self._turns = Agenda[ArchiveFeed]()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
 
@@ -179,23 +174,13 @@ class FeedThread:
                 thread.start()
                 self._thread = thread
 
-    def wake(self, feed: ArchiveFeed) -> None:
-        """Give a turn to a feed that has something to do."""
+    def wake(self, feed: ArchiveFeed, seconds: float = 0.0) -> None:
+        """Give a turn to a feed in so many seconds at the latest."""
         with self._changed:
-            if not feed.is_ready:
-                feed.is_ready = True
-                self._ready.append(feed)
+            when = self.clock() + seconds
+            if feed not in self._turns or when < self._turns.time(feed):
+                self._turns.set_time(feed, when)
                 self._changed.notify_all()
-
-    def alarm(self, feed: ArchiveFeed, seconds: float) -> None:
-        """Wake it in so many seconds."""
-        with self._changed:
-            if len(self._alarms) > self._alarms_most:
-                self._alarms = [alarm for alarm in self._alarms if alarm[2].is_open]
-                heapq.heapify(self._alarms)
-                self._alarms_most = 2 * len(self._alarms) + ALARMS_LEAST
-            heapq.heappush(self._alarms, (self.clock() + seconds, next(self._tick), feed))
-            self._changed.notify_all()
 
     def disseminated(self, found: Found, subscription: Subscription) -> Disseminated:
         """A result as a subscription's filter and shapes leave it. Raises as `whole`."""
@@ -222,23 +207,25 @@ class FeedThread:
             self._serve(feed)
 
     def _serve(self, feed: ArchiveFeed) -> None:
-        began = self.clock()
+        began, has_failed = self.clock(), True
         with guarded(self.name):
             feed.serve()
+            has_failed = False
             time.sleep(min(SLICE_SECONDS, self.clock() - began))
-            return
-        feed.fail()  # it does not come again and again
+        if has_failed:
+            feed.fail()  # it does not come again and again
+        if feed.is_open:
+            self.wake(feed, feed.patience)
+        else:
+            with self._changed:
+                self._turns.discard(feed)
 
     def _next(self) -> ArchiveFeed | None:
         """The feed whose turn it is, as soon as there is one; None: there will be none."""
         with self._changed:
             while not self._is_stopping:
                 now = self.clock()
-                while self._alarms and self._alarms[0][0] <= now:
-                    self.wake(heapq.heappop(self._alarms)[2])
-                if self._ready:
-                    feed = self._ready.popleft()
-                    feed.is_ready = False
+                if (feed := self._turns.pop(now)) is not None:
                     return feed
-                self._changed.wait(min(60.0, self._alarms[0][0] - now if self._alarms else math.inf))
+                self._changed.wait(min(60.0, self._turns.first() - now))
         return None

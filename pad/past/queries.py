@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ from jbi_pubsub.pad.model.quota import NO_SHARE, RequestQuota, Share
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.pad.past.feeds import ArchiveFeed, FeedThread
 from jbi_pubsub.pad.past.scopes import ArchiveScopes, QueryPlan
-from jbi_pubsub.pad.past.store_protocol import Keeping, QueryResults, looks
+from jbi_pubsub.pad.past.store_protocol import Keeping, QueryResults, looks, open_query
 from jbi_pubsub.protocol.replies import Counted, Explained, Finished, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
@@ -126,21 +127,6 @@ QUERY: Final = StateTable(
 )
 
 
-class EmptyResults:
-    """Results of a query that no type is left of."""
-
-    def take(self, count: int, size: int) -> list[Any]:  # noqa: ARG002  # the protocol's
-        """None."""
-        return []
-
-    def progress(self) -> Progress:
-        """At the end from the beginning."""
-        return Progress("finished")
-
-    def cancel(self) -> None:
-        """Nothing to do."""
-
-
 class QuerySource(Protocol):
     """Archive, here or elsewhere, that answers queries. Any thread."""
 
@@ -189,7 +175,7 @@ class ArchiveSource:
 
     def open(self, plan: QueryPlan, wake: Callable[[], None]) -> QueryResults:
         """See QuerySource."""
-        return self._keeping.open(plan.query, wake) if plan.query.scopes else EmptyResults()
+        return open_query(self._keeping, plan.query, wake)
 
     def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
         """See HistoryProxy.count."""
@@ -265,12 +251,18 @@ class ArchiveQuery(ArchiveFeed):
         """Whether it is not closed."""
         return self.state is not QueryState.CLOSED
 
+    @property
+    def patience(self) -> float:
+        """Seconds until its timeout."""
+        timeout = self.plan.request.timeout
+        if not timeout or self.state is not QueryState.RUNNING:
+            return math.inf
+        return self._opened + timeout - self.thread.clock()
+
     def open(self, results: QueryResults) -> None:
         """The archive has answered."""
         if self._follow(QueryEvent.OPENED, results) is not QueryState.RUNNING:
             results.cancel()
-        if self.plan.request.timeout:
-            self.thread.alarm(self, self.plan.request.timeout)
         self.wake()
 
     def stop(self, how: State, why: str = "") -> None:
@@ -302,8 +294,7 @@ class ArchiveQuery(ArchiveFeed):
 
     def prepare(self) -> QueryResults | None:
         """Its results, unless it is to end now."""
-        timeout = self.plan.request.timeout
-        if timeout and self.thread.clock() >= self._opened + timeout:
+        if self.patience <= 0:
             self._follow(QueryEvent.STOPPED, outcome=Progress("timed_out"))
         if self.state is QueryState.ENDING:
             self._finish(self._outcome.state, self._outcome.error, drop=self._outcome.state != "failed")

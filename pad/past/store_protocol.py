@@ -55,6 +55,21 @@ def looks(
         results.cancel()
 
 
+class EmptyResults:
+    """Results of a query that no type is left of."""
+
+    def take(self, count: int, size: int) -> list[Found]:  # noqa: ARG002  # the protocol's
+        """None."""
+        return []
+
+    def progress(self) -> Progress:
+        """At the end from the beginning."""
+        return Progress("finished")
+
+    def cancel(self) -> None:
+        """Nothing to do."""
+
+
 class Keeping(Protocol):
     """The archive of a delegate. Safe from several threads. Whoever is given one closes it."""
 
@@ -165,3 +180,8 @@ class Keeping(Protocol):
     def close(self) -> None:
         """Sync, and end threads and processes."""
         ...
+
+
+def open_query(keeping: Keeping, query: Query, wake: Callable[[], None]) -> QueryResults:
+    """Ask an archive, unless there is nothing to ask of it. Raises as `Keeping.open`."""
+    return keeping.open(query, wake) if query.scopes else EmptyResults()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -194,7 +195,7 @@ def test_an_archive_that_tells_before_it_has_answered_is_waited_for(
     def slowly(query: Any, wake: Callable[[], None], **more: Any) -> Any:
         results = opening(query, wake, **more)
         wake()
-        eventually(lambda: not place.history._thread._ready)
+        eventually(lambda: math.isinf(place.history._thread._turns.first()))
         return results
 
     monkeypatch.setattr(keeping, "open", slowly)
@@ -370,7 +371,7 @@ def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:
         opened = place.ask(predicate=f"/m/n = {number % 25}", timeout=1e6)
         assert len(place.answer(opened)) == (1 <= number % 25 <= 20)
     eventually(lambda: not place.history.status()["open"])
-    assert len(place.history._thread._alarms) <= 2 * SESSION_MOST
+    eventually(lambda: not place.history._thread._turns)
     assert not place.history.queries._open
     assert not place.session._queues
 

@@ -48,7 +48,7 @@ class HandThread(FeedThread):
 
     def turn(self) -> None:
         """Turns of all that are ready, or due."""
-        while not self._is_stopping and (self._ready or (self._alarms and self._alarms[0][0] <= self.now)):
+        while not self._is_stopping and self._turns.first() <= self.now:
             feed: ArchiveFeed | None = self._next()
             assert feed is not None
             self._serve(feed)
