@@ -147,6 +147,7 @@ class SessionQueues:
             return queue.is_full(self.budget.share) or before - queue.waiting_bytes < wanted
 
         while queue.waiting and is_wanting() and (waiting := queue.give_way(parcel)) is not None:
+            queue.leaves(waiting.parcel)
             self.free(waiting)  # many small ones may have to go for a large one
             dropped += 1
         has_room = not is_wanting()

@@ -249,6 +249,8 @@ class Life:
         assert len(missing) == self.lost or (self.has_reset and len(missing) < self.lost)
         if self.kind == "durable" and all(number <= 1000 for number in self.expected):
             assert not missing, "nothing of what is kept, unless what is not takes its place"
+        if (durable := self.subscription.durable) is not None:
+            assert durable.position == len(self.archive.kept), "nothing is to come again"
         self.session.remove(self.subscription)
         assert self.budget.used == 0
         self.turn()
@@ -300,6 +302,21 @@ def test_what_is_wanted_again_before_the_archive_was_asked_comes_again() -> None
     # Expect all of it
     life.end()
     assert life.found.keys() >= {1, 2, 3}
+
+
+def test_what_another_object_takes_the_place_of_is_lost_for_good() -> None:
+    # Given a durable subscription whose queue is full of what is kept
+    life = Life("durable")
+    life.lead("release 0")
+    life.lead("turn")
+    # When an object comes that is not kept, and takes the place of one that is; Expect that to be told
+    life.publish(2, is_kept=False)
+    life.take()
+    assert life.lost == 1
+    # Expect it not to hold up the position of the subscription
+    life.end()
+    assert life.subscription.durable is not None
+    assert life.subscription.durable.position == 3
 
 
 class CatchUpLives(RuleBasedStateMachine):
