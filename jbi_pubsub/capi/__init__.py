@@ -27,7 +27,9 @@ from .errors import (
 )
 from .metadata_repository import AttributeDescriptor, InfoObjectDescriptor, MetadataRepository, PropertyDescriptor
 from .objects import InfoObject
-from .sequences import PublisherSequence, QuerySequence, SequenceState, SubscriberSequence
+from .publisher_sequence import PublisherSequence
+from .query_sequence import QuerySequence
+from .sequences import SequenceState, SubscriberSequence
 
 __all__ = [
     "AttributeDescriptor",

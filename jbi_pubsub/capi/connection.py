@@ -15,10 +15,10 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -36,7 +36,9 @@ from .callbacks import ConnectionCallback, QueryProvider
 from .errors import CapiException, ConnectionException, NodeAwayException, SequenceStateException, call
 from .metadata_repository import MetadataRepository
 from .objects import InfoObject, type_of
-from .sequences import InfoObjectSequence, Left, PublisherSequence, QuerySequence, SubscriberSequence
+from .publisher_sequence import PublisherSequence
+from .query_sequence import QuerySequence
+from .sequences import InfoObjectSequence, Left, SubscriberSequence
 
 if TYPE_CHECKING:
     from jbi_pubsub.publisher.peer import PeerArchive
@@ -53,7 +55,7 @@ S = TypeVar("S", bound=InfoObjectSequence)
 
 
 class NodeDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may know of the node that it is connected to."""
+    """Details of a node that its clients may know."""
 
     id: str
     name: str
@@ -70,9 +72,21 @@ class NodeDetails(msgspec.Struct, frozen=True, kw_only=True):
     has_archive: bool
     has_type_repository: bool
 
+    @classmethod
+    def of(cls, status: Mapping[str, Any], addresses: Iterable[str]) -> NodeDetails:
+        """Details by what a node at these addresses says of its state."""
+        limits = status.get("limits", {})
+        return cls(
+            id=str(status.get("node", status["id"])), name=str(status["name"]), location=str(status["location"]),
+            addresses=tuple(addresses), version=str(status["version"]),
+            compression_allowed=bool(limits["compressed"] > status["compressed"]),
+            max_metadata=int(limits["metadata"]), max_payload=int(limits["payload"]),
+            has_archive="archive" in status, has_type_repository=bool(limits["types"]),
+        )  # fmt: skip
 
-class _Teller:
-    """Calls a connection's callback, one call after the other, on a thread of its own: it may take its time."""
+
+class ConnectionCalls:
+    """Calls of a connection's callback, one call after the other, on a thread of its own: it may take its time."""
 
     def __init__(self, name: str) -> None:
         self._pool = ListenerPool(f"{name}-connection")
@@ -167,7 +181,7 @@ class Connection:
         self._subscriber: SubscriberAdapter | None = None
         self._sequences: set[InfoObjectSequence] = set()
         self._callback: ConnectionCallback | None = None
-        self._teller: _Teller | None = None
+        self._teller: ConnectionCalls | None = None
         self._provider: PeerArchive | None = None
 
     # -- connecting ---------------------------------------------------------------------------------------------
@@ -178,17 +192,9 @@ class Connection:
         are claims, with a password, or the folder of a certificate, which prove who it is; looked at when it connects.
         Raises InvalidMetadataException, ConnectionException when it is connected or destroyed."""
         said = bindings.read(bindings.Credentials, credentials)
-        given = {"user": said.user, "password": said.password, "role": said.role}
-        client = {key: value for key, value in given.items() if value is not None}
         with self._lock:
             self._require("new")
-            config = msgspec.structs.replace(self._base, client=msgspec.structs.replace(self._base.client, **client))
-            if said.certificate is not None:
-                tls = msgspec.structs.replace(config.tls, folder=said.certificate, certificate="", key="", ca="")
-                config = msgspec.structs.replace(config, tls=tls)
-                with _as_connection():
-                    config.security()
-            self._config = config
+            self._config = _identified(self._base, said)
 
     @call
     def connect(self) -> None:
@@ -301,14 +307,7 @@ class Connection:
             self._require("connected")
         with _as_connection():
             said = fetch_status(self._ref(), self._config.security(), timeout=self._config.lookup.timeout)
-        limits = said.get("limits", {})
-        return NodeDetails(
-            id=str(said.get("node", said["id"])), name=str(said["name"]), location=str(said["location"]),
-            addresses=tuple(self.node_addresses()), version=str(said["version"]),
-            compression_allowed=bool(limits["compressed"] > said["compressed"]),
-            max_metadata=int(limits["metadata"]), max_payload=int(limits["payload"]),
-            has_archive="archive" in said, has_type_repository=bool(limits["types"]),
-        )  # fmt: skip
+        return NodeDetails.of(said, self.node_addresses())
 
     @call
     def registerQueryProvider(self, provider: QueryProvider | None) -> None:
@@ -447,7 +446,7 @@ class Connection:
             if callback is None or self._state != "connected" or delegate != next(iter(self._lights.values()))[1]:
                 return
             if self._teller is None:
-                self._teller = _Teller(self.name)
+                self._teller = ConnectionCalls(self.name)
             teller = self._teller
         if why:
             teller.tell(lambda: callback.connectionLost(why))
@@ -463,6 +462,19 @@ class Connection:
                 hint="Call connect() first" if self._state == "new" else "",
                 state=self._state,
             )
+
+
+def _identified(base: Config, said: bindings.Credentials) -> Config:
+    """The configuration of who connects. Raises ConnectionException for a certificate that is no good."""
+    given = {"user": said.user, "password": said.password, "role": said.role}
+    client = {key: value for key, value in given.items() if value is not None}
+    config = msgspec.structs.replace(base, client=msgspec.structs.replace(base.client, **client))
+    if said.certificate is not None:
+        tls = msgspec.structs.replace(config.tls, folder=said.certificate, certificate="", key="", ca="")
+        config = msgspec.structs.replace(config, tls=tls)
+        with _as_connection():
+            config.security()
+    return config
 
 
 @contextmanager

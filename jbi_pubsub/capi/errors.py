@@ -125,7 +125,7 @@ class UnrecognizedObjectTypeException(CapiException, SchemaError, UnknownUidErro
 
 
 class ObjectUnavailableException(CapiException, UnknownUidError):
-    """What is named is not there."""
+    """A thing that is named is not there."""
 
     code = "capi_object_unavailable"
 

@@ -12,7 +12,7 @@ import enum
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple, NoReturn, Protocol
 
@@ -21,30 +21,22 @@ from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ArgumentError,
-    InvariantError,
     JbiError,
-    MetadataError,
-    SchemaError,
-    TypeConflictError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import LossNotice, TypeName, prefix_of
+from jbi_pubsub.core.info_object import LossNotice, TypeName
 from jbi_pubsub.core.xpath import compile_predicate
-from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight, RegistrationUid
-from jbi_pubsub.subscriber import Query, SubscriberAdapter, SubscriptionUid
+from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
+from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
 from . import bindings
 from .attributes import Attributes, Role, SequenceAttribute
 from .bindings import Document
-from .callbacks import QueryCallback, SequenceCallback
+from .callbacks import SequenceCallback
 from .errors import (
-    InvalidPayloadException,
-    ObjectUnavailableException,
     PausedSequenceException,
-    PlatformFailureException,
     SequenceStateException,
     TimeoutException,
-    UnrecognizedObjectTypeException,
     call,
     part_of,
 )
@@ -53,15 +45,10 @@ from .predicate import read_predicate
 
 log = logging.getLogger("jbi_pubsub.capi")
 
-QUERY_MS: Final = 3_600_000
-"""For a query that names no time of its own."""
 MS_MOST: Final = 31_536_000
 """To wait for an object: some 9 hours."""
-COUNT_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 1.0
 """Within which who waits for an object is told that the rules do not allow it."""
-REGISTRATIONS_MOST: Final = 16
-"""Registrations of a publisher sequence whose objects differ in what their type calls invariant."""
 _NAME: Final = re.compile(r"([A-Za-z_][\w.-]*)(:(?!:))?")
 """A name, and whether it is a prefix. Each is looked at once: of a long one not what it ends with as well."""
 
@@ -86,7 +73,7 @@ class Left(NamedTuple):
 
     conditions: object
     uid: SubscriptionUid
-    deliverer: _Deliverer | None
+    deliverer: SequenceListener | None
 
 
 class Owner(Protocol):
@@ -278,185 +265,8 @@ class InfoObjectSequence:
         self._require(ACTIVE)
 
 
-class PublisherSequence(InfoObjectSequence):
-    """Publishes objects of one type."""
-
-    role = "publisher"
-
-    def __init__(self, connection: Owner, type_: TypeName) -> None:
-        super().__init__(connection, type_)
-        self._at: tuple[PublisherAdapterLight, DelegateUid] | None = None
-        self._registrations: list[RegistrationUid] = []
-        """One; of a type with invariant elements, and none said, one for each set of their values, the last first."""
-        self._registering = threading.Lock()
-        self._refusal: JbiError | None = None
-        """Refusal of an object that was on its way: the next call raises it."""
-
-    def publishInfoObject(self, io: InfoObject) -> str:
-        """Publish an object of the sequence's type; its id. It is checked here, and then on its way. Raises
-        PausedSequenceException, SequenceStateException, UnrecognizedObjectTypeException (of another type),
-        InvalidMetadataException, InvalidPayloadException, ObjectSizeException, PermissionDeniedException (the rules
-        have changed), PlatformFailureException (the node takes no more, or is away for long); and, having published
-        nothing, why the node has refused an object that was on its way when the call before returned: its id is in the
-        text."""
-        at, registrations = self._at, self._registrations
-        if (
-            self._state is ACTIVE and type(io) is InfoObject and io._type is self._type and self._refusal is None
-            and at is not None and registrations
-        ):  # fmt: skip
-            try:
-                io._id = found = at[0].publish(registrations[0], io._metadata, io._payload)
-            except InvariantError:
-                pass  # another registration takes it
-            except JbiError as exc:
-                self._fail(exc)
-            else:
-                return found
-        return self._publish_info_object(io)
-
-    @call
-    @part_of("PublisherSequence.publishInfoObject")
-    def _publish_info_object(self, io: InfoObject) -> str:
-        at = self._at
-        if self._state is not ACTIVE or at is None:
-            self._require_active()
-            raise SequenceStateException("the sequence is about to change its state")
-        if io._type != self._type:
-            raise UnrecognizedObjectTypeException(
-                f"the object is of {io._type}, the sequence of {self._type}", hint="Create a sequence for its type"
-            )
-        self._raise_refusal()
-        try:
-            io._id = found = self._publish(at[0], at[1], io)
-        except JbiError as exc:
-            self._fail(exc)
-        return found
-
-    @call
-    def _fail(self, exc: JbiError) -> NoReturn:
-        """Tell why an object was not published."""
-        if isinstance(exc, UnknownUidError):  # destroyed at the same moment
-            self._require_active()
-        if isinstance(exc, MetadataError) and (
-            isinstance(exc.__cause__, OSError) or exc.facts.get("argument") == "payload"
-        ):
-            raise InvalidPayloadException(exc.message, hint=exc.hint) from exc  # a file that can't be read
-        raise exc
-
-    def _publish(self, light: PublisherAdapterLight, delegate: DelegateUid, io: InfoObject) -> str:
-        for registration in self._registrations:
-            try:
-                return light.publish(registration, io._metadata, io._payload)
-            except InvariantError:
-                if self._attributes.get(bindings.InvariantsAttribute) is not None:
-                    raise
-        with self._registering:
-            if self._at is None:  # destroyed meanwhile: nobody would end the registration
-                self._require_active()
-            registration = self._registered(light, delegate, invariants=io._metadata or None)
-            former = self._registrations
-            self._registrations = [registration, *former][:REGISTRATIONS_MOST]
-        for each in former[REGISTRATIONS_MOST - 1 :]:
-            light.unregister_publisher(each)
-        return light.publish(registration, io._metadata, io._payload)
-
-    @call
-    def setReliableDeliveryAttribute(self, reliable: bool, ms: int) -> None:
-        """Whether what was under way when the node went away is sent again; `ms`: after so long an object that still
-        waits, here or for a subscriber, is given up, 0 for never. Same as attribute `ReliableDelivery`."""
-        _check_ms("setReliableDeliveryAttribute", ms, bindings.YEAR_MS)
-        self._put(bindings.ReliableDeliveryAttribute(reliable=reliable, expiration=ms))
-
-    @call
-    def setPersistenceAttribute(self, on: bool) -> None:
-        """Whether publications are archived; else the node's rules say. Same as attribute `Persistence`."""
-        self._put(bindings.PersistenceAttribute(persist=on))
-
-    @call
-    def setCompressionAttribute(self, on: bool) -> None:
-        """Whether publications are compressed on their way to the node; else [link] compression says. Same as attribute
-        `Compression`."""
-        self._put(bindings.CompressionAttribute(compress=on))
-
-    @call
-    def setLocalAttribute(self, on: bool) -> None:
-        """Whether publications are for subscribers of this node alone. Same as attribute `Local`."""
-        self._put(bindings.LocalAttribute(local_only=on))
-
-    @call
-    def setOrderAttribute(self, on: bool) -> None:
-        """Whether objects have to come in the order of their publication, which they do in any case. Same as attribute
-        `Order`."""
-        self._put(bindings.OrderAttribute(in_order=on))
-
-    @call
-    def setInvariantsAttribute(self, metadata: str) -> None:
-        """A metadata document whose invariant elements hold for all publications, of a type that has such: subscribers'
-        templates match them before anything is published. Same as attribute `Invariants`."""
-        _check_text("setInvariantsAttribute", "metadata", metadata, 1 << 20)
-        self._put(bindings.InvariantsAttribute(metadata=metadata))
-
-    def refused(self, uid: str, error: JbiError) -> None:
-        """For the connection: the node has refused an object that was fine here, or a lookup service to list a
-        registration."""
-        if self._refusal is None:
-            is_listed = uid not in self._registrations
-            what = f"object {uid} was refused" if is_listed else f"a lookup service does not list {uid}"
-            told = f"{what}: {error.message}"
-            self._refusal = type(error)(told, hint=error.hint, **error.facts)
-
-    def _raise_refusal(self) -> None:
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            raise refusal
-
-    def published(self, uid: str) -> bool:
-        """For the connection: whether the object, or registration, is one of its own."""
-        return uid in self._registrations or any(uid.startswith(prefix_of(each)) for each in self._registrations)
-
-    def _open(self) -> None:
-        compression = self._attributes.get(bindings.CompressionAttribute)
-        light, delegate = self._connection.publisher(compress=None if compression is None else compression.compress)
-        try:
-            self._registrations = [self._registered(light, delegate)]
-        except ArgumentError as exc:
-            if exc.facts.get("argument") != "invariants":
-                raise
-        self._at = light, delegate
-
-    def _registered(self, light: PublisherAdapterLight, delegate: DelegateUid, **more: bytes | None) -> RegistrationUid:
-        """A new registration. Who says nothing of validation publishes what nobody has a schema of as well."""
-        given = {
-            "type_name": self._type.name, "version": self._type.version,
-            **self._attributes.publishing(self._connection.owner), **more,
-        }  # fmt: skip
-        try:
-            return light.register_publisher(delegate, **given)
-        except SchemaError as exc:
-            if "validate" in given or isinstance(exc, TypeConflictError):
-                raise
-        return light.register_publisher(delegate, **given, validate=False)
-
-    def _close(self) -> None:
-        at, self._at = self._at, None
-        with self._registering:
-            registrations = list(self._registrations)
-        try:
-            if at is not None:
-                for registration in registrations:
-                    at[0].unregister_publisher(registration)
-        finally:
-            self._registrations = []
-        self._raise_refusal()
-
-    def _leave(self) -> None:
-        """Its registrations end with the connection's to the node, which waits once for what all have published."""
-        self._at = None
-        self._raise_refusal()
-
-
-class _Deliverer:
-    """Tells a sequence's callback (a SubscriptionListener)."""
+class SequenceListener:
+    """A sequence's callback as a SubscriptionListener."""
 
     def __init__(self, callback: SequenceCallback) -> None:
         self.callback = callback
@@ -481,7 +291,7 @@ class SubscriberSequence(InfoObjectSequence):
         super().__init__(connection, type_)
         self._predicate = ""
         self._callback: SequenceCallback | None = None
-        self._deliverer: _Deliverer | None = None
+        self._deliverer: SequenceListener | None = None
         self._at: tuple[SubscriberAdapter, SubscriptionUid] | None = None
 
     @call
@@ -498,7 +308,7 @@ class SubscriberSequence(InfoObjectSequence):
         while the sequence is active. Of a paused one it counts from now on: what waits by the former one is given up.
         Raises InvalidPredicateException, PredicateLanguageException, SequenceStateException."""
         expression = read_predicate(document).expression
-        _check_predicate(expression)
+        check_predicate(expression)
         with self._lock:
             self._require(NEW, PAUSED)
             if self._state is NEW:
@@ -544,7 +354,7 @@ class SubscriberSequence(InfoObjectSequence):
     @part_of("SubscriberSequence.getNext")
     def _nothing(self, timeout: float) -> NoReturn:
         """Tell why nothing came."""
-        _check_ms("getNext", timeout, MS_MOST)
+        check_ms("getNext", timeout, MS_MOST)
         self._require_active()
         if self._callback is not None:
             raise SequenceStateException("this sequence has a callback, which gets its objects")
@@ -558,7 +368,7 @@ class SubscriberSequence(InfoObjectSequence):
     def setNamespacePrefixes(self, prefixes: Mapping[str, str]) -> None:
         """Set what prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
         attribute `NamespacePrefixes`."""
-        self._put(_prefixes(prefixes))
+        self._put(prefixes_of(prefixes))
 
     @call
     def setLocalAttribute(self, on: bool) -> None:
@@ -581,13 +391,13 @@ class SubscriberSequence(InfoObjectSequence):
         """Have the node remember, under this name, how far the sequence has come while its client is away: who opens it
         again gets what was published meanwhile. `destroySequence` ends it for good; leaving does not. Same as attribute
         `Durable`."""
-        _check_text("setDurableAttribute", "id", id, 1_024)
+        check_text("setDurableAttribute", "id", id, 1_024)
         self._put(bindings.DurableAttribute(id=id))
 
     @call
     def setLatestAttribute(self, key: str) -> None:
         """Begin with the newest archived object of each value of `key`, an XPath. Same as attribute `Latest`."""
-        _check_text("setLatestAttribute", "key", key, 32_768)
+        check_text("setLatestAttribute", "key", key, 32_768)
         self._put(bindings.LatestAttribute(key=key))
 
     def _open(self) -> None:
@@ -597,7 +407,7 @@ class SubscriberSequence(InfoObjectSequence):
         if left is not None:
             self._at = adapter, self._take_up(left)
         else:
-            self._deliverer = _Deliverer(self._callback) if self._callback is not None else None
+            self._deliverer = SequenceListener(self._callback) if self._callback is not None else None
             try:
                 uid = adapter.register_subscriber(
                     type_name=self._type.name, version=self._type.version, predicate=self._predicate or None,
@@ -664,204 +474,17 @@ class SubscriberSequence(InfoObjectSequence):
             self._at[0].resume(self._at[1])
 
 
-class _Teller:
-    """Tells a query's callback (a QueryListener)."""
-
-    def __init__(self, callback: QueryCallback) -> None:
-        self._callback = callback
-
-    def arrived(self, query: Query, obj: info_object.InfoObject) -> None:  # noqa: ARG002  # the protocol's parameter
-        """The next result."""
-        called(self._callback.infoObjectAvailable, come(obj))
-
-    def finished(self, query: Query, state: str) -> None:
-        """Nothing comes any more."""
-        try:
-            if query.partial and (incomplete := getattr(self._callback, "queryIncomplete", None)) is not None:
-                called(incomplete, list(query.partial))
-        finally:
-            if (told := getattr(self._callback, "queryFinished", None)) is not None:
-                called(told, state)
-
-
-class QuerySequence(InfoObjectSequence):
-    """Asks archives for objects of one type, one query after the other."""
-
-    role = "query"
-
-    def __init__(self, connection: Owner, type_: TypeName) -> None:
-        super().__init__(connection, type_)
-        self._predicate = ""
-        self._query: Query | None = None
-        self._has_callback = False
-        self._is_distributed = False
-        self._is_asking = False
-
-    @call
-    def setSequencePredicate(self, document: str) -> None:
-        """The predicate of the next query, over the metadata combined with what the platform says, as its document.
-        Raises InvalidPredicateException, PredicateLanguageException, SequenceStateException for a destroyed one."""
-        expression = read_predicate(document).expression
-        _check_predicate(expression)
-        with self._lock:
-            self._require(NEW, ACTIVE, PAUSED)
-            self._predicate = expression
-
-    @call
-    def executeQuery(self, callback: QueryCallback | None = None) -> None:
-        """Ask the archive of the node that the connection is at; without a predicate for all objects of the type.
-        Results come to `callback`, or by `getNext`. What was published and acknowledged before is seen. Raises
-        PausedSequenceException, SequenceStateException (also while a former query has results that were not taken),
-        UnrecognizedObjectTypeException (the archive has none of that type), ObjectUnavailableException (the node has no
-        archive), PermissionDeniedException, PlatformFailureException."""
-        self._execute(callback, QUERY_MS, at=self._connection.node_addresses())
-
-    @call
-    def executeDistributedQuery(self, timeout: float, callback: QueryCallback | None = None) -> None:
-        """The same of all archives that can be found, for `timeout` ms at most; each object comes once. An archive that
-        does not answer is left out, and named by `getMissingAnswers`. Raises as `executeQuery`."""
-        _check_ms("executeDistributedQuery", timeout)
-        if timeout <= 0:
-            raise ArgumentError("executeDistributedQuery: timeout is 0 ms", hint="It needs some time")
-        self._execute(callback, timeout, at=None)
-
-    @call
-    def getNext(self, count: int, timeout: float) -> list[InfoObject]:
-        """The next `count` results: fewer when there are no more, or `timeout` ms are over; [] at the end. Raises
-        TimeoutException when none came within that time, PausedSequenceException, SequenceStateException (there is no
-        query, or it has a callback), PlatformFailureException (the query failed, or there are no more though the
-        archive of `executeQuery` has not told all)."""
-        _check_ms("getNext", timeout)
-        if count < 1:
-            raise ArgumentError(f"getNext: count is {count}", hint="It takes a number from 1 on")
-        self._require_active()
-        query = self._asked()
-        if self._has_callback:
-            raise SequenceStateException("this query has a callback, which gets its results")
-        found = query.get_next(count, timeout / 1000)
-        if not found and query.state == "running":
-            self._require_active()
-            raise TimeoutException(f"no result came within {timeout:g} ms")
-        if not found and query.state == "cancelled":
-            self._require_active()
-        if not found:
-            self._check_complete(query.partial)
-        return [come(obj) for obj in found]
-
-    @call
-    def cancelQuery(self) -> None:
-        """No results any more. Raises SequenceStateException when there is no query; one that has ended stays so."""
-        self._asked().cancel()
-
-    @call
-    def getResultCount(self) -> int:
-        """Number of results that the query has, taken or not; of those that are asked again, as they are now. Raises
-        PausedSequenceException, SequenceStateException when there is no query, TimeoutException,
-        PlatformFailureException (the archive of `executeQuery` could not count all)."""
-        self._require_active()
-        query = self._asked()
-        count = query.count(COUNT_SECONDS)
-        self._check_complete(count.partial)
-        return int(count)
-
-    @call
-    def getMissingAnswers(self) -> list[str]:
-        """The archives (addresses) that have not answered the query to the end so far, each with the reason: what they
-        have is not among the results. Raises SequenceStateException when there is no query."""
-        return list(self._asked().partial)
-
-    @call
-    def setNamespacePrefixes(self, prefixes: Mapping[str, str]) -> None:
-        """Set what prefixes stand for in the predicate; those of [client] namespaces (`og`) hold for others. Same as
-        attribute `NamespacePrefixes`."""
-        self._put(_prefixes(prefixes))
-
-    @call
-    def setLatestAttribute(self, key: str) -> None:
-        """Take only the newest object of each value of `key`, an XPath. Same as attribute `Latest`."""
-        _check_text("setLatestAttribute", "key", key, 32_768)
-        self._put(bindings.LatestAttribute(key=key))
-
-    def _execute(self, callback: QueryCallback | None, timeout: float, *, at: list[str] | None) -> None:
-        with self._lock:
-            self._require_active()
-            if self._is_asking or (self._query is not None and self._query.state == "running"):
-                raise SequenceStateException(
-                    "this sequence has a query under way", hint="Take all its results, or call cancelQuery()"
-                )
-            self._is_asking = True
-            predicate = self._predicate
-        query: Query | None = None
-        try:
-            query = self._connection.subscriber().open_query(
-                self._type.name, version=self._type.version, predicate=predicate or None, view="combined",
-                timeout=timeout / 1000, at=at, listener=_Teller(callback) if callback is not None else None,
-                **self._attributes.querying(),
-            )  # fmt: skip
-        except UnknownUidError as exc:
-            raise _no_archive(exc) from exc
-        finally:
-            with self._lock:
-                self._is_asking = False
-                state = self._state
-                if query is not None and state is not DESTROYED:
-                    self._query, self._has_callback, self._is_distributed = query, callback is not None, at is None
-        if state is PAUSED:
-            query.pause()
-        elif state is DESTROYED:
-            query.cancel()
-            self._require_active()
-
-    def _asked(self) -> Query:
-        """Raises SequenceStateException."""
-        self._require(ACTIVE, PAUSED)
-        query = self._query
-        if query is None:
-            raise SequenceStateException("nothing was asked", hint="Call executeQuery() first", state=int(self._state))
-        return query
-
-    def _check_complete(self, partial: Sequence[str]) -> None:
-        """Raises PlatformFailureException where one archive was asked, which has not told all."""
-        if partial and not self._is_distributed:
-            raise PlatformFailureException(f"the archive has not told all: {'; '.join(partial)}", hint="Ask again")
-
-    def _open(self) -> None:
-        self._connection.subscriber()
-
-    def _close(self) -> None:
-        query = self._query
-        if query is not None:
-            query.cancel()
-
-    def _pause(self) -> None:
-        if self._query is not None:
-            self._query.pause()
-
-    def _resume(self) -> None:
-        if self._query is not None:
-            self._query.resume()
-
-
-def _no_archive(exc: UnknownUidError) -> JbiError:
-    """No archive has the type, or there is none to ask."""
-    if exc.facts.get("type"):
-        return UnrecognizedObjectTypeException(exc.message, hint=exc.hint, **exc.facts)
-    return ObjectUnavailableException(
-        exc.message, hint="executeDistributedQuery asks all archives that there are; " + exc.hint, **exc.facts
-    )
-
-
-def _check_predicate(expression: str) -> None:
+def check_predicate(expression: str) -> None:
     """Whatever its prefixes stand for, which is said when it is used. Raises InvalidPredicateException."""
     compile_predicate(
         expression, namespaces=dict.fromkeys((name for name, colon in _NAME.findall(expression) if colon), "urn:any")
     )
 
 
-def _prefixes(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttribute:
+def prefixes_of(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttribute:
     for prefix, uri in prefixes.items():
-        _check_text("setNamespacePrefixes", "prefix", prefix, 1_024)
-        _check_text("setNamespacePrefixes", "uri", uri, 1_024)
+        check_text("setNamespacePrefixes", "prefix", prefix, 1_024)
+        check_text("setNamespacePrefixes", "uri", uri, 1_024)
     if len(prefixes) > 100:
         raise ArgumentError(f"setNamespacePrefixes: {len(prefixes)} prefixes", hint="It takes 100")
     return bindings.NamespacePrefixesAttribute(
@@ -869,13 +492,13 @@ def _prefixes(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttribut
     )
 
 
-def _check_ms(spoken: str, ms: float, most: float | None = None) -> None:
+def check_ms(spoken: str, ms: float, most: float | None = None) -> None:
     """Raises ArgumentError."""
     if not ms >= 0 or (most is not None and ms > most):
         raise ArgumentError(f"{spoken}: {ms} is no time in ms", hint="It takes milliseconds, from 0 on", call=spoken)
 
 
-def _check_text(spoken: str, name: str, text: str, most: int) -> None:
+def check_text(spoken: str, name: str, text: str, most: int) -> None:
     """Raises ArgumentError."""
     if not 1 <= len(text) <= most:
         raise ArgumentError(

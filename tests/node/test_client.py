@@ -134,7 +134,9 @@ def test_a_script_publishes_in_bulk_and_its_counters_are_those_of_its_log(
 )
 def test_each_option_is_the_sequences_attribute(panel: Any, attribute: str, said: str) -> None:
     # Given a sequence that notes what is set; Expect the attribute of that option, and no other
-    from jbi_pubsub.capi.sequences import PublisherSequence, QuerySequence, SubscriberSequence
+    from jbi_pubsub.capi.publisher_sequence import PublisherSequence
+    from jbi_pubsub.capi.query_sequence import QuerySequence
+    from jbi_pubsub.capi.sequences import SubscriberSequence
     from jbi_pubsub.core.info_object import TypeName
 
     kinds = {Publishing: PublisherSequence, Subscribing: SubscriberSequence, Asking: QuerySequence}
