@@ -18,10 +18,10 @@ from pathlib import Path
 
 from lxml import etree
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.opening import Opener
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import TypeRepository, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xml import parse_metadata
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from lxml import etree
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.matching.dissemination import Judgement

@@ -88,7 +88,8 @@ def opened(bundle: SchemaBundle, most: float = math.inf) -> Opened:
     )  # the libraries below are only needed for schemas not seen before
     from jbi_pubsub.codegen.compiled import validator
     from jbi_pubsub.codegen.passes import build
-    from jbi_pubsub.codegen.schema import load, read_schema, written
+    from jbi_pubsub.codegen.schema import load, written
+    from jbi_pubsub.codegen.walk import read_schema
 
     sources = normalize(bundle)
     documents = written(sources)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from jbi_pubsub.codegen.model import TEXT, Below, EntryModel, Field, Part, TypeModel, readable
-from jbi_pubsub.codegen.schema import Draft, Key, Leaf, Shape
+from jbi_pubsub.codegen.walk import Draft, ElementShape, Key, Leaf
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.lookup.entry import MAX_FIELDS, MAX_LINEAGE
@@ -35,7 +35,7 @@ class Naming:
 
     draft: Draft
     type: TypeName
-    classes: dict[Key, Shape]
+    classes: dict[Key, ElementShape]
     fields: dict[tuple[Key, str], str] = field(default_factory=dict)
     names: dict[Key, str] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ def derive_from_declared_types(naming: Naming) -> None:
 def drop_empty_shapes(naming: Naming) -> None:
     """A class without fields says nothing; a subclass of one with fields tells elements apart and stays."""
     shapes = naming.classes
-    kept: dict[Key, Shape] = {}
+    kept: dict[Key, ElementShape] = {}
     for shape in shapes.values():
         while shape.parent is not None and not _all_leaves(shapes[shape.parent], shapes):
             shape.parent = shapes[shape.parent].parent
@@ -94,7 +94,7 @@ def refuse_large_classes(naming: Naming) -> None:
 def put_bases_first(naming: Naming) -> None:
     """Classes in document order, but each behind its superclass."""
     shapes = naming.classes
-    ordered: dict[Key, Shape] = {}
+    ordered: dict[Key, ElementShape] = {}
     for shape in shapes.values():
         ordered.update((link.key, link) for link in reversed(_lineage(shape, shapes)))
     naming.classes = ordered
@@ -176,7 +176,7 @@ def _field_spellings(tag: str, prefixes: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _class_spellings(shape: Shape, prefixes: Mapping[str, str]) -> list[str]:
+def _class_spellings(shape: ElementShape, prefixes: Mapping[str, str]) -> list[str]:
     tag = shape.key[1] if shape.key[0] != "element" else shape.path[-1]
     local = tag.rpartition("}")[2]
     above = [_spelled(step.rpartition("}")[2]) for step in shape.path]
@@ -220,7 +220,7 @@ def _at(leaf: Leaf) -> str:
     return f"{leaf.tag} at {leaf.place}"
 
 
-def _lineage(shape: Shape, shapes: Mapping[Key, Shape]) -> list[Shape]:
+def _lineage(shape: ElementShape, shapes: Mapping[Key, ElementShape]) -> list[ElementShape]:
     """`shape` and what it derives from, nearest first."""
     chain = [shape]
     while chain[-1].parent is not None:
@@ -228,15 +228,15 @@ def _lineage(shape: Shape, shapes: Mapping[Key, Shape]) -> list[Shape]:
     return chain
 
 
-def _top(shape: Shape, shapes: Mapping[Key, Shape]) -> Key:
+def _top(shape: ElementShape, shapes: Mapping[Key, ElementShape]) -> Key:
     return _lineage(shape, shapes)[-1].key
 
 
-def _all_leaves(shape: Shape, shapes: Mapping[Key, Shape]) -> list[Leaf]:
+def _all_leaves(shape: ElementShape, shapes: Mapping[Key, ElementShape]) -> list[Leaf]:
     return [leaf for link in reversed(_lineage(shape, shapes)) for leaf in link.leaves]
 
 
-def _path(shape: Shape, prefixes: Mapping[str, str]) -> str:
+def _path(shape: ElementShape, prefixes: Mapping[str, str]) -> str:
     if shape.key[0] == "type":
         return f"type {readable(shape.key[1], prefixes)}"
     path = "/" + "/".join(readable(step, prefixes) for step in shape.path)
@@ -265,7 +265,7 @@ def _model(naming: Naming) -> TypeModel:
     return TypeModel(naming.type, draft.root, _parts(naming), entries, prefixes, draft.documentation)
 
 
-def _entry(naming: Naming, shape: Shape) -> EntryModel:
+def _entry(naming: Naming, shape: ElementShape) -> EntryModel:
     top = _top(shape, naming.classes)
     name = naming.names[shape.key]
     fields = tuple(
@@ -288,7 +288,7 @@ def _parts(naming: Naming) -> tuple[Part, ...]:
     order = _in_document_order(naming.draft)
     number = {key: at for at, key in enumerate(order)}
 
-    def part(shape: Shape) -> Part:
+    def part(shape: ElementShape) -> Part:
         content = shapes[shape.like] if shape.like is not None else shape
         return Part(
             naming.names.get(shape.reads or shape.key, ""),

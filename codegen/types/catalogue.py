@@ -212,6 +212,51 @@ class MemoryTypes:
         """There is nothing to end."""
 
 
+class DocumentFolder:
+    """Documents of schemas in a folder, each in a file that is called by its SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.xsd"))
+
+    def read(self, sha: str, key: Key) -> bytes:
+        """One of that schema. Raises StorageError for one that is damaged."""
+        path = self._folder / f"{sha}.xsd"
+        try:
+            data = path.read_bytes()
+        except OSError as exc:
+            raise StorageError(
+                f"{path}, a document of {key[0]} {key[1]}, can't be read: {exc.strerror}",
+                hint="Put it back from a copy of the folder, or add the schema again",
+                path=str(path),
+            ) from exc
+        if hashlib.sha256(data).hexdigest() != sha:
+            raise StorageError(
+                f"{path}, a document of {key[0]} {key[1]}, is damaged: its bytes are others than its name says",
+                hint="Put it back from a copy of the folder, or add the schema again",
+                path=str(path),
+            )
+        return data
+
+    def store(self, data: bytes) -> str:
+        """Write a document, whole and on disk when this returns, unless it is there; its SHA-256."""
+        sha = hashlib.sha256(data).hexdigest()
+        path = self._folder / f"{sha}.xsd"
+        with contextlib.suppress(OSError):  # none yet
+            if hashlib.sha256(path.read_bytes()).hexdigest() == sha:
+                return sha
+        with written(path) as file:
+            file.write(data)
+        return sha
+
+    def remove(self, sha: str) -> None:
+        """Take one away, if it is there."""
+        (self._folder / f"{sha}.xsd").unlink(missing_ok=True)
+
+
 class FolderTypes:
     """A TypeCatalogue in a folder (see the module's rules). Raises StorageError for a folder that can't be opened, is
     in use, or is of something else."""
@@ -219,6 +264,7 @@ class FolderTypes:
     def __init__(self, folder: Path, *, readonly: bool = False, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
         self._path = folder / FILE
+        self._files = DocumentFolder(folder)
         self._lock = threading.RLock()
         self._held: int | None = None
         with self._disk():
@@ -265,8 +311,12 @@ class FolderTypes:
                 raise unknown(key)
             self._read(row)
             main, name, version, marks = row[10:14]
-            documents = tuple((document, self._document(sha, key)) for document, sha in self._documents(key))
-            return SchemaBundle(str(main), documents, bytes(marks), TypeName(str(name), str(version)))
+            documents = []
+            for document, sha in self._documents(key):
+                if _DIGEST.match(sha) is None:
+                    raise self._damaged(f"a document of {key[1]} is called {sha[:80]!r}")
+                documents.append((document, self._files.read(sha, key)))
+            return SchemaBundle(str(main), tuple(documents), bytes(marks), TypeName(str(name), str(version)))
 
     def put(self, descriptor: Descriptor, change: Change, bundle: SchemaBundle | None = None) -> None:
         """See TypeCatalogue."""
@@ -278,8 +328,8 @@ class FolderTypes:
                     raise unknown(key)
                 documents, rest = self._documents(key), before[10:14]
             else:
-                _check_room(sum(path.stat().st_size for path in self.folder.glob("*.xsd")), bundle)
-                documents = tuple((name, self._store(data)) for name, data in bundle.documents)
+                _check_room(self._files.size(), bundle)
+                documents = tuple((name, self._files.store(data)) for name, data in bundle.documents)
                 rest = (bundle.main, bundle.type.name, bundle.type.version, bundle.marks)
             old = self._documents(key)
             with transaction(self._base):
@@ -455,45 +505,12 @@ class FolderTypes:
         )
         self._base.execute("DELETE FROM history WHERE number <= (SELECT max(number) FROM history) - ?", (MAX_CHANGES,))
 
-    # -- documents ----------------------------------------------------------------------------------------------
-
-    def _document(self, sha: str, key: Key) -> bytes:
-        path = self.folder / f"{sha}.xsd"
-        if _DIGEST.match(sha) is None:
-            raise self._damaged(f"a document of {key[1]} is called {sha[:80]!r}")
-        try:
-            data = path.read_bytes()
-        except OSError as exc:
-            raise StorageError(
-                f"{path}, a document of {key[0]} {key[1]}, can't be read: {exc.strerror}",
-                hint="Put it back from a copy of the folder, or add the schema again",
-                path=str(path),
-            ) from exc
-        if hashlib.sha256(data).hexdigest() != sha:
-            raise StorageError(
-                f"{path}, a document of {key[0]} {key[1]}, is damaged: its bytes are others than its name says",
-                hint="Put it back from a copy of the folder, or add the schema again",
-                path=str(path),
-            )
-        return data
-
-    def _store(self, data: bytes) -> str:
-        """Write a document, whole and on disk when this returns, unless it is there; its SHA-256."""
-        sha = hashlib.sha256(data).hexdigest()
-        path = self.folder / f"{sha}.xsd"
-        with contextlib.suppress(OSError):  # none yet
-            if hashlib.sha256(path.read_bytes()).hexdigest() == sha:
-                return sha
-        with written(path) as file:
-            file.write(data)
-        return sha
-
     def _tidy(self, digests: Iterator[str]) -> None:
         """Take documents away that no row names any more."""
         for sha in digests:
             used = self._base.execute("SELECT 1 FROM documents WHERE sha256 = ? LIMIT 1", (sha,)).fetchone()
             if used is None and _DIGEST.match(sha):
-                (self.folder / f"{sha}.xsd").unlink(missing_ok=True)
+                self._files.remove(sha)
 
     # -- errors -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.bridge.platform import SideSubscriber
-from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.pad.server.server import DisseminationServer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep

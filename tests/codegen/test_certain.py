@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Texts
 from jbi_pubsub.core.documents.certain import MAX_DEPTH, LeafTypes
 from jbi_pubsub.core.errors import MetadataError, SchemaError

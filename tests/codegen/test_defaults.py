@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import InvariantError, MetadataError
 from jbi_pubsub.core.xml import parse_metadata
 

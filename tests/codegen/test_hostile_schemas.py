@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from jbi_pubsub.codegen.bundle import MAX_DOCUMENTS, MAX_PARTICLES, MAX_SCHEMA_BYTES
+from jbi_pubsub.codegen.bundle import MAX_DOCUMENTS, MAX_PARTICLES, MAX_SCHEMA_BYTES, read_bundle
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.lookup.entry import MAX_FIELDS, MAX_LINEAGE, check_rep
@@ -180,7 +179,7 @@ def test_a_group_that_would_take_minutes_to_check_is_refused(make):
 
 
 def test_the_number_of_classes_is_bounded_and_the_refusal_says_what_to_mark(make, monkeypatch):
-    monkeypatch.setattr("jbi_pubsub.codegen.schema.MAX_CLASSES", 30)
+    monkeypatch.setattr("jbi_pubsub.codegen.walk.MAX_CLASSES", 30)
     inside = f"<xs:complexType><xs:sequence>{LEAF}</xs:sequence></xs:complexType>"
     many = "".join(f'<xs:element name="e{n}">{inside}</xs:element>' for n in range(30))
     much = f'<xs:element name="much"><xs:complexType><xs:sequence>{many}</xs:sequence></xs:complexType></xs:element>'

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import open_type, type_name
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import InvariantError, MetadataError, SchemaError
 from jbi_pubsub.lookup.entry import matches
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.drafting import draft_marks
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 
 INSIDE = '<xs:complexType><xs:sequence><xs:element name="w" jbi:variance="invariant"/></xs:sequence></xs:complexType>'

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from jbi_pubsub.codegen import opening
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.opening import Opener
 from jbi_pubsub.codegen.repository import TypeRepository, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.child import Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle

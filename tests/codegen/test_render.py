@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.model import TypeModel
 from jbi_pubsub.codegen.render import (
     DICTIONARY_STYLESHEET,
@@ -26,7 +27,6 @@ from jbi_pubsub.codegen.render import (
     render,
 )
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import EntryError, SchemaError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.entry import Entry, entry_class, matches
@@ -127,7 +127,7 @@ def test_the_output_does_not_depend_on_the_hash_seed(make):
         "import sys; from pathlib import Path\n"
         "from jbi_pubsub.codegen.repository import open_type\n"
         "from jbi_pubsub.codegen.render import render\n"
-        "from jbi_pubsub.codegen.schema import read_bundle\n"
+        "from jbi_pubsub.codegen.bundle import read_bundle\n"
         "sys.stdout.write(render(open_type(read_bundle(Path(sys.argv[1]), root='root')).model))\n"
     )
     schema = str(make.fixtures / "xsd_constructs/15_substitution/main.xsd")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
@@ -286,7 +286,7 @@ def test_whatever_stands_in_a_document_is_found_by_the_predicate_that_says_so(
 ) -> None:
     # Given types that lead back to themselves and may be put in each other's place, by path or one class each
     if most is not None:
-        monkeypatch.setattr("jbi_pubsub.codegen.schema.MAX_CLASSES", most)
+        monkeypatch.setattr("jbi_pubsub.codegen.walk.MAX_CLASSES", most)
     kind = make.type(make.schema(SHAPES))
     draw = random.Random(7)
     derived = 0

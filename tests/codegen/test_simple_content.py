@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.codegen import opening
-from jbi_pubsub.codegen import schema as schema_module
+from jbi_pubsub.codegen import opening, walk
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xml import parse_metadata
@@ -84,7 +83,7 @@ def test_what_we_have_not_thought_of_is_no_fault_of_a_valid_schema(
     def falls(*_: Any) -> None:
         raise kind("facets")
 
-    monkeypatch.setattr(schema_module, "read_schema", falls)
+    monkeypatch.setattr(walk, "read_schema", falls)
     with pytest.raises(SchemaError, match=rf"can't be read here: {kind.__name__}: .*facets") as told:
         open_type(bundle(SIMPLE, '<xs:maxLength value="5"/>'))
     assert told.value.hint == opening.OUR_FAULT

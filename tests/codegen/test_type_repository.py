@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.opening import Opened, Opener
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.child import Children
 from jbi_pubsub.core.errors import ChildError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import TypeName

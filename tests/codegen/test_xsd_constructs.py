@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "xsd_constructs"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.errors import JbiError, SchemaError
 from jbi_pubsub.core.xml import Element, parse_metadata

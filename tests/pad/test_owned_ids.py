@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of

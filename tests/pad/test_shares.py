@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, OversizeError, PredicateError, rebuild
 from jbi_pubsub.core.quality import Wish

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.access import AllowAll, Decision
 from jbi_pubsub.core.config import MetricsSection, PadSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, WireError
