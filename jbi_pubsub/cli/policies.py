@@ -18,9 +18,9 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.language.cost import size_of
 from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
-from jbi_pubsub.policy.context import Facts
+from jbi_pubsub.policy.context import CallerFacts
 from jbi_pubsub.policy.file import QOS_KINDS, dumped, nearest
-from jbi_pubsub.policy.policy import Rule, shown_value, when_shown
+from jbi_pubsub.policy.policy import PolicyRule, shown_value, when_shown
 from jbi_pubsub.policy.policyfile import POLICY_KEYS
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.units import Unit, amount, with_unit
@@ -46,7 +46,7 @@ def summary(policies: PolicySet) -> list[str]:
 # -- listed -----------------------------------------------------------------------------------------------------
 
 
-def shown(rule: Rule) -> dict[str, Any]:
+def shown(rule: PolicyRule) -> dict[str, Any]:
     """A policy as plain data."""
     context: dict[str, Any] = {key: list(matcher.said) for key, matcher in rule.keys.items()}
     context |= {f"attribute {name}": list(globs.said) for name, globs in rule.attributes.items()}
@@ -192,7 +192,7 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
     return Supposition(length, payload_type, document, Resources(**given))
 
 
-def explained(policies: PolicySet, facts: Facts, suppose: Supposition) -> dict[str, Any]:
+def explained(policies: PolicySet, facts: CallerFacts, suppose: Supposition) -> dict[str, Any]:
     """Quality that a contract would get, and why, as plain data."""
     return policies.explained(facts, now=datetime.now(UTC).timestamp(), holds=suppose.holds)
 

@@ -15,7 +15,7 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
-from jbi_pubsub.policy.file import Problem, nearest, read
+from jbi_pubsub.policy.file import PolicyProblem, nearest, read
 from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.policy import OPERATIONS
 from jbi_pubsub.policy.policyfile import DELIVERIES
@@ -291,7 +291,7 @@ def _failure(exc: PolicyError) -> dict[str, Any]:
     return {**facts, "kind": "error", "message": exc.message, "hint": exc.hint}
 
 
-def _problem(problem: Problem) -> dict[str, Any]:
+def _problem(problem: PolicyProblem) -> dict[str, Any]:
     kind = "error" if problem.is_error else "warning"
     return {**problem.place._asdict(), "kind": kind, "message": problem.message, "hint": problem.hint}
 

@@ -23,7 +23,7 @@ from .context import (
     ACTIONS,
     KEYS,
     Addresses,
-    Facts,
+    CallerFacts,
     Globs,
     Index,
     People,
@@ -32,7 +32,7 @@ from .context import (
     matchers,
     people_of,
 )
-from .file import MAX_RULES, QOS_KINDS, Document, flag, nearest
+from .file import MAX_RULES, QOS_KINDS, PolicyDocument, flag, nearest
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
 """Keys of the vocabulary that are known when access is asked, besides the action."""
@@ -59,7 +59,7 @@ _WITHOUT: Final = {ALL: (), NO_VERSION: ("version",), NO_TYPE: ("type", "version
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rule:
+class AccessRule:
     """One `[[access]]`."""
 
     name: str
@@ -81,7 +81,7 @@ class Rule:
         }
         object.__setattr__(self, "_asked", asked)
 
-    def miss(self, facts: Facts, known: str = ALL) -> str:
+    def miss(self, facts: CallerFacts, known: str = ALL) -> str:
         """The first key that does not hold; "": the rule applies. `known`: of the subject."""
         for key, matcher in self._asked[known]:
             if not matcher.any_of(getattr(facts, key)):
@@ -94,7 +94,7 @@ class Rule:
         keys = tuple(sorted((key, matcher.said) for key, matcher in asked))
         return self.allow, keys, self.where, self.namespaces, self.audit
 
-    def covers(self, other: Rule) -> bool:
+    def covers(self, other: AccessRule) -> bool:
         """Whether whatever the other one is about is certain to be what this one is about."""
         if self.where or not self.actions >= other.actions:
             return False
@@ -114,30 +114,30 @@ class Rule:
         return told | ({"audit": True} if self.audit else {})
 
 
-class _Side:
+class RuleSide:
     """The rules of one action. `loose`: where the type does not count, each meaning once."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AccessRule]) -> None:
         allow = [rule for rule in rules if rule.allow]
         self.denies = Index((rule for rule in rules if not rule.allow), by_type=True)
         self.allows = Index(allow, by_type=True)
         self.loose = Index({rule.meaning(loose=True): rule for rule in reversed(allow)}.values(), by_type=False)
 
 
-class Reason(NamedTuple):
+class AccessReason(NamedTuple):
     """Reason by one rule: the key by which it does not apply, "" if it does."""
 
-    rule: Rule
+    rule: AccessRule
     miss: str
 
 
 class AccessRules:
     """The rules of one file. Without one everything is allowed."""
 
-    def __init__(self, rules: Sequence[Rule], people: People) -> None:
+    def __init__(self, rules: Sequence[AccessRule], people: People) -> None:
         self.rules: Final = tuple(rules)
         self.people: Final = people
-        self._sides = {action: _Side([rule for rule in rules if action in rule.actions]) for action in ACTIONS}
+        self._sides = {action: RuleSide([rule for rule in rules if action in rule.actions]) for action in ACTIONS}
         self._known: Cache[tuple[object, ...], Decision] = Cache(KNOWN_MOST)
 
     def decide(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> Decision:
@@ -155,35 +155,37 @@ class AccessRules:
                 self._known[question] = known
         return known
 
-    def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[Reason]:
+    def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[AccessReason]:
         """Reasons of each rule about the action, whether it applies, or why not; first those that do, denials before
         others, then those that come near."""
         user = "" if caller.claimed else caller.user
         facts = self._facts(user, host_of(caller.address), caller.client, component, subject)
         known = _known_of(action, subject)
         reasons = [
-            Reason(rule, rule.miss(facts, known if rule.allow else ALL))
+            AccessReason(rule, rule.miss(facts, known if rule.allow else ALL))
             for rule in self.rules
             if action in rule.actions
         ]
         order = [*OWN, *CONTEXT]
         return sorted(reasons, key=lambda r: (r.miss != "", r.rule.allow, -order.index(r.miss) if r.miss else 0))
 
-    def _facts(self, user: str, host: str, client: str, component: str, subject: Subject) -> Facts:
+    def _facts(self, user: str, host: str, client: str, component: str, subject: Subject) -> CallerFacts:
         role = (self.people.roles[user],) if user in self.people.roles else ()
         who = (user,), self.people.groups_of(user), role, (client,), (component,), (host,)
-        return Facts(*who, type=(subject.type,), version=(subject.version,), recipients=(subject.name.casefold(),))
+        return CallerFacts(
+            *who, type=(subject.type,), version=(subject.version,), recipients=(subject.name.casefold(),)
+        )
 
-    def _decide(self, facts: Facts, action: Action, subject: Subject) -> Decision:
+    def _decide(self, facts: CallerFacts, action: Action, subject: Subject) -> Decision:
         side = self._sides[action]
-        hiding: list[Rule] = []
+        hiding: list[AccessRule] = []
         for rule in side.denies.about(facts):
             if not rule.miss(facts):
                 if not (rule.where and action in NARROWED):
                     return Decision(False, rule.name, audit=True)
                 hiding.append(rule)
         known = _known_of(action, subject)
-        showing: list[Rule] = []
+        showing: list[AccessRule] = []
         for rule in (side.loose if known == NO_TYPE else side.allows).about(facts):
             if not rule.miss(facts, known):
                 showing.append(rule)
@@ -194,7 +196,7 @@ class AccessRules:
             return Decision(False)
         return _allowed_by(showing[:1]) if subject.some else self._narrowed(showing, hiding)
 
-    def _narrowed(self, showing: Sequence[Rule], hiding: Sequence[Rule]) -> Decision:
+    def _narrowed(self, showing: Sequence[AccessRule], hiding: Sequence[AccessRule]) -> Decision:
         parts = []
         if all(rule.where for rule in showing):
             parts.append(joined([(rule.where, rule.namespaces) for rule in showing], "or"))
@@ -209,7 +211,7 @@ def _known_of(action: Action, subject: Subject) -> str:
     return NO_VERSION if subject.some else ALL
 
 
-def _allowed_by(rules: Sequence[Rule], where: str = "", namespaces: Namespaces = ()) -> Decision:
+def _allowed_by(rules: Sequence[AccessRule], where: str = "", namespaces: Namespaces = ()) -> Decision:
     first, *others = sorted(set(rules), key=lambda rule: rule.place)
     name = ",".join([first.name, *(str(rule.place.line) for rule in others)])
     return Decision(True, name, where, namespaces, audit=any(rule.audit for rule in rules))
@@ -239,7 +241,7 @@ def explained(
     }
 
 
-def access_rules(document: Document) -> AccessRules:
+def access_rules(document: PolicyDocument) -> AccessRules:
     """The rules of a file. What is wrong with them is noted in the document."""
     people = people_of(document)
     tables = document.tables.get("access", [])
@@ -258,7 +260,7 @@ def access_rules(document: Document) -> AccessRules:
     return AccessRules(rules, people)
 
 
-def _rule(document: Document, table: Mapping[str, Any], at: Where, people: People) -> Rule:
+def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where, people: People) -> AccessRule:
     place = document.key(at)
     for key in table:
         if key in _LATER:
@@ -283,7 +285,7 @@ def _rule(document: Document, table: Mapping[str, Any], at: Where, people: Peopl
         which = ", ".join(sorted(actions))
         document.warn(document.key((*at, "type")), f"never applies: {which} is about no type", "Leave type out")
     where, namespaces = _where(document, table, at, actions)
-    return Rule(
+    return AccessRule(
         name=f"{document.name}:{place.line}",
         place=place,
         allow=flag(document, table, at, "allow", default=True),
@@ -295,7 +297,9 @@ def _rule(document: Document, table: Mapping[str, Any], at: Where, people: Peopl
     )
 
 
-def _where(document: Document, table: Mapping[str, Any], at: Where, actions: frozenset[str]) -> tuple[str, Namespaces]:
+def _where(
+    document: PolicyDocument, table: Mapping[str, Any], at: Where, actions: frozenset[str]
+) -> tuple[str, Namespaces]:
     spaces = table.get("namespaces", {})
     if not isinstance(spaces, dict) or not all(isinstance(space, str) for space in spaces.values()):
         document.error(document.value((*at, "namespaces")), "namespaces is a table of prefix = 'URI'")
@@ -319,7 +323,7 @@ def _where(document: Document, table: Mapping[str, Any], at: Where, actions: fro
     return where, tuple(sorted(spaces.items()))
 
 
-def review(document: Document, rules: AccessRules) -> None:
+def review(document: PolicyDocument, rules: AccessRules) -> None:
     """Note what is allowed, but hardly meant: rules without effect, and files that let nobody in."""
     allowing = [rule for rule in rules.rules if rule.allow]
     denying = [rule for rule in rules.rules if not rule.allow]
@@ -330,7 +334,7 @@ def review(document: Document, rules: AccessRules) -> None:
         document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")
     elif not any("connect" in rule.actions for rule in allowing):
         document.warn(allowing[0].place, "no rule allows connect: nobody gets in", "Add action = 'connect'")
-    seen: dict[tuple[object, ...], Rule] = {}
+    seen: dict[tuple[object, ...], AccessRule] = {}
     for rule in rules.rules:
         meaning = (rule.actions, *rule.meaning())
         if meaning in seen:

@@ -26,7 +26,7 @@ from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 
-from .context import Addresses, Facts, Globs
+from .context import Addresses, CallerFacts, Globs
 from .file import nearest
 from .units import EXAMPLES, Unit, amount, with_unit
 
@@ -64,7 +64,7 @@ class ConditionError(Exception):
         self.hint = hint
 
 
-class Known(Protocol):
+class KnownValues(Protocol):
     """Facts about objects that tests ask for."""
 
     @property
@@ -108,7 +108,7 @@ class TextTest:
     negated: bool = False
     attribute: str = ""
 
-    def of_facts(self, facts: Facts) -> bool:
+    def of_facts(self, facts: CallerFacts) -> bool:
         """Whether it holds by what is known when a contract opens."""
         values = (facts.attribute_of(self.attribute),) if self.attribute else getattr(facts, self.name)
         return self.texts.any_of(values) is not self.negated
@@ -186,13 +186,13 @@ def parse_condition(text: str, namespaces: Mapping[str, str] | None = None) -> N
         raise ConditionError(what, at, "Write == to compare" if line[at : at + 1] == "=" else hint) from exc
     except (ValueError, MemoryError, RecursionError) as exc:
         raise ConditionError("is no condition that can be read: too deep, or strange signs in it", start) from exc
-    return _Reader(line, start, namespaces or {}).read(tree.body)
+    return ConditionReader(line, start, namespaces or {}).read(tree.body)
 
 
 _ONE_LINE: Final = {ord(sign): " " for sign in "\n\r\t\f\v"}
 
 
-class _Reader:
+class ConditionReader:
     """From Python's tree to ours."""
 
     def __init__(self, line: str, start: int, namespaces: Mapping[str, str]) -> None:
@@ -390,7 +390,7 @@ def replaced(node: Node, decide: Callable[[Test], Node]) -> Node:
     return decide(node)
 
 
-def reduced(node: Node, facts: Facts) -> Node:
+def reduced(node: Node, facts: CallerFacts) -> Node:
     """Remainder of it when the contract is known: tests of objects and resources, or True, or False."""
 
     def decide(test: Test) -> Node:
@@ -411,7 +411,7 @@ def of_resources(test: Bound, resources: Resources) -> bool:
     return test.of(getattr(resources, test.name))
 
 
-def holds(node: Node, known: Known) -> bool:
+def holds(node: Node, known: KnownValues) -> bool:
     """Whether it holds for an object, as far as that is known; nothing else may be left in it."""
     if isinstance(node, bool):
         return node

@@ -22,7 +22,7 @@ from jbi_pubsub.core.access import Action
 from jbi_pubsub.core.toml import Where
 from jbi_pubsub.core.wire.endpoint import Caller
 
-from .file import MAX_RULES, Document, nearest, texts
+from .file import MAX_RULES, PolicyDocument, nearest, texts
 
 KEYS: Final = (
     "user", "group", "role", "client", "component", "address", "action", "type", "version", "delivery", "attribute",
@@ -219,7 +219,7 @@ class Index(Generic[K]):
             self._named.setdefault((key, name), []).append(rule)
         return True
 
-    def about(self, facts: Facts) -> Iterator[K]:
+    def about(self, facts: CallerFacts) -> Iterator[K]:
         """Those that may apply; some perhaps twice."""
         named = [("group", name) for name in facts.group] + [("role", name) for name in facts.role]
         return itertools.chain(
@@ -248,7 +248,7 @@ def _address(host: str) -> _IpAddress | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CallerFacts:
     """Facts of one question: each a tuple, as somebody has several groups and perhaps no role."""
 
     user: tuple[str, ...]
@@ -279,11 +279,11 @@ def facts_of(
     component: str = "",
     attributes: Mapping[str, str] | None = None,
     claims: bool = True,
-) -> Facts:
+) -> CallerFacts:
     """Facts of a contract that `caller` opens at a component. What he only says of himself counts if `claims` do: it
     may decide who is served first, never who may do what. Groups are not known yet."""
     is_known = claims or not caller.claimed
-    return Facts(
+    return CallerFacts(
         (caller.user if is_known else "",),
         (),
         (caller.role,) if caller.role and claims else (),
@@ -324,7 +324,7 @@ class People:
         return tuple(sorted(found))
 
 
-def people_of(document: Document) -> People:
+def people_of(document: PolicyDocument) -> People:
     """`[group]` and `[role]` of a file; what is wrong with them is noted in the document."""
     groups: dict[str, Globs] = {}
     within: dict[str, tuple[str, ...]] = {}
@@ -367,7 +367,7 @@ def _in_cycle(within: Mapping[str, tuple[str, ...]]) -> list[str]:
     return []
 
 
-def patterns(document: Document, table: Mapping[str, object], where: Where, key: str) -> tuple[str, ...] | None:
+def patterns(document: PolicyDocument, table: Mapping[str, object], where: Where, key: str) -> tuple[str, ...] | None:
     """As `texts`, of which some are globs: few and short enough to be tried for each question."""
     said = texts(document, table, where, key)
     globs = [text for text in said or () if _GLOB.search(text)]
@@ -383,7 +383,7 @@ def patterns(document: Document, table: Mapping[str, object], where: Where, key:
     return said
 
 
-def _table(document: Document, kind: str) -> Mapping[str, object]:
+def _table(document: PolicyDocument, kind: str) -> Mapping[str, object]:
     found = document.tables.get(kind, {})
     if isinstance(found, dict):
         return found
@@ -392,7 +392,7 @@ def _table(document: Document, kind: str) -> Mapping[str, object]:
 
 
 def matchers(
-    document: Document, table: Mapping[str, object], where: Where, people: People, keys: Sequence[str]
+    document: PolicyDocument, table: Mapping[str, object], where: Where, people: People, keys: Sequence[str]
 ) -> dict[str, Globs | Addresses]:
     """Matchers of those context `keys` that a rule has; `action` is not among them. What is wrong is noted. A "*" says
     nothing, but of a user, who has to be known then."""
@@ -420,7 +420,7 @@ def matchers(
     return found
 
 
-def actions_of(document: Document, table: Mapping[str, object], where: Where) -> frozenset[str]:
+def actions_of(document: PolicyDocument, table: Mapping[str, object], where: Where) -> frozenset[str]:
     """The actions that a rule is about: all without the key. What is unknown is noted."""
     said = patterns(document, table, where, "action")
     if said is None:

@@ -35,7 +35,7 @@ KINDS: Final = ("group", "role", "access", "keep", *QOS_KINDS)
 keep.py's."""
 
 
-class Problem(NamedTuple):
+class PolicyProblem(NamedTuple):
     """Problem at a place, and how to mend it. An error keeps the file from being used, a warning does not."""
 
     place: Place
@@ -44,14 +44,14 @@ class Problem(NamedTuple):
     is_error: bool = True
 
 
-class Document(TomlDocument):
+class PolicyDocument(TomlDocument):
     """The tables of a file, and what was found to be wrong with it. `name` is how the file is called to people."""
 
     def __init__(self, name: str, text: str) -> None:
         """Raises TomlError."""
         super().__init__(text)
         self.name = name
-        self.problems: list[Problem] = []
+        self.problems: list[PolicyProblem] = []
         self._errors = 0
 
     @property
@@ -67,24 +67,24 @@ class Document(TomlDocument):
     def error(self, place: Place, message: str, hint: str = "") -> None:
         """The file can't be used."""
         self._errors += 1
-        self.problems.append(Problem(place, message, hint))
+        self.problems.append(PolicyProblem(place, message, hint))
 
     def warn(self, place: Place, message: str, hint: str = "") -> None:
         """Note that the file can be used, but hardly as it was meant."""
         if len(self.problems) - self._errors < WARNINGS_MOST:
-            self.problems.append(Problem(place, message, hint, is_error=False))
+            self.problems.append(PolicyProblem(place, message, hint, is_error=False))
 
     @property
-    def errors(self) -> list[Problem]:
+    def errors(self) -> list[PolicyProblem]:
         """Problems that keep it from being used, in the order of the file."""
         return sorted((p for p in self.problems if p.is_error), key=lambda p: p.place)
 
     @property
-    def warnings(self) -> list[Problem]:
+    def warnings(self) -> list[PolicyProblem]:
         """Problems that do not, in the order of the file."""
         return sorted((p for p in self.problems if not p.is_error), key=lambda p: p.place)
 
-    def told(self, problem: Problem) -> str:
+    def told(self, problem: PolicyProblem) -> str:
         """As compilers say it: file:line:column: error: what. How."""
         kind = "error" if problem.is_error else "warning"
         return f"{problem.place.of(self.name)}: {kind}: {problem.message}" + (
@@ -112,7 +112,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {near!r}?" if near else f"There is {', '.join(map(repr, words[:20])) or 'none'}"
 
 
-def read(path: Path, *, name: str = "") -> tuple[Document, list[str]]:
+def read(path: Path, *, name: str = "") -> tuple[PolicyDocument, list[str]]:
     """The file, and what is to be said of its owner. Raises PolicyError: missing, unreadable, no regular file, too
     large, not UTF-8, not TOML, or a file that everybody may write: who can do that could give himself every right."""
     name = name or path.name
@@ -140,10 +140,10 @@ def _checked(found: os.stat_result, path: str) -> list[str]:
     return []
 
 
-def parse(text: str, name: str) -> Document:
+def parse(text: str, name: str) -> PolicyDocument:
     """The tables of a text. Raises PolicyError when it is not TOML; other problems are in the document."""
     try:
-        document = Document(name, text)
+        document = PolicyDocument(name, text)
     except TomlError as exc:
         raise failure(name, exc.message, exc.place, exc.hint) from exc
     for kind in itertools.takewhile(lambda _kind: not document.is_hopeless, document):
@@ -152,7 +152,7 @@ def parse(text: str, name: str) -> Document:
     return document
 
 
-def texts(document: Document, table: Mapping[str, Any], where: Where, key: str) -> tuple[str, ...] | None:
+def texts(document: PolicyDocument, table: Mapping[str, Any], where: Where, key: str) -> tuple[str, ...] | None:
     """The value of a key that is a text or a list of texts; None when it is not there, or is something else, which is a
     problem then."""
     if key not in table:
@@ -170,7 +170,7 @@ def texts(document: Document, table: Mapping[str, Any], where: Where, key: str) 
     return tuple(many)
 
 
-def flag(document: Document, table: Mapping[str, Any], where: Where, key: str, *, default: bool) -> bool:
+def flag(document: PolicyDocument, table: Mapping[str, Any], where: Where, key: str, *, default: bool) -> bool:
     """The value of a key that is true or false."""
     value = table.get(key, default)
     if not isinstance(value, bool):

@@ -12,7 +12,7 @@ from jbi_pubsub.core.toml import Where
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .context import patterns
-from .file import MAX_RULES, Document, flag, nearest
+from .file import MAX_RULES, PolicyDocument, flag, nearest
 from .units import amount
 
 _BOUNDS: Final = {
@@ -26,7 +26,7 @@ LONGEST: Final = 1e11
 KEYS: Final = ("type", *_BOUNDS, "latest_by", "until_durables")
 
 
-def keep_rules(document: Document) -> tuple[KeepRule, ...]:
+def keep_rules(document: PolicyDocument) -> tuple[KeepRule, ...]:
     """The rules of a file, in their order. What is wrong with them is noted in the document."""
     tables = document.tables.get("keep", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -48,7 +48,7 @@ def keep_rules(document: Document) -> tuple[KeepRule, ...]:
     return tuple(rules)
 
 
-def _rule(document: Document, table: Mapping[str, Any], at: Where) -> KeepRule:
+def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> KeepRule:
     for key in table:
         if key not in KEYS:
             document.error(document.key((*at, key)), f"unknown key {key!r}", nearest(key, KEYS))
@@ -78,7 +78,7 @@ def _rule(document: Document, table: Mapping[str, Any], at: Where) -> KeepRule:
     )
 
 
-def _latest_by(document: Document, table: Mapping[str, Any], at: Where) -> str:
+def _latest_by(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> str:
     said = table.get("latest_by", "")
     if not isinstance(said, str) or ("latest_by" in table and not said):
         document.error(document.value((*at, "latest_by")), "latest_by is an XPath, a text")

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.config import Config
@@ -37,14 +37,137 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jbi_pubsub.policy")
 
+T = TypeVar("T")
+
 LOOK_SECONDS: Final = 0.25
-"""Between two looks at the file. It is read when two of them have found it the same: not in the middle of a write."""
+"""Between two looks at the file."""
 
 TOLD_MOST: Final = 20
 """Warnings about one file that go into the log."""
 
 SHOWN: Final = 200
 """Characters of what a caller has a say in that go into the audit log."""
+
+
+class DecisionRecord:
+    """Decisions: refusals are counted, and what is asked for is written to the audit log. Safe from several threads."""
+
+    def __init__(
+        self, component: str, audit_log: audit.AuditLog | None, wall: Callable[[], float], *, everything: bool
+    ) -> None:
+        self.log: Final = audit_log
+        self.component: Final = component
+        self._wall = wall
+        self._everything = everything
+        self._counting = threading.Lock()
+        self._refused: Counter[str] = Counter()
+
+    def add(self, caller: Caller, action: Action, subject: Subject, decision: Decision, version: int) -> bool:
+        """Note a decision, by that version of the rules; whether there is something to write."""
+        if not decision:
+            with self._counting:
+                self._refused[action] += 1
+            who = caller.user[:SHOWN] or caller.address
+            what = " ".join(filter(None, (action, subject.type[:SHOWN])))
+            log.info("refused: %s may not %s (%s)", who, what, decision.rule or "no rule allows it")
+        if self.log is None or (decision and not decision.audit and not self._everything):
+            return False
+        facts: dict[str, Any] = {
+            "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),
+            "decision": "allowed" if decision else "refused",
+            "action": action,
+            "user": "" if caller.claimed else caller.user[:SHOWN],
+            "address": host_of(caller.address),
+            "client": caller.client[:SHOWN],
+            "type": subject.type[:SHOWN],
+            "version": subject.version[:SHOWN],
+            "name": subject.name[:SHOWN],
+            "component": self.component,
+            "rule": decision.rule,
+            "policy": version,
+        }
+        self.log.tell({key: value for key, value in facts.items() if value != ""} | {"rule": decision.rule})
+        return True
+
+    def refused(self) -> Mapping[str, int]:
+        """Number of refusals, by action."""
+        with self._counting:
+            return dict(self._refused)
+
+
+class RulesCopy:
+    """A copy of a policy file as it was in force last, for the next start."""
+
+    def __init__(self, path: Path, state: Path | None) -> None:
+        """Beside `state`; None: nowhere."""
+        self.path = state.with_name(f"{state.name}.{_digest(path)}") if state is not None else None
+        self.fault = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one; one that we can't see counts."""
+        return self.path is not None and stamp(self.path) != (errno.ENOENT,)
+
+    def keep(self, document: file.PolicyDocument) -> None:
+        """Write it. Not of an empty file, which may be one that was cut short."""
+        if self.path is None or not document.text.strip():
+            return
+        data = document.text.encode()
+        try:
+            if not self.path.exists() or self.path.read_bytes() != data:
+                with written(self.path) as copy:
+                    copy.write(data)
+            self.fault = ""
+        except OSError as exc:
+            self.fault = f"the rules are not kept for a restart: {exc}"
+            log.error("%s", self.fault)
+
+
+class FollowedValue(Generic[T]):
+    """A value, and those who are told it: when they begin to follow, and whenever it is read again."""
+
+    def __init__(self, name: str, value: T | None) -> None:
+        """`name` for the log; None: there is none yet."""
+        self.value = value
+        self._name = name
+        self._followers: list[Callable[[T], None]] = []
+        self._lock = threading.Lock()
+
+    def follow(self, follower: Callable[[T], None]) -> None:
+        """Tell him, now and later."""
+        with self._lock:
+            self._followers.append(follower)
+            if self.value is not None:
+                follower(self.value)
+
+    def tell(self) -> None:
+        """Tell all of them."""
+        with self._lock:
+            if (value := self.value) is None:
+                return
+            for follower in self._followers:
+                with guarded(self._name):
+                    follower(value)
+
+
+class SettledFile:
+    """A file that is to be read when two looks have found it the same: not in the middle of a write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.note()
+
+    def note(self) -> None:
+        """Have it count as read as it is now."""
+        self._found = self._read = stamp(self._path)
+
+    def has_changed(self) -> bool:
+        """Whether it is another one than was read, and the same as at the last look. It counts as read then."""
+        before, self._found = self._found, stamp(self._path)
+        if self._found != before or self._found == self._read:
+            return False
+        self._read = self._found
+        return True
 
 
 class AccessManager:
@@ -67,34 +190,29 @@ class AccessManager:
         of that now; `keep`: what is archived, for those who `follow_keep`; `state`: beside it is a copy of the file as
         it was in force last, to begin with when it can't be used. Raises PolicyError for a file that can't be used."""
         self.path = path
-        self.component = component
         self.version = 1
         self.fault = ""
         """Why the file as it is now is not in force."""
-        self._audit = audit_log
-        self._everything = everything
+        self.decisions: Final = DecisionRecord(component, audit_log, wall, everything=everything)
         self._wall = wall
-        self._seen = stamp(path)
+        self._file = SettledFile(path)
         self._since = wall()
         self._reads_policies = policies
-        self._policies: PolicySet | None = None
-        self._followers: list[Callable[[PolicySet], None]] = []
+        self._policies: FollowedValue[PolicySet] = FollowedValue("follower of policies", None)
         self._reads_keep = keep
-        self._keep: tuple[KeepRule, ...] = ()
-        self._keepers: list[Callable[[tuple[KeepRule, ...]], None]] = []
-        self._following = threading.Lock()
-        self._kept = state.with_name(f"{state.name}.{_digest(path)}") if state is not None else None
-        """The file as it was in force last."""
-        self._state_fault = ""
+        self._keep: FollowedValue[tuple[KeepRule, ...]] = FollowedValue("follower of keep rules", ())
+        self._copy = RulesCopy(path, state)
         self._rules, document = self._first()
         self._review(document, self._rules)
-        self._pending = self._seen
         self._taking = threading.Lock()
         """Held while the file is looked at, or written."""
-        self._counting = threading.Lock()
-        self._refused: Counter[str] = Counter()
         self._job = Job("policy file", LOOK_SECONDS, self._step, slow=True)
         self._job.start()
+
+    @property
+    def component(self) -> str:
+        """The component whose policy it is."""
+        return self.decisions.component
 
     @property
     def rules(self) -> AccessRules:
@@ -108,17 +226,12 @@ class AccessManager:
 
     def follow(self, follower: Callable[[PolicySet], None]) -> None:
         """Have `follower` told who matters, now and whenever that changes; for one that was made with `policies`."""
-        with self._following:
-            self._followers.append(follower)
-            if self._policies is not None:
-                follower(self._policies)
+        self._policies.follow(follower)
 
     def follow_keep(self, keeper: Callable[[tuple[KeepRule, ...]], None]) -> None:
         """Have `keeper` told what is archived, now and whenever the file is read again; for one that was made with
         `keep`."""
-        with self._following:
-            self._keepers.append(keeper)
-            keeper(self._keep)
+        self._keep.follow(keeper)
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Whether `caller` may do that."""
@@ -130,20 +243,12 @@ class AccessManager:
 
     def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
         """Count a refusal; write it down, and whatever else was asked for."""
-        if not decision:
-            with self._counting:
-                self._refused[action] += 1
-            who = caller.user[:SHOWN] or caller.address
-            what = " ".join(filter(None, (action, subject.type[:SHOWN])))
-            log.info("refused: %s may not %s (%s)", who, what, decision.rule or "no rule allows it")
-        if self._audit is not None and (not decision or decision.audit or self._everything):
-            self._audit.tell(self._line(caller, action, subject, decision))
+        if self.decisions.add(caller, action, subject, decision, self.version):
             self._job.wake()
 
     def refused(self) -> Mapping[str, int]:
         """Number of refusals, by action."""
-        with self._counting:
-            return dict(self._refused)
+        return self.decisions.refused()
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -152,49 +257,28 @@ class AccessManager:
             "version": self.version,
             "rules": len(self._rules.rules),
             "since": round(self._wall() - self._since, 1),
-            "fault": "; ".join(filter(None, (self.fault, self._state_fault))),
+            "fault": "; ".join(filter(None, (self.fault, self._copy.fault))),
             "refused": dict(self.refused()),
-            "audit": self._audit.status() if self._audit is not None else {},
+            "audit": self.decisions.log.status() if self.decisions.log is not None else {},
         }
 
     def close(self) -> None:
         """Look no more; what is to be written is."""
-        if self._job.stop() and self._audit is not None:
-            self._audit.close()
-
-    def _line(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),
-            "decision": "allowed" if decision else "refused",
-            "action": action,
-            "user": "" if caller.claimed else caller.user[:SHOWN],
-            "address": host_of(caller.address),
-            "client": caller.client[:SHOWN],
-            "type": subject.type[:SHOWN],
-            "version": subject.version[:SHOWN],
-            "name": subject.name[:SHOWN],
-            "component": self.component,
-            "rule": decision.rule,
-            "policy": self.version,
-        }
-        return {key: value for key, value in facts.items() if value != ""} | {"rule": decision.rule}
+        if self._job.stop() and self.decisions.log is not None:
+            self.decisions.log.close()
 
     # -- the job ------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        if self._audit is not None:
+        if self.decisions.log is not None:
             with guarded("audit log"):
-                self._audit.write()
+                self.decisions.log.write()
         self.look()
 
     def look(self) -> None:
         """Read the file again if it is another one than it was, and the same as at the last look."""
         with self._taking:
-            seen = stamp(self.path)
-            if seen != self._pending:
-                self._pending = seen
-            elif seen != self._seen:
-                self._seen = seen
+            if self._file.has_changed():
                 self._take()
 
     def set(self, key: str, value: str, *, people: bool) -> tuple[int, bool]:
@@ -209,14 +293,18 @@ class AccessManager:
                 hint="Who may `administer` may change groups and roles",
             )
         with self._taking:
-            before = self._policies.version if self._policies is not None else 0
+            before = self._policy_version
             writing.set_value(self.path, key, value)
-            self._seen = self._pending = stamp(self.path)
+            self._file.note()
             self._take()
             if self.fault:
                 raise PolicyError(self.fault)
-            now = self._policies.version if self._policies is not None else 0
+            now = self._policy_version
         return now, now != before
+
+    @property
+    def _policy_version(self) -> int:
+        return self._policies.value.version if self._policies.value is not None else 0
 
     def _take(self) -> None:
         try:
@@ -227,65 +315,45 @@ class AccessManager:
             return
         self._rules, self._since, self.fault = rules, self._wall(), ""
         self.version += 1  # last: whoever sees it asks the new ones
-        self._tell_followers()
-        policies = f" and {len(self._policies.rules)} policies" if self._policies is not None else ""
+        self._keep.tell()
+        self._policies.tell()
+        policies = f" and {len(self._policies.value.rules)} policies" if self._policies.value is not None else ""
         log.warning("%s: %d access rules%s are in force", self.path, len(rules.rules), policies)
-        self._keep_copy(document)
+        self._copy.keep(document)
         self._review(document, rules)
 
-    def _tell_followers(self) -> None:
-        with self._following:
-            for keeper in self._keepers:
-                with guarded("follower of keep rules"):
-                    keeper(self._keep)
-            if (policies := self._policies) is None:
-                return
-            for follower in self._followers:
-                with guarded("follower of policies"):
-                    follower(policies)
-
-    def _first(self) -> tuple[AccessRules, file.Document]:
+    def _first(self) -> tuple[AccessRules, file.PolicyDocument]:
         """Rules in force at the start: the file, or if that can't be used, what it was before. Raises PolicyError."""
-        had_any = self._kept is not None and stamp(self._kept) != (errno.ENOENT,)  # one that we can't see counts
+        had_any = self._copy.is_there
         try:
             rules, document = self._read(self.path, first=True, had_rules=had_any)
         except PolicyError as exc:
             return self._of_before(exc, had_any=had_any)
-        self._keep_copy(document)
+        self._copy.keep(document)
         return rules, document
 
-    def _of_before(self, fault: PolicyError, *, had_any: bool) -> tuple[AccessRules, file.Document]:
+    def _of_before(self, fault: PolicyError, *, had_any: bool) -> tuple[AccessRules, file.PolicyDocument]:
         """Rules in force before, as the file has a fault. Raises PolicyError."""
-        if self._kept is None:
+        if self._copy.path is None:
             why = "With [policy] state a start goes on with the rules of before"
         elif not had_any:
-            why = f"{self._kept} would have the rules of before, and is not there"
+            why = f"{self._copy.path} would have the rules of before, and is not there"
         else:
             try:
-                found = self._read(self._kept, first=True, had_rules=True)
+                found = self._read(self._copy.path, first=True, had_rules=True)
                 self.fault = fault.message
-                log.error("%s; the rules of before, kept in %s, are in force until it is mended", fault, self._kept)
+                log.error(
+                    "%s; the rules of before, kept in %s, are in force until it is mended", fault, self._copy.path
+                )
                 return found
             except PolicyError as exc:
                 why = f"The rules of before can't be used either: {exc.message}"
         hint = ". ".join(filter(None, (fault.hint, f"Mend it: `jbi policy check {self.path}`", why)))
         raise PolicyError(fault.message, hint=hint, **fault.facts) from fault
 
-    def _keep_copy(self, document: file.Document) -> None:
-        """For the next start. Not of an empty file, which may be one that was cut short."""
-        if self._kept is None or not document.text.strip():
-            return
-        data = document.text.encode()
-        try:
-            if not self._kept.exists() or self._kept.read_bytes() != data:
-                with written(self._kept) as copy:
-                    copy.write(data)
-            self._state_fault = ""
-        except OSError as exc:
-            self._state_fault = f"the rules are not kept for a restart: {exc}"
-            log.error("%s", self._state_fault)
-
-    def _read(self, path: Path, *, first: bool = False, had_rules: bool = False) -> tuple[AccessRules, file.Document]:
+    def _read(
+        self, path: Path, *, first: bool = False, had_rules: bool = False
+    ) -> tuple[AccessRules, file.PolicyDocument]:
         """The rules; the policies are put down as well, once all of the file is right. `had_rules`: then an empty file
         is a mistake."""
         document, said = file.read(path, name=self.path.name)
@@ -307,32 +375,31 @@ class AccessManager:
             self._read_policies(document, rules)
         kept = self._read_keep(document)
         document.check()
-        self._keep = kept
+        self._keep.value = kept
         return rules, document
 
-    def _read_keep(self, document: file.Document) -> tuple[KeepRule, ...]:
+    def _read_keep(self, document: file.PolicyDocument) -> tuple[KeepRule, ...]:
         if not self._reads_keep:
             return ()
         from . import keep  # here: without an archive it is not imported
 
         return keep.keep_rules(document)
 
-    def _read_policies(self, document: file.Document, rules: AccessRules) -> None:
+    def _read_policies(self, document: file.PolicyDocument, rules: AccessRules) -> None:
         from . import policyset  # here: without quality of service it is not imported
 
         policies = policyset.policies_of(document, rules.people)
         document.check()
-        number = self._policies.version + 1 if self._policies is not None else 1
-        if policies != self._policies:
-            self._policies = policies.of_version(number)
+        if policies != self._policies.value:
+            self._policies.value = policies.of_version(self._policy_version + 1)
 
-    def _review(self, document: file.Document, rules: AccessRules) -> None:
+    def _review(self, document: file.PolicyDocument, rules: AccessRules) -> None:
         """Say what is hardly meant: when it is in force, as it takes its time with a thousand policies."""
         review(document, rules)
-        if self._policies is not None:
+        if self._policies.value is not None:
             from .policyset import review as review_policies
 
-            review_policies(document, self._policies.rules, self._wall())
+            review_policies(document, self._policies.value.rules, self._wall())
         warnings = document.warnings
         for problem in warnings[:TOLD_MOST]:
             log.warning("%s", document.told(problem))

@@ -20,7 +20,7 @@ from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settin
 from jbi_pubsub.core.toml import Place
 
 from .condition import Node, restricts
-from .context import Addresses, Facts, Globs
+from .context import Addresses, CallerFacts, Globs
 from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")
@@ -101,7 +101,7 @@ class Effectivity:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rule:
+class PolicyRule:
     """A policy made ready."""
 
     name: str
@@ -128,7 +128,7 @@ class Rule:
         assert isinstance(importance, int)
         object.__setattr__(self, "rank", (-self.precedence, -specificity, -importance, self.name))
 
-    def miss(self, facts: Facts) -> str:
+    def miss(self, facts: CallerFacts) -> str:
         """The first key that does not hold; "": they all do."""
         for key, matcher in self.keys.items():
             if not matcher.any_of(getattr(facts, key)):
@@ -142,7 +142,7 @@ class Rule:
         """Whether it counts at that time."""
         return self.effectivity is None or self.effectivity.is_on(now)
 
-    def covers(self, other: Rule) -> bool:
+    def covers(self, other: PolicyRule) -> bool:
         """Whether whatever the other one is about is certain to be what this one is about, at all times."""
         if self.effectivity is not None or (self.condition is not True and self.condition != other.condition):
             return False
@@ -155,7 +155,7 @@ class Rule:
             for name, mine in self.attributes.items()
         )
 
-    def behind(self, winner: Rule) -> str:
+    def behind(self, winner: PolicyRule) -> str:
         """Why the winner ranks before it."""
         if self.precedence != winner.precedence:
             return f"precedence {self.precedence} < {winner.precedence}"
@@ -176,20 +176,20 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """Settings in force, and which policy each field is from; `allow` likewise, with what it says."""
 
     settings: Settings
-    winners: Mapping[str, Rule]
-    allow: Mapping[str, tuple[Any, Rule]]
+    winners: Mapping[str, PolicyRule]
+    allow: Mapping[str, tuple[Any, PolicyRule]]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
     """Policies of a contract that apply, or may, in their order, each with what is to be decided yet."""
 
-    facts: Facts
-    candidates: tuple[tuple[Rule, Node], ...]
+    facts: CallerFacts
+    candidates: tuple[tuple[PolicyRule, Node], ...]
     link: str = ""
     version: int = 0
 
@@ -203,11 +203,11 @@ class Resolution:
         """Without what is to be decided yet."""
         return self.outcome().settings
 
-    def outcome(self, holds: Callable[[Node], bool] = lambda _node: False) -> Outcome:
+    def outcome(self, holds: Callable[[Node], bool] = lambda _node: False) -> PolicyOutcome:
         """Outcome if those of the `residues` hold."""
         said: dict[str, Value] = {}
-        winners: dict[str, Rule] = {}
-        allow: dict[str, tuple[Any, Rule]] = {}
+        winners: dict[str, PolicyRule] = {}
+        allow: dict[str, tuple[Any, PolicyRule]] = {}
         for rule, node in self.candidates:
             if node is True or holds(node):
                 for name, value in rule.fields.items():
@@ -215,7 +215,7 @@ class Resolution:
                         said[name], winners[name] = value, rule
                 for name, value in rule.allow.items():
                     allow.setdefault(name, (value, rule))
-        return Outcome(_settings(said, self.link, self.version), winners, allow)
+        return PolicyOutcome(_settings(said, self.link, self.version), winners, allow)
 
 
 def _settings(said: Mapping[str, Any], link: str, version: int) -> Settings:
@@ -223,11 +223,11 @@ def _settings(said: Mapping[str, Any], link: str, version: int) -> Settings:
     return Settings(**given, shapes=said.get("shape") or (), link=link, version=version)
 
 
-def granted(outcome: Outcome, wish: Wish, shapes: Sequence[Shape] = ()) -> GrantedQos:
+def granted(outcome: PolicyOutcome, wish: Wish, shapes: Sequence[Shape] = ()) -> GrantedQos:
     """Grant to a contract that wishes for that; `shapes` are the wish's, read."""
     settings, changes, less = outcome.settings, dict[str, Any](), list[Reduced]()
 
-    def by(name: str, rule: Rule | None = None) -> Reduced:
+    def by(name: str, rule: PolicyRule | None = None) -> Reduced:
         rule = rule or outcome.winners.get(name)
         return Reduced(name, rule.name if rule is not None else "")
 
@@ -255,7 +255,7 @@ def granted(outcome: Outcome, wish: Wish, shapes: Sequence[Shape] = ()) -> Grant
     return GrantedQos(settings, tuple(less))
 
 
-def _limited(outcome: Outcome, name: str, wished: float) -> tuple[Any, tuple[Rule | None] | None]:
+def _limited(outcome: PolicyOutcome, name: str, wished: float) -> tuple[Any, tuple[PolicyRule | None] | None]:
     """Granted part of a wished limit, None for nothing; and by which policy it is less, None if it is not."""
     most, rule = outcome.allow.get(name, (wished, None))
     value, why = (wished, None) if wished <= most else (most, (rule,))

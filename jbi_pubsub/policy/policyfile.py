@@ -22,8 +22,8 @@ from jbi_pubsub.core.toml import Place, Where
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
 from .context import Globs, People, matchers, patterns
-from .file import MAX_RULES, Document, flag, nearest, parse, texts
-from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, Rule, Value
+from .file import MAX_RULES, PolicyDocument, flag, nearest, parse, texts
+from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicyRule, Value
 from .values import ALLOW_READERS, FIELD_READERS, LINK_READERS, NEVER_NONE, REPLACE_KEYS, hours_of, weights_of
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version", "delivery")
@@ -66,7 +66,7 @@ def built_in() -> Preferences:
 class TableReader:
     """Reader of tables of one document; problems are noted there."""
 
-    def __init__(self, document: Document, people: People) -> None:
+    def __init__(self, document: PolicyDocument, people: People) -> None:
         self._document = document
         self._people = people
 
@@ -169,7 +169,7 @@ class TableReader:
 class PolicyReader(TableReader):
     """Reader of policies: those that stand by themselves, and those that missions make of templates."""
 
-    def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
+    def __init__(self, document: PolicyDocument, people: People, known: Preferences | None = None) -> None:
         super().__init__(document, people)
         self._filled = 0
         """Characters of the policies that templates were made to, at most."""
@@ -182,11 +182,11 @@ class PolicyReader(TableReader):
             self._known_keys(said, at, PREFERENCE_KEYS)
             self.preferences[name] = self._fields(said, at, PREFERENCE_KEYS)
 
-    def policies(self) -> list[Rule]:
+    def policies(self) -> list[PolicyRule]:
         """Those that stand by themselves."""
         return [self._policy(table, at) for table, at in self._tables("policy")]
 
-    def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> Rule:
+    def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> PolicyRule:
         """`written`: what the file says, where `table` is made from a template."""
         self._known_keys(written if written is not None else table, at, POLICY_KEYS)
         condition = self._condition(table, at, "when", is_written=written is None)
@@ -195,7 +195,7 @@ class PolicyReader(TableReader):
             self._some_of(delivery, DELIVERIES, (*at, "delivery"), "delivery")
         if (actions := self._actions(table, at)) is not None:
             keys["action"] = actions
-        rule = Rule(
+        rule = PolicyRule(
             name=self._text(table, at, "name", needed=True),
             place=self._document.key(at),
             keys=keys,
@@ -320,12 +320,12 @@ class PolicyReader(TableReader):
 
     # -- templates and missions ---------------------------------------------------------------------------------
 
-    def missions(self) -> list[Rule]:
+    def missions(self) -> list[PolicyRule]:
         """The policies that active missions make of templates. Those of others are looked at as well."""
         templates = self._templates()
         used: set[str] = set()
         names: dict[str, Place] = {}
-        rules: list[Rule] = []
+        rules: list[PolicyRule] = []
         made = 0
         """Also for missions that are not active."""
         for table, at in self._tables("mission"):
@@ -381,7 +381,7 @@ class PolicyReader(TableReader):
 
     def _filled_in(
         self, template: tuple[Table, tuple[str, ...], Where], use: Table, where: Where, mission: str
-    ) -> list[Rule]:
+    ) -> list[PolicyRule]:
         table, parameters, at = template
         values: dict[str, str] = {}
         for name in parameters:

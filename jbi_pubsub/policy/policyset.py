@@ -17,16 +17,16 @@ from jbi_pubsub.core.quality import SHAPES, Space, Wish
 from jbi_pubsub.core.toml import WHOLE
 
 from .condition import Node, reduced, shown_node, tests_of
-from .context import Addresses, Facts, Globs, Index, People, people_of
-from .file import MAX_RULES, Document, dumped, parse, read
-from .policy import FIELDS, Membership, Policy, Resolution, Rule, granted, shown_value
+from .context import Addresses, CallerFacts, Globs, Index, People, people_of
+from .file import MAX_RULES, PolicyDocument, dumped, parse, read
+from .policy import FIELDS, Membership, Policy, PolicyRule, Resolution, granted, shown_value
 from .policyfile import PolicyReader, SpaceReader
 
 _OTHERS: Final = ("access", "keep")
 """Tables that are not about who matters: no policy manager hands them on."""
 
 
-def policies_of(document: Document, people: People | None = None) -> PolicySet:
+def policies_of(document: PolicyDocument, people: People | None = None) -> PolicySet:
     """The policies of a file. What is wrong with them is noted in the document."""
     people = people if people is not None else people_of(document)
     reader, space = PolicyReader(document, people), SpaceReader(document, people)
@@ -44,14 +44,14 @@ def policies_of(document: Document, people: People | None = None) -> PolicySet:
     )
 
 
-def _checked(document: Document) -> PolicySet:
+def _checked(document: PolicyDocument) -> PolicySet:
     policies = policies_of(document)
     document.check()
     return policies
 
 
-def _check_names(document: Document, rules: Sequence[Rule]) -> None:
-    seen: dict[str, Rule] = {}
+def _check_names(document: PolicyDocument, rules: Sequence[PolicyRule]) -> None:
+    seen: dict[str, PolicyRule] = {}
     for rule in rules:
         other = seen.setdefault(rule.name, rule)
         if other is not rule and rule.name:
@@ -70,7 +70,7 @@ class PolicySet:
 
     def __init__(
         self,
-        rules: Sequence[Rule],
+        rules: Sequence[PolicyRule],
         people: People,
         *,
         space: Space | None = None,
@@ -152,17 +152,17 @@ class PolicySet:
         """Whether it says nothing."""
         return not self.rules and not self.links and self.space == Space()
 
-    def completed(self, facts: Facts) -> Facts:
+    def completed(self, facts: CallerFacts) -> CallerFacts:
         """With the groups and the role that the set knows the user by; a role that is claimed counts where it knows
         none."""
         user = facts.user[0]
         role = (self.people.roles[user],) if user in self.people.roles else facts.role
         return replace(facts, group=self.people.groups_of(user), role=role)
 
-    def resolve(self, facts: Facts, *, now: float) -> Resolution:
+    def resolve(self, facts: CallerFacts, *, now: float) -> Resolution:
         """Resolve what applies to a contract at a time (seconds since 1970)."""
         facts = self.completed(facts)
-        found: dict[Rule, Node] = {}
+        found: dict[PolicyRule, Node] = {}
         for rule in self._index.about(facts):
             if rule not in found and not rule.miss(facts) and rule.is_on(now):
                 node = rule.condition if rule.condition is True else reduced(rule.condition, facts)
@@ -171,7 +171,7 @@ class PolicySet:
         ranked = sorted(found.items(), key=lambda pair: pair[0].rank)
         return Resolution(facts, tuple(ranked), self._link_of(facts), self.version)
 
-    def _link_of(self, facts: Facts) -> str:
+    def _link_of(self, facts: CallerFacts) -> str:
         return next((each.terms.name for each in self.links if reduced(each.members, facts) is True), "")
 
     def next_change(self, now: float) -> float:
@@ -179,7 +179,12 @@ class PolicySet:
         return min((each.next_change(now) for each in self._timed), default=float("inf"))
 
     def explained(
-        self, facts: Facts, *, now: float, holds: Callable[[Node], bool] = lambda _node: False, wish: Wish | None = None
+        self,
+        facts: CallerFacts,
+        *,
+        now: float,
+        holds: Callable[[Node], bool] = lambda _node: False,
+        wish: Wish | None = None,
     ) -> dict[str, Any]:
         """A resolution as plain data: for each field its value, the winner, and the losers with the reason; policies
         that come near, with the key by which they do not apply; `if`: of what is to be decided yet."""
@@ -241,7 +246,7 @@ lists of texts, of ten pairs of those."""
 PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
 
 
-def review(document: Document, rules: Sequence[Rule], now: float | None = None) -> None:
+def review(document: PolicyDocument, rules: Sequence[PolicyRule], now: float | None = None) -> None:
     """Note what is allowed, but hardly meant: policies that can never win, contradictions at equal rank, times in the
     past, shapes that this machine can't do."""
     now = time.time() if now is None else now
@@ -276,12 +281,12 @@ def review(document: Document, rules: Sequence[Rule], now: float | None = None) 
             document.warn(rule.place, f"policy {rule.name!r} can never win: others say all that it says, before it")
 
 
-def _texts_of(rule: Rule) -> int:
+def _texts_of(rule: PolicyRule) -> int:
     """Number of texts that its context has."""
     return sum(len(matcher.said) for matcher in (*rule.keys.values(), *rule.attributes.values()))
 
 
-def _contradicts(rule: Rule, winner: Rule) -> bool:
+def _contradicts(rule: PolicyRule, winner: PolicyRule) -> bool:
     """Whether they are of one rank and context, and do not say the same; the second one wins."""
     return (
         winner.rank[:2] == rule.rank[:2]
@@ -308,23 +313,23 @@ def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
 class _ByContext:
     """Policies that may cover one, or share its context: those that an index of them all finds by its first texts."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[PolicyRule]) -> None:
         self._index = Index(rules, by_type=True)
 
-    def near(self, rule: Rule) -> Iterator[Rule]:
+    def near(self, rule: PolicyRule) -> Iterator[PolicyRule]:
         """Each once."""
         first = {key: matcher.said for key, matcher in rule.keys.items()}
         users, types = first.get("user", ("",)), first.get("type", ("",))
         addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
-        found: dict[Rule, None] = {}
+        found: dict[PolicyRule, None] = {}
         for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
             groups, roles = first.get("group", ()), first.get("role", ())
-            facts = Facts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
+            facts = CallerFacts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
             found |= dict.fromkeys(self._index.about(facts))
         return iter(found)
 
 
-def _review_shapes(document: Document, rules: Iterable[Rule]) -> None:
+def _review_shapes(document: PolicyDocument, rules: Iterable[PolicyRule]) -> None:
     if importlib.util.find_spec("PIL") is not None:
         return
     for rule in rules:

@@ -14,7 +14,7 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.entry import Entry
 from jbi_pubsub.lookup.item import ServiceItem
 
-from .space import LINKS_TOLD, Short, Standing
+from .space import LINKS_TOLD, PolicyStanding, Short
 
 POLICY_MANAGER: Final = "policy_manager"
 """Name of the exported object."""
@@ -51,7 +51,7 @@ class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lqm: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     component: Short
-    standing: Standing = Standing()
+    standing: PolicyStanding = PolicyStanding()
     rates: Annotated[dict[Short, float], msgspec.Meta(max_length=LINKS_TOLD)] = {}
     before: Short = ""
 

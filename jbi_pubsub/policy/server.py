@@ -62,7 +62,7 @@ from .proxy import (
     VersionTold,
     epoch_of,
 )
-from .space import EPOCH_MOST, MEMBERS_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
+from .space import EPOCH_MOST, MEMBERS_MOST, InformationSpaceManager, LqmReport, PolicyStanding, Proposal, refusal
 from .users import with_users
 
 log = logging.getLogger("jbi_pubsub.policy")
@@ -88,7 +88,7 @@ TEXT_MOST: Final = 8 << 20
 """Bytes of a file that is applied: comments count here, and are not kept."""
 
 
-class _Channel:
+class LocalManagerChannel:
     """Channel to one local manager."""
 
     def __init__(self, server: PolicyServer, lqm: str, peer: str, hub: SenderHub) -> None:
@@ -165,7 +165,7 @@ class PolicyServer:
         self._changing = threading.Lock()
         self._stopping = threading.Event()
         self._due = threading.Event()
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, LocalManagerChannel] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
         self._compressed = Allowance(config.link.max_compressed)
         self._kept_shares: Shares = {}
@@ -214,7 +214,7 @@ class PolicyServer:
         space = InformationSpaceManager(facts.get("manager") or uuid4().hex, int(facts.get("epoch", "1")), versions)
         if self._history is not None:
             for lqm, (component, rates) in self._history.shares().items():
-                space.join(lqm, component, Standing(), rates, self._clock())
+                space.join(lqm, component, PolicyStanding(), rates, self._clock())
                 space.lost(lqm, self._clock())
             if not facts:
                 new = {"manager": space.manager, "epoch": str(space.epoch), "secret": uuid4().hex}
@@ -241,7 +241,7 @@ class PolicyServer:
         return self._space.manager
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> PolicyStanding:
         """Standing of what is in force."""
         with self._lock:
             return self._space.standing
@@ -376,7 +376,7 @@ class PolicyServer:
                 self._space.gone(who.before)  # it is here again, under another id
                 self._channels.pop(who.before, None)
             before = self._channels.get(who.lqm)
-            self._channels[who.lqm] = channel = _Channel(self, who.lqm, peer, self._hub)
+            self._channels[who.lqm] = channel = LocalManagerChannel(self, who.lqm, peer, self._hub)
         if before is not None:
             before.stop()
         log.info("%s follows", who.component)
@@ -403,13 +403,13 @@ class PolicyServer:
             channel.stop()
         self._due.set()
 
-    def lost(self, channel: _Channel) -> None:
+    def lost(self, channel: LocalManagerChannel) -> None:
         """Its connection is over."""
         with self._lock:
             if self._channels.get(channel.lqm) is channel:
                 self._space.lost(channel.lqm, self._clock())
 
-    def heard(self, channel: _Channel, report: LqmReport) -> None:
+    def heard(self, channel: LocalManagerChannel, report: LqmReport) -> None:
         """Take a report of a local manager."""
         with self._lock:
             if self._channels.get(channel.lqm) is not channel:
@@ -421,7 +421,7 @@ class PolicyServer:
         if is_due:
             self._due.set()
 
-    def news(self, channel: _Channel) -> bytes | None:
+    def news(self, channel: LocalManagerChannel) -> bytes | None:
         """News to be sent to one, if there is something; nothing over a connection that another one came instead of."""
         lqm = channel.lqm
         with self._lock:
@@ -434,7 +434,7 @@ class PolicyServer:
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = Line(sock)
         hello = listen(line)
-        channel: _Channel | None = self._tokens.redeem(hello.token)
+        channel: LocalManagerChannel | None = self._tokens.redeem(hello.token)
         if channel is None:
             refuse(line, "unknown or used token")
             return

@@ -63,7 +63,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     toml: str
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyStanding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which set somebody has: the manager ("" for none) and its epoch, the number, the digest."""
 
     manager: Short = ""
@@ -77,7 +77,7 @@ class PolicyNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name. `number` counts what it was sent."""
 
     number: int
-    standing: Standing
+    standing: PolicyStanding
     rates: Annotated[dict[Short, float], msgspec.Meta(max_length=LINKS_TOLD)]
     toml: str | None = None
 
@@ -97,14 +97,14 @@ class LqmReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     follows, why it does not follow (`fault`), its links, contracts by importance, and per type objects a second."""
 
     number: int
-    standing: Standing
+    standing: PolicyStanding
     fault: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
     links: Annotated[dict[Short, LinkUse], msgspec.Meta(max_length=LINKS_TOLD)] = {}
     contracts: Annotated[dict[Short, int], msgspec.Meta(max_length=LEVELS)] = {}
     types: Annotated[dict[Short, float], msgspec.Meta(max_length=TYPES_TOLD)] = {}
 
 
-def refusal(mine: Standing, offered: Standing) -> str:
+def refusal(mine: PolicyStanding, offered: PolicyStanding) -> str:
     """Why whoever has `mine` does not take what is `offered`; "": it does."""
     if not mine.manager or offered.epoch > mine.epoch:
         return ""
@@ -224,7 +224,7 @@ class Proposal:
 
 
 @dataclass(eq=False)
-class Member:
+class LocalManagerEntry:
     """A local manager that follows. `ceilings`: what it may be using of each link, at most; `shares`: what it was told
     last; both bytes a second. `away_since`: None while it is connected."""
 
@@ -234,7 +234,7 @@ class Member:
     shares: dict[str, float] = field(default_factory=dict)
     number: int = 0
     """Number of the news that it was sent last."""
-    heard: LqmReport = field(default_factory=lambda: LqmReport(0, Standing()))
+    heard: LqmReport = field(default_factory=lambda: LqmReport(0, PolicyStanding()))
     heard_at: float = -math.inf
     away_since: float | None = None
     told: int = 0
@@ -257,7 +257,7 @@ class InformationSpaceManager:
         self.epoch = epoch
         self.versions = list(versions)[-HISTORY_MOST:]
         self.policies = NOTHING
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, LocalManagerEntry] = {}
         self._divided: dict[str, float] = {}
         """The rate that each link was divided by."""
         if self.versions:
@@ -265,9 +265,9 @@ class InformationSpaceManager:
             self.policies = read_set(last.toml, f"version {last.version}", last.version)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> PolicyStanding:
         """Standing of what is in force."""
-        return Standing(self.manager, self.epoch, self.policies.version, self.policies.digest)
+        return PolicyStanding(self.manager, self.epoch, self.policies.version, self.policies.digest)
 
     # -- versions -----------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class InformationSpaceManager:
 
     # -- local managers -----------------------------------------------------------------------------------------
 
-    def join(self, lqm: str, component: str, standing: Standing, rates: Mapping[str, float], now: float) -> None:
+    def join(self, lqm: str, component: str, standing: PolicyStanding, rates: Mapping[str, float], now: float) -> None:
         """One comes, or comes again, with what it has. Raises PolicyError when it follows somebody else, or has later
         policies; OversizeError when there are too many."""
         why = refusal(standing, self.standing)
@@ -327,7 +327,7 @@ class InformationSpaceManager:
         if member is None:
             if len(self.members) >= MEMBERS_MOST:
                 raise OversizeError(f"{MEMBERS_MOST} local managers follow already", hint="Divide the space")
-            member = self.members[lqm] = Member(component, now)
+            member = self.members[lqm] = LocalManagerEntry(component, now)
         told = list(rates.items())[:LINKS_TOLD]
         known = {name: min(rate, QUANTITY_MOST) for name, rate in told if 0 < rate < math.inf}  # sums stay numbers
         member.component, member.joined_at, member.away_since = component, now, None

@@ -13,7 +13,7 @@ from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.toml import Where
 
 from .access import access_rules
-from .file import Document, key_text, nearest, parse, read, value_text
+from .file import PolicyDocument, key_text, nearest, parse, read, value_text
 from .policyfile import CONTEXT, NAME_MOST, built_in
 from .policyset import PolicySet, policies_of
 
@@ -51,7 +51,7 @@ def written(path: Path, text: str) -> PolicySet:
     return policies
 
 
-def changed(document: Document, key: str, value: object) -> str:
+def changed(document: PolicyDocument, key: str, value: object) -> str:
     """The text of a file with another value, all else as it was: `key` is the file's own path, names in the place of
     numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
     PolicyError."""
@@ -104,7 +104,7 @@ def _at(tables: Any, where: Where) -> Any:
     return tables
 
 
-def _path_of(document: Document, key: str) -> tuple[Where, str]:
+def _path_of(document: PolicyDocument, key: str) -> tuple[Where, str]:
     """Where a path leads, and the header of the table that is missing."""
     names = _names_of(key)
     kind = names[0] if names else ""

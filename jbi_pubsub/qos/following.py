@@ -40,8 +40,8 @@ from jbi_pubsub.policy.space import (
     LinkUse,
     LqmReport,
     PolicyNews,
+    PolicyStanding,
     Short,
-    Standing,
     read_set,
     refusal,
 )
@@ -78,7 +78,7 @@ class Following:
         self._clock = clock
         self._state = Path(config.policy.state) if config.policy.state else None
         self._lock = threading.Lock()
-        self._standing = Standing()
+        self._standing = PolicyStanding()
         self._policies = NOTHING
         self._rates: dict[str, float] = {}
         self._number = 0
@@ -91,7 +91,7 @@ class Following:
         self._heard_at: float | None = None
         """When the manager was heard last; None: never, or it is not known when."""
         self._since = clock()
-        self._report = LqmReport(0, Standing())
+        self._report = LqmReport(0, PolicyStanding())
         self._uses = Uses()
         self._receiver: Receiver | None = None
         self._looking = threading.Event()
@@ -161,7 +161,7 @@ class Following:
         rates = {str(row["name"])[:200]: float(row.get("rate", 0.0)) for row in types[:TYPES_TOLD]}
         uses = self._uses.look(links, now)
         with self._lock:
-            self._report = LqmReport(0, Standing(), links=uses, contracts=dict(contracts), types=rates)
+            self._report = LqmReport(0, PolicyStanding(), links=uses, contracts=dict(contracts), types=rates)
             receiver = self._receiver
             is_silent = self._heard_at is not None and now - self._heard_at > SILENT_SECONDS
         if receiver is None:
@@ -310,7 +310,7 @@ class Following:
             if not first.startswith(STATE_MARK):
                 raise PolicyError("it is no such file")
             head = json.loads(first.removeprefix(STATE_MARK))
-            standing, rates, before = converted(head, tuple[Standing, dict[str, float], Short])
+            standing, rates, before = converted(head, tuple[PolicyStanding, dict[str, float], Short])
             policies = _checked(toml, standing)
         except FileNotFoundError:
             return
@@ -380,7 +380,7 @@ class Uses:
         return found
 
 
-def _checked(toml: str, standing: Standing) -> PolicySet:
+def _checked(toml: str, standing: PolicyStanding) -> PolicySet:
     """The set of a text, if it is the one that was announced. Raises PolicyError, OversizeError."""
     name = f"version {standing.version}"
     if len(toml) > SNAPSHOT_BYTES:  # before it is read: that takes its time

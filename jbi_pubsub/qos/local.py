@@ -39,7 +39,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.policy.condition import Bound, Node, about_resources, holds, tests_of
-from jbi_pubsub.policy.context import Facts, facts_of
+from jbi_pubsub.policy.context import CallerFacts, facts_of
 from jbi_pubsub.policy.policy import Resolution, granted
 from jbi_pubsub.policy.policyset import NOTHING, PolicySet
 
@@ -76,7 +76,7 @@ class ContractClass:
 
     __slots__ = ("by_object", "contracts", "facts", "granted", "policies", "resolution", "shapes", "wish")
 
-    def __init__(self, facts: Facts, wish: Wish, shapes: tuple[Shape, ...]) -> None:
+    def __init__(self, facts: CallerFacts, wish: Wish, shapes: tuple[Shape, ...]) -> None:
         self.facts = facts
         self.wish = wish
         self.shapes = shapes
@@ -119,7 +119,7 @@ class ContractClass:
         return granted(resolution.outcome(holding), self.wish, self.shapes)
 
 
-def _knows_no_type(facts: Facts) -> bool:
+def _knows_no_type(facts: CallerFacts) -> bool:
     return facts.type == ("",) or facts.version == ("",)
 
 
@@ -295,7 +295,7 @@ class LocalManager:
         self._wall = wall
         self._clock = clock
         self._lock = threading.RLock()
-        self._classes: dict[tuple[Facts, Wish], ContractClass] = {}
+        self._classes: dict[tuple[CallerFacts, Wish], ContractClass] = {}
         self._policies = NOTHING
         self.rounds = 0
         """Number of times that all contracts were decided anew."""
@@ -453,7 +453,7 @@ class LocalManager:
         if self._held:
             self.tick()
 
-    def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
+    def explain(self, facts: CallerFacts, wish: Wish | None = None) -> dict[str, Any]:
         """Explain what such a contract gets now, as plain data; what policies ask of objects is not decided."""
         link = self._policies.resolve(facts, now=self._wall()).link
 

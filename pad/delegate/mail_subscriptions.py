@@ -20,7 +20,7 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.contracts import DelegateCore, holder_of
-from jbi_pubsub.pad.delegate.store import UNSUBSCRIBED_MOST, DelegateOptions, Kept, caller_of, whose_of
+from jbi_pubsub.pad.delegate.store import UNSUBSCRIBED_MOST, DelegateOptions, KeptSubscription, caller_of, whose_of
 from jbi_pubsub.pad.delegate.tables import Key
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.reminder import Schedule
@@ -68,7 +68,7 @@ class MailSubscriptions:
         for ended in self.dispatcher.start():
             self._tables.account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
-    def _take_over(self, kept: Kept) -> None:
+    def _take_over(self, kept: KeptSubscription) -> None:
         """A subscription of our time before: its lease goes on. One that nobody wants any more would have ended."""
         key = ("mail", kept.request.uid)
         if not self._is_wanted(kept.request):
@@ -132,7 +132,7 @@ class MailSubscriptions:
         wall, whose = self._wall(), whose_of(subscription.caller)
         told = _told_at(wall, self._schedule.moment(0.0, lease.duration))
         try:
-            self.store.keep(Kept(subscription.request, lease.lease_id, wall + lease.duration, told, whose))
+            self.store.keep(KeptSubscription(subscription.request, lease.lease_id, wall + lease.duration, told, whose))
         except StorageError:
             self._forget(("mail", subscription.uid))  # what is not on disk is not promised
             raise

@@ -42,7 +42,7 @@ class Whose(msgspec.Struct, frozen=True):
     holder: str = ""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptSubscription(msgspec.Struct, frozen=True):
     """An e-mail subscription on disk; `ends` is when its lease does, `remind` when its recipients are told so (None:
     never, or they have been), in seconds since the epoch; `whose` it is."""
 
@@ -84,20 +84,20 @@ class SubscriptionStore:
             " (number INTEGER PRIMARY KEY, uid TEXT NOT NULL, recipient TEXT NOT NULL, UNIQUE (uid, recipient))"
         )
 
-    def load(self, wall: float) -> list[Kept]:
+    def load(self, wall: float) -> list[KeptSubscription]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
             rows = self._base.execute("SELECT request, lease, ends, remind, whose FROM mail").fetchall()
             return [
-                Kept(
+                KeptSubscription(
                     decoder_of(SubscriptionRequest).decode(request), lease, ends, remind,
                     decoder_of(Whose).decode(whose) if whose else None,
                 )
                 for request, lease, ends, remind, whose in rows
             ]  # fmt: skip
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSubscription) -> None:
         """Add or replace a subscription. Raises StorageError."""
         request, whose = msgspec.msgpack.encode(kept.request), _encoded(kept.whose)
         row = (kept.request.uid, request, kept.lease_id, kept.ends, kept.remind, whose)

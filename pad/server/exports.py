@@ -375,7 +375,7 @@ class JoinAdminCalls:
         return self._server.presence.community.remove_lookup_attributes(self._server.server_id, templates)
 
 
-class StatusCalls:
+class DelegateStatusCalls:
     """Status for everybody; the terms of contracts are for administrators."""
 
     def __init__(

@@ -39,11 +39,11 @@ from jbi_pubsub.pad.server.data import DataConnections
 from jbi_pubsub.pad.server.endpoints import DelegateEndpoints
 from jbi_pubsub.pad.server.exports import (
     AdminCalls,
+    DelegateStatusCalls,
     HistoryCalls,
     JoinAdminCalls,
     MailLinkCalls,
     PublisherCalls,
-    StatusCalls,
     SubscriberCalls,
 )
 from jbi_pubsub.pad.server.guard import CallGuard
@@ -196,7 +196,7 @@ class DisseminationServer:
         service, access = self.service, self._stages.access
         exports: dict[str, object] = {
             SUBSCRIPTIONS: SubscriberCalls(service),
-            STATUS: StatusCalls(service, self.status, self.overview),
+            STATUS: DelegateStatusCalls(service, self.status, self.overview),
             MAIL_LINKS: MailLinkCalls(service),
             TYPES: TypeCalls(service, types, access),
             ADMIN: AccessAdmin(access),

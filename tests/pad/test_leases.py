@@ -21,7 +21,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate.delegate import Delegate
-from jbi_pubsub.pad.delegate.store import DelegateOptions, Kept, SubscriptionStore, Whose
+from jbi_pubsub.pad.delegate.store import DelegateOptions, KeptSubscription, SubscriptionStore, Whose
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.pad.server.server import REAP_SECONDS
@@ -89,10 +89,10 @@ class World:
         self.left.append(service_ids)
         self.announced[:] = [known for known in self.announced if known not in service_ids]
 
-    def load(self, _wall: float) -> list[Kept]:
+    def load(self, _wall: float) -> list[KeptSubscription]:
         return []
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptSubscription) -> None:
         self.kept = kept.whose
 
     def hand_over(self, _uid: str, whose: Whose | None) -> None:
@@ -246,7 +246,7 @@ def test_an_email_subscription_that_ends_before_it_is_on_the_disk_does_not_come_
     monkeypatch.setattr(world.delegate.mail, "store", store)
 
     # When one is cancelled before its subscriber has the answer
-    def cancelled_before(kept: Kept) -> None:
+    def cancelled_before(kept: KeptSubscription) -> None:
         world.delegate.subscribers.cancel(MAIL.uid)
         keep(kept)
 

@@ -11,7 +11,7 @@ from msgspec import msgpack
 
 import jbi_pubsub.pad.delegate.store as store_module
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.pad.delegate.store import Kept, SubscriptionStore, Whose
+from jbi_pubsub.pad.delegate.store import KeptSubscription, SubscriptionStore, Whose
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -69,17 +69,17 @@ def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) 
     # When it is opened; Expect the subscription, of which a reminder can be kept, bound to none, and nobody who has
     # unsubscribed
     store = SubscriptionStore(path)
-    assert store.load(50.0) == [Kept(request, "lease", 100.0)]
+    assert store.load(50.0) == [KeptSubscription(request, "lease", 100.0)]
     store.renew(request.uid, 200.0, 150.0)
-    assert store.load(50.0) == [Kept(request, "lease", 200.0, 150.0)]
+    assert store.load(50.0) == [KeptSubscription(request, "lease", 200.0, 150.0)]
     store.reminded(request.uid)
-    assert store.load(50.0) == [Kept(request, "lease", 200.0)]
+    assert store.load(50.0) == [KeptSubscription(request, "lease", 200.0)]
     assert store.unsubscribed() == []
     whose = Whose("192.0.2.1:7", "anna", claimed=False, client="application", holder="1f:abcd")
     store.hand_over(request.uid, whose)
     store.close()
     again = SubscriptionStore(path)
-    assert again.load(50.0) == [Kept(request, "lease", 200.0, whose=whose)]
+    assert again.load(50.0) == [KeptSubscription(request, "lease", 200.0, whose=whose)]
     again.close()
 
 

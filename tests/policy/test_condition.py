@@ -24,7 +24,7 @@ from jbi_pubsub.policy.condition import (
     reduced,
     restricts,
 )
-from jbi_pubsub.policy.context import Facts
+from jbi_pubsub.policy.context import CallerFacts
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Object:
         return predicate.decide(parse_metadata(self.metadata), len(self.metadata)) if self.metadata else None
 
 
-def facts(**said: Any) -> Facts:
+def facts(**said: Any) -> CallerFacts:
     """Of a contract of Patrol-1."""
     given = {
         "user": ("Patrol-1",), "group": ("UAS", "ops"), "role": ("patrol",), "client": ("field-7",),
         "component": ("alpha@rome",), "address": ("10.1.2.3",), "type": ("uav.imagery",), "version": ("1.0",),
         "action": ("subscribe",), "delivery": ("queue",), "attribute": (("area", "Kabul"),),
     }  # fmt: skip
-    return Facts(**given | said)
+    return CallerFacts(**given | said)
 
 
 def decided(text: str, known: Object | None = None, resources: Resources | None = None, **said: Any) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.policy.access import access_rules
-from jbi_pubsub.policy.file import Document, parse, read
+from jbi_pubsub.policy.file import PolicyDocument, parse, read
 
 EVERYTHING = '''# a comment with [brackets] = "and more"
 [group]
@@ -138,7 +138,7 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
         read(file)
     file.chmod(0o664)
     document, said = read(file)
-    assert isinstance(document, Document)
+    assert isinstance(document, PolicyDocument)
     assert said == []
 
 

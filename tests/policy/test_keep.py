@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from jbi_pubsub.core.history import KeepRule
-from jbi_pubsub.policy.file import Document, parse
+from jbi_pubsub.policy.file import PolicyDocument, parse
 from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.policy.policyset import policies_of
 
 
-def read(text: str) -> tuple[tuple[KeepRule, ...], Document]:
+def read(text: str) -> tuple[tuple[KeepRule, ...], PolicyDocument]:
     document = parse(text, "policy.toml")
     return keep_rules(document), document
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.core.quality import LinkTerms, Rate, Strategy
 from jbi_pubsub.policy import policyfile
-from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.file import Document, dumped, parse
+from jbi_pubsub.policy.context import CallerFacts
+from jbi_pubsub.policy.file import PolicyDocument, dumped, parse
 from jbi_pubsub.policy.policy import Policy
 from jbi_pubsub.policy.policyset import PolicySet, policies_of, review
 
@@ -226,7 +226,7 @@ def test_all_that_a_file_may_say_is_read() -> None:
 
 def test_hours_and_days_are_of_utc_and_a_night_is_its_evening_s() -> None:
     policies = PolicySet.parse(P + 'hours = "22:00-04:00"\ndays = ["fri"]\nimportance = 5\n')
-    who = Facts(("u",), (), (), ("",), ("",), ("",))
+    who = CallerFacts(("u",), (), (), ("",), ("",), ("",))
 
     def at(*when: int) -> int:
         return policies.resolve(who, now=dt.datetime(2026, 11, *when, tzinfo=dt.UTC).timestamp()).settings.importance
@@ -282,7 +282,7 @@ def test_a_thousand_policies_are_read_and_checked_in_little_time() -> None:
         for n in range(1_000)
     )
     began = time.thread_time()
-    document: Document = parse(text, "p.toml")
+    document: PolicyDocument = parse(text, "p.toml")
     review(document, policies_of(document).rules)
     assert not document.errors
     assert time.thread_time() - began < 15.0
@@ -330,5 +330,5 @@ def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataO
     # Expect it to be of use, and to survive its own text
     assert PolicySet.parse(policies.write()) == policies
     policies.check(0.0)
-    who = Facts(("u",), (), (), ("",), ("",), ("10.0.0.1",))
+    who = CallerFacts(("u",), (), (), ("",), ("",), ("10.0.0.1",))
     policies.resolve(who, now=1e9).outcome(lambda _node: True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.quality import Rate, Settings, Shape, Wish, shape_of
 from jbi_pubsub.policy.condition import Node
-from jbi_pubsub.policy.context import Facts
+from jbi_pubsub.policy.context import CallerFacts
 from jbi_pubsub.policy.file import dumped
 from jbi_pubsub.policy.policy import Policy, granted
 from jbi_pubsub.policy.policyfile import built_in
@@ -25,14 +25,14 @@ DATA = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data"
 PEOPLE = {"group": {"UAS": ["Predator-*", "Raven-*"], "all": ["@UAS", "Patrol-*"]}, "role": {"Patrol-1": "patrol"}}
 
 
-def facts(**said: str) -> Facts:
+def facts(**said: str) -> CallerFacts:
     """Of a contract."""
     given = {
         "user": "Patrol-1", "client": "field-7", "component": "alpha@rome", "address": "10.1.2.3",
         "type": "uav.imagery", "version": "1.0", "action": "subscribe", "delivery": "queue",
     } | said  # fmt: skip
     area = given.pop("area", "")
-    return Facts(
+    return CallerFacts(
         group=(),
         role=(),
         attribute=(("area", area),) if area else (),

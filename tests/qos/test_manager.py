@@ -32,7 +32,7 @@ from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining, PolicyManager, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
-from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, Standing
+from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, PolicyStanding
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -435,7 +435,7 @@ def test_access_rules_of_the_file_say_who_may_steer_and_are_never_pushed(
     file.write_text('[[access]]\naction = "status"\n' + FILE)
     eventually(lambda: server.status()["access"]["version"] == 2)
     with pytest.raises(AccessDeniedError):
-        proxy.join(Joining("x", "x", Standing()))
+        proxy.join(Joining("x", "x", PolicyStanding()))
 
 
 # -- what is kept -------------------------------------------------------------------------------------------------
@@ -743,7 +743,9 @@ def follower(config: Config) -> tuple[Following, list[tuple[PolicySet, Any]]]:
 
 def news(text: str, version: int, **changes: Any) -> list[memoryview]:
     """As a manager sends it."""
-    standing = Standing("m" * 32, changes.pop("epoch", 1), version, changes.pop("digest", PolicySet.parse(text).digest))
+    standing = PolicyStanding(
+        "m" * 32, changes.pop("epoch", 1), version, changes.pop("digest", PolicySet.parse(text).digest)
+    )
     sent = PolicyNews(changes.pop("number", version), standing, changes.pop("rates", {}), text)
     return [memoryview(NEWS + msgspec.msgpack.encode(sent))]
 
@@ -769,7 +771,7 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
         6,
     ):
         digest = "0" * 64
-        sent = PolicyNews(number, Standing("m" * 32, 1, number, digest), {"satcom": 400.0 + number}, text)
+        sent = PolicyNews(number, PolicyStanding("m" * 32, 1, number, digest), {"satcom": 400.0 + number}, text)
         following._receive([memoryview(NEWS + msgspec.msgpack.encode(sent))])
         assert why in following.status()["fault"]
         assert installed[-1][0].version == 5
@@ -806,7 +808,7 @@ def test_hostile_shares_are_bounded_so_that_another_manager_can_be_joined_with_t
         with pytest.raises(ProtocolError):
             following._receive(news(FILE, 6, rates=rates))
     # and a text that is too long to be refused before it is read
-    sent = PolicyNews(7, Standing("m" * 32, 1, 7, "0" * 64), {}, "\n" * 1_500_000)
+    sent = PolicyNews(7, PolicyStanding("m" * 32, 1, 7, "0" * 64), {}, "\n" * 1_500_000)
     item = memoryview(NEWS + msgspec.msgpack.encode(sent))
     began = time.thread_time()
     following._receive([item])
@@ -884,7 +886,7 @@ def test_hostile_reports_and_calls_end_nobody_else(
         with pytest.raises(ProtocolError):
             channel._acked(0, note)
     use = LinkUse(math.nan, math.inf, (math.inf, math.nan, -1.0, 0.0, 1e300))
-    report = LqmReport(0, Standing(), fault="\x1b[2J<script>", links={"satcom": use})
+    report = LqmReport(0, PolicyStanding(), fault="\x1b[2J<script>", links={"satcom": use})
     channel._acked(0, msgspec.msgpack.encode(report))
     assert json.dumps(proxy.status(), allow_nan=False)
     assert run(["policy", "history", "--at", server.address]) == 0

@@ -25,7 +25,7 @@ from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.queue import MailQueue
 from jbi_pubsub.pad.model.subscription import compile_subscription
-from jbi_pubsub.policy.context import Facts
+from jbi_pubsub.policy.context import CallerFacts
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.queue import LevelQueue
@@ -60,7 +60,7 @@ POLICIES = INHERITED + "".join(
 
 def settings_of(name: str) -> Settings:
     """Of a contract that wants that preference."""
-    facts = Facts(("",), (), (), ("",), ("",), ("",), type=(TYPE,), attribute=(("wants", name),))
+    facts = CallerFacts(("",), (), (), ("",), ("",), ("",), type=(TYPE,), attribute=(("wants", name),))
     return PolicySet.parse(POLICIES).resolve(facts, now=0.0).settings
 
 

@@ -22,7 +22,7 @@ from jbi_pubsub.policy.space import (
     LinkUse,
     LqmReport,
     PolicyNews,
-    Standing,
+    PolicyStanding,
     divide,
     refusal,
 )
@@ -133,7 +133,7 @@ class Space:
 
     def join(self, lqm: str) -> None:
         rates = {"satcom": self.force[lqm]} if lqm in self.force else {}
-        self.manager.join(lqm, lqm, Standing(), rates, self.now)
+        self.manager.join(lqm, lqm, PolicyStanding(), rates, self.now)
         self.waiting.setdefault(lqm, []).clear()
 
     def push(self) -> None:
@@ -150,7 +150,7 @@ class Space:
         for news in self.waiting[lqm]:
             self.force[lqm], number = news.rates["satcom"], news.number
         self.waiting[lqm].clear()
-        report = LqmReport(number, Standing(), links={"satcom": LinkUse(demand=demand)})  # type: ignore[arg-type]  # five
+        report = LqmReport(number, PolicyStanding(), links={"satcom": LinkUse(demand=demand)})  # type: ignore[arg-type]  # five
         self.manager.heard(lqm, report, self.now)
 
 
@@ -377,18 +377,18 @@ def test_what_can_t_be_set_says_why_and_changes_nothing(key: str, value: str, me
 @pytest.mark.parametrize(
     ("mine", "offered", "reason"),
     [
-        (Standing(), Standing("a", 1, 1, "x"), ""),
-        (Standing("a", 1, 3, "x"), Standing("a", 1, 4, "y"), ""),
-        (Standing("a", 1, 3, "x"), Standing("a", 1, 3, "x"), ""),
-        (Standing("a", 1, 3, "x"), Standing("a", 1, 2, "y"), "older"),
-        (Standing("a", 1, 3, "x"), Standing("a", 1, 3, "y"), "something else"),
-        (Standing("a", 1, 3, "x"), Standing("b", 1, 9, "y"), "is followed"),
-        (Standing("a", 1, 3, "x"), Standing("b", 1, 3, "x"), ""),
-        (Standing("a", 1, 3, "x"), Standing("b", 2, 1, "y"), ""),
-        (Standing("a", 2, 3, "x"), Standing("b", 1, 9, "y"), "is over"),
+        (PolicyStanding(), PolicyStanding("a", 1, 1, "x"), ""),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("a", 1, 4, "y"), ""),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("a", 1, 3, "x"), ""),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("a", 1, 2, "y"), "older"),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("a", 1, 3, "y"), "something else"),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("b", 1, 9, "y"), "is followed"),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("b", 1, 3, "x"), ""),
+        (PolicyStanding("a", 1, 3, "x"), PolicyStanding("b", 2, 1, "y"), ""),
+        (PolicyStanding("a", 2, 3, "x"), PolicyStanding("b", 1, 9, "y"), "is over"),
     ],
 )
-def test_a_local_manager_stays_with_the_one_it_has(mine: Standing, offered: Standing, reason: str) -> None:
+def test_a_local_manager_stays_with_the_one_it_has(mine: PolicyStanding, offered: PolicyStanding, reason: str) -> None:
     assert reason in refusal(mine, offered)
     assert bool(reason) == bool(refusal(mine, offered))
 
@@ -399,10 +399,10 @@ def test_what_somebody_says_that_he_has_stops_nobody_s_shares() -> None:
     proposal = space.proposed('[[link]]\nname = "satcom"\nrate = "1 Mbps"\n', "a", "b", 0.0)
     assert proposal is not None
     space.take(proposal)
-    space.join("honest", "rome", Standing(), {}, 0.0)
+    space.join("honest", "rome", PolicyStanding(), {}, 0.0)
     for name in ("liar", "other"):
-        space.join(name, "hostile", Standing(), {"satcom": 1.7e308}, 0.0)
-        space.heard(name, LqmReport(0, Standing(), types={"t": math.nan}), 0.0)
+        space.join(name, "hostile", PolicyStanding(), {"satcom": 1.7e308}, 0.0)
+        space.heard(name, LqmReport(0, PolicyStanding(), types={"t": math.nan}), 0.0)
     # When links are divided
     space.share_out(5.0)
     # Expect a share for who is honest, and a status that is JSON
