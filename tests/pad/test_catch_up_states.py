@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from jbi_pubsub import Config
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.history import Consumer, Found, Progress, Query, Scope
 from jbi_pubsub.core.info_object import Head, LossNotice, Parcel, TypeName, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.catch_up import CATCH_UP, CatchUpEvent, CatchUpState
+from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Waiting, backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
@@ -25,6 +28,8 @@ from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.pad.past.catch_up import ArchiveCatchUp
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+from jbi_pubsub.qos.enforcement import Enforcement
+from tests.pad.test_archiving import of_quality
 from tests.pad.test_query_states import HandThread
 
 SHARE = 1 << 20
@@ -35,6 +40,12 @@ def parcel_of(number: int, position: int = 0) -> Parcel:
     parcel = Parcel.received(b"".join(map(bytes, pack(head, b"").parts)))
     parcel.position = position
     return parcel
+
+
+@cache
+def quality() -> Any:
+    """Quality of service without a policy."""
+    return Enforcement(of_quality(Config(), "on"), "alpha@rome", None)
 
 
 class ArchiveByHand:
@@ -94,11 +105,12 @@ class Life:
     """A subscription, and its subscriber, who reads by hand. `kind`: of one without an archive, of one that begins in
     the past, or of a durable one."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, qos: bool = False) -> None:
         self.kind = kind
         self.thread, self.archive = HandThread(), ArchiveByHand()
         self.budget = Budget(SHARE)
-        self.session = SubscriberSession("s", name="test", budget=self.budget, hub=SenderHub(name="test"))
+        make = partial(LevelledSession, quality=quality()) if qos else SubscriberSession
+        self.session = make("s", name="test", budget=self.budget, hub=SenderHub(name="test"))
         request = SubscriptionRequest("r", bound=4, start=Start("all"))
         self.subscription = compile_subscription(request, owner="s", number=1)
         self.pending: list[Parcel] = []
@@ -208,7 +220,7 @@ class Life:
         self.found = Counter({number: n for number, n in self.found.items() if not position < number <= 1000})
 
     def refuse(self) -> None:
-        self.archive.fails += 2
+        self.archive.fails = 2
 
     def fail(self) -> None:
         for results in self.archive.results:
@@ -227,9 +239,8 @@ class Life:
         getattr(self, name)(*([int(count)] if count else []))
 
     def check(self) -> None:
-        waiting = [waiting.parcel for waiting in (*(self.queue.source or ()), *self.queue.live)]
         behind = self.queue.replay.behind if self.queue.replay is not None else []
-        assert self.budget.used == sum(each.size for each in (*waiting, *behind))
+        assert self.budget.used == self.queue.waiting_bytes + sum(each.size for each in behind)
         if self.state in (CatchUpState.BEHIND, CatchUpState.OVERRUN):
             assert not behind
         assert sum(not each.is_cancelled for each in self.archive.results) <= 1, "a round at a time"
@@ -304,6 +315,13 @@ def test_what_is_wanted_again_before_the_archive_was_asked_comes_again() -> None
     assert life.found.keys() >= {1, 2, 3}
 
 
+def test_what_is_behind_counts_when_it_ends() -> None:
+    life = Life("past")
+    for step in ("release 0", "turn", "publish 2"):
+        life.lead(step)
+    assert life.session.remove(life.subscription) == life.subscription.matched == 5
+
+
 def test_what_another_object_takes_the_place_of_is_lost_for_good() -> None:
     # Given a durable subscription whose queue is full of what is kept
     life = Life("durable")
@@ -322,9 +340,9 @@ def test_what_another_object_takes_the_place_of_is_lost_for_good() -> None:
 class CatchUpLives(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 
-    @initialize(kind=st.sampled_from(["plain", "past", "durable"]))
-    def begin(self, kind: str) -> None:
-        self.life = Life(kind)
+    @initialize(kind=st.sampled_from(["plain", "past", "durable"]), qos=st.booleans())
+    def begin(self, kind: str, qos: bool) -> None:
+        self.life = Life(kind, qos=qos)
 
     @rule(count=st.integers(1, 6), is_kept=st.booleans(), is_offered=st.booleans())
     def publish(self, count: int, is_kept: bool, is_offered: bool) -> None:

@@ -323,18 +323,6 @@ def test_a_cancelled_query_is_told_so_and_sends_nothing_more(place: Asking, keep
     eventually(lambda: place.history.status()["ended"] == {"cancelled": 1})
 
 
-@pytest.mark.parametrize("after", range(6))
-def test_a_query_may_be_cancelled_at_any_point(place: Asking, after: int) -> None:
-    opened = place.ask(bound=2)
-    for _ in range(after):
-        place.take()
-        time.sleep(0.002)
-    place.history.queries.cancel(place.session_id, opened.number)
-    place.answer(opened)
-    assert place.finished[opened.number].state in ("cancelled", "finished")
-    eventually(lambda: not place.history.status()["open"])
-
-
 def test_a_query_that_takes_too_long_ends_by_the_clock(place: Asking, keeping: MemoryKeeping) -> None:
     keeping.may_answer.clear()
     opened = place.ask(timeout=2.0)
@@ -354,15 +342,6 @@ def test_a_query_that_fails_says_why_behind_what_it_had(place: Asking, keeping: 
     assert place.answer(opened) == [1, 2, 3, 4]
     told = place.finished[opened.number]
     assert (told.state, told.error) == ("failed", "the worker died")
-
-
-def test_with_the_session_its_queries_end(place: Asking, keeping: MemoryKeeping) -> None:
-    place.ask(bound=2)
-    place.ask(bound=2, timeout=1e6)
-    place.delegate.sessions.close(place.session_id)
-    eventually(lambda: not place.history.status()["open"])
-    assert all(each.cancelled for each in keeping.open_now)
-    assert place.delegate.sessions.budget.used == 0
 
 
 def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:

@@ -15,12 +15,10 @@ from keeping import MemoryKeeping
 from jbi_pubsub.core.access import Decision
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, PredicateError
 from jbi_pubsub.core.history import MAX_POSITION
-from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
-from jbi_pubsub.pad.egress.catch_up import CatchUpState
-from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.matching.registration import Registration
-from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
+from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.replies import Granted
 from jbi_pubsub.protocol.requests import NEW, NOT_BEFORE, Start, SubscriptionRequest
@@ -312,93 +310,6 @@ def test_what_makes_no_sense_is_refused(place: Replaying, options: dict[str, Any
         place.begin(**options)
     assert place.is_live()
     assert not place.session._queues
-
-
-# -- in the middle of a step ---------------------------------------------------------------------------------------
-
-
-class Hand:
-    """A feed whose moves are made by hand."""
-
-    def __init__(self) -> None:
-        self.woken = 0
-
-    def wake(self) -> None:
-        self.woken += 1
-
-
-def at(position: int) -> Parcel:
-    """An object that is kept there; 0: nowhere."""
-    head = Head("", "registration-" + 32 * "a", position or 1, 1.0, "t", "1.0", b"<m/>", 0)
-    parcel = Parcel.received(b"".join(pack(head, b"").parts))
-    parcel.position = position
-    return parcel
-
-
-@pytest.mark.parametrize("qos", [False, True])
-def test_what_is_offered_late_or_early_comes_once(
-    make: Callable[..., Replaying], keeping: MemoryKeeping, qos: bool
-) -> None:  # fmt: skip
-    # Given a queue that is not armed yet
-    place = make(keeping, qos=qos)
-    subscription = compile_subscription(SubscriptionRequest("r", bound=6), owner=place.session_id, number=77)
-    session, feed, found = place.session, Hand(), place.found.setdefault(77, [])
-    place.consumes = False
-
-    def offer(*positions: int) -> None:
-        assert session.offer([(subscription, at(position)) for position in positions]) == []
-
-    session.feeds.add_replay(subscription, feed)
-    assert session.feeds.room(subscription)[0] == 0, "held"
-    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
-    # When objects are offered before it is armed with 5, and after
-    offer(1, 4)
-    session.feeds.arm(subscription, 5)
-    offer(3, 5, 6, 8)
-    session.feeds.put(subscription, [at(1), at(2)])
-    place.take()
-    # Expect none of those up to 5 but from the feed, and later ones behind
-    assert found == [1, 2]
-    # When more comes than it may hold, and it is armed again
-    offer(9, 10, 11, 12, 13)
-    session.feeds.brought(subscription)
-    assert session.feeds.go_live(subscription) is CatchUpState.BEHIND
-    offer(14)
-    session.feeds.arm(subscription, 14)
-    offer(13, 14, 15, 0)
-    place.take()
-    assert found == [1, 2, 0]
-    offer(16, 17)
-    session.feeds.put(subscription, [at(3), at(5)])
-    session.feeds.brought(subscription)
-    # Expect it not to live while its queue is more than half full, and then to have each once
-    assert session.feeds.go_live(subscription) is CatchUpState.SETTLING
-    place.take()
-    assert session.feeds.go_live(subscription) is CatchUpState.LIVE
-    offer(14, 18)
-    session._acked(0, msgspec.msgpack.encode([{77: 5}]))
-    place.take()
-    assert found == [1, 2, 0, 3, 5, 15, 16, 17, 18]
-    assert not subscription.lost
-    assert feed.woken
-    # And what is behind to be counted when it ends
-    other = compile_subscription(SubscriptionRequest("s", bound=6), owner=place.session_id, number=78)
-    session.feeds.add_replay(other, feed)
-    session.catch_up([(other, backlog_of(other, 1 << 20), 0)])
-    session.feeds.arm(other, 20)
-    assert session.offer([(other, at(21)), (other, at(22))]) == []
-    assert session.remove(other) == other.matched == 2
-    assert session.remove(subscription) == 0, "all was acknowledged"
-    assert place.delegate.sessions.budget.used == 0
-    # And one that is behind by no more than half of its queue to live, however full that would be
-    third = compile_subscription(SubscriptionRequest("t", bound=6), owner=place.session_id, number=79)
-    session.feeds.add_replay(third, feed)
-    session.catch_up([(third, backlog_of(third, 1 << 20), 0)])
-    session.feeds.arm(third, 30)
-    assert session.offer([(third, at(position)) for position in (31, 32, 33, 34)]) == []
-    session.feeds.brought(third)
-    assert session.feeds.go_live(third) is CatchUpState.LIVE
-    session.remove(third)
 
 
 @pytest.mark.parametrize(
