@@ -65,7 +65,7 @@ class AdapterNames:
                 break
             close()  # first: a warning may be an error
             text = f"SubscriberAdapter {lost} was not closed, and nobody refers to it: it is closed now"
-            warnings.warn(text, ResourceWarning, stacklevel=5)
+            warnings.warn(text, ResourceWarning, stacklevel=4)
         usual = f"subscriber-{os.getpid()}"
         if not is_only:
             return name or usual

@@ -120,49 +120,35 @@ class FirstLevelTemplates:
         """The templates of the first level, and the type whose schema was opened for them."""
         name, version, schema = given.name, given.version, given.options.get("schema")
         check_version(version)
-        root = None
+        root = kept = None
         predicate = predicate if given.is_derived else ""
         if given.template is not None:
             root = parse_metadata(content(given.template, what="template"), what="template")
             schema = schema or _hinted_schema(root, given.template)
-        if schema is None:
-            if root is not None:
-                return self._entries_by_name(root, name, version, predicate, namespaces), None
-            return self._entries_of_type(name, version, predicate, namespaces), None
-        opened = self._types.open_schema(given.bundle(schema))
-        typed = InformationType(name=opened.type.name, version=version or None).rep()
+        if schema is not None:
+            opened: OpenType | None = (named := self._types.open_schema(given.bundle(schema)))
+            kept, meant = named.type, InformationType(name=named.type.name)
+        elif root is not None:
+            wanted = TypeName(name or type_name(root), version or DEFAULT_VERSION)
+            opened, meant = self._published.registered(wanted), InformationType(name=wanted.name)
+            if opened is None:
+                raise MetadataError(
+                    f"no schema is known for the template's type {wanted}",
+                    hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template, or add the "
+                    "type to the type repository (`jbi types add`)",
+                )
+        else:
+            meant = self._published.meant(name) if name else InformationType()
+            # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
+            opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
+        typed = (replace(meant, version=version or None).rep(),) if name or version or opened is not None else ()
         try:
-            bound = () if root is None else opened.template(root)
-            return (typed, *bound, *_derived(opened, predicate, namespaces)), opened.type
+            bound = opened.template(root) if opened is not None and root is not None else ()
+            derived = opened.derive(predicate, namespaces) if opened is not None and predicate else ()
         except JbiError:
-            self.forget_if_idle(opened.type)
+            self.forget_if_idle(kept)
             raise
-
-    def _entries_by_name(
-        self, root: Element, name: str, version: str, predicate: str, namespaces: Mapping[str, str]
-    ) -> tuple[EntryRep, ...]:
-        """The templates of the first level for a template document without a schema: by that of a type repository.
-        Raises MetadataError."""
-        wanted = TypeName(name or type_name(root), version or DEFAULT_VERSION)
-        opened = self._published.registered(wanted)
-        if opened is None:
-            raise MetadataError(
-                f"no schema is known for the template's type {wanted}",
-                hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template, or add the type "
-                "to the type repository (`jbi types add`)",
-            )
-        typed = InformationType(name=wanted.name, version=version or None).rep()
-        return (typed, *opened.template(root), *_derived(opened, predicate, namespaces))
-
-    def _entries_of_type(
-        self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
-    ) -> tuple[EntryRep, ...]:
-        """The templates of the first level for whoever knows a type by name at most."""
-        meant = self._published.meant(called) if called else InformationType()
-        typed = (replace(meant, version=version or None).rep(),) if called or version else ()
-        # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
-        opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
-        return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
+        return (*typed, *bound, *derived), kept
 
     def fitness(self, given: FirstLevel) -> Fitness | None:
         """The check that metadata have to pass here. Raises ConfigurationError, SchemaError."""
@@ -183,10 +169,6 @@ class FirstLevelTemplates:
                 type=str(wanted),
             )
         return Fitness(by)
-
-
-def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) -> tuple[EntryRep, ...]:
-    return opened.derive(predicate, namespaces) if predicate else ()
 
 
 def _hinted_schema(root: Element, template: Document) -> Path | None:

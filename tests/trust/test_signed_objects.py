@@ -705,6 +705,6 @@ def test_of_an_item_that_names_thousands_of_keys_a_few_are_looked_at() -> None:
         def signing_key(self, *_: object) -> None:
             return None
 
-    check = signed.SignatureCheck(cast("Any", Silent()), require=True)
+    check = signed.DeliverySignatures(cast("Any", Silent()), require=True)
     looked = signed.SessionSignatures(check, ref, cast("Any", Silent()), lambda _: item)
     assert len(list(looked._keys("x"))) == 4

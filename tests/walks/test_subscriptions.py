@@ -16,6 +16,7 @@ import pytest
 from jbi_pubsub import Cause, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.core.errors import AdapterStateError, UnknownUidError
 from jbi_pubsub.subscriber import listeners
+from jbi_pubsub.subscriber.adapter import NAMES
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -393,7 +394,7 @@ def test_clients_that_nobody_refers_to_are_closed_by_one_of_those_that_are_made_
             self.clear()
             return super().pop(*at)
 
-    monkeypatch.setattr(SubscriberAdapter, "_lost", Taken([object()]))
+    monkeypatch.setattr(NAMES, "lost", Taken([object()]))
     # When another one is made, expect it to be
     SubscriberAdapter(federation.config).close()
 
