@@ -89,7 +89,7 @@ class AccessReview:
             return True
         registrations = list(connection.registrations.values())
         asked: set[tuple[Action, TypeName]] = {("publish", r.gate.type) for r in registrations}
-        asked |= {("persist", r.gate.type) for r in registrations if r.marked}
+        asked |= {("persist", r.gate.type) for r in registrations if r.terms.persist}
         asked |= {("bridge", r.gate.type) for r in registrations if r.origin is not None}
         return self._permissions.is_allowed(caller, "connect", Subject()) and all(
             self._permissions.is_allowed(caller, action, Subject(type_.name, type_.version))

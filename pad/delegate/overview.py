@@ -73,7 +73,8 @@ def publishers_by_name(connections: Iterable[tuple[str, Sequence[Registration]]]
     groups: dict[str, Counter[str]] = {}
     for name, registrations in connections:
         group = groups.setdefault(name, Counter())
-        group.update(connections=1, registrations=len(registrations), published=sum(r.published for r in registrations))
+        published = sum(each.totals.published for each in registrations)
+        group.update(connections=1, registrations=len(registrations), published=published)
     return _largest(groups, ("connections", "registrations", "published"), by="registrations")
 
 
@@ -98,7 +99,7 @@ def types_of(registrations: Iterable[Registration]) -> Groups:
     groups: dict[str, Counter[str]] = {}
     for registration in registrations:
         group = groups.setdefault(str(registration.gate.type), Counter())
-        group.update(registrations=1, published=registration.published, unmatched=registration.unmatched)
+        group.update(registrations=1, published=registration.totals.published, unmatched=registration.totals.unmatched)
         group["subscriptions"] = max(group["subscriptions"], len(registration.topic.table))
     return _largest(groups, ("registrations", "published", "unmatched", "subscriptions"), by="registrations")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, OversizeError, UnknownUidError
@@ -18,7 +19,7 @@ from jbi_pubsub.pad.delegate.listing import RegistrationListing
 from jbi_pubsub.pad.delegate.tables import PublisherConnection
 from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS
-from jbi_pubsub.pad.matching.registration import Entries, Registration, Topic
+from jbi_pubsub.pad.matching.registration import DeclaredTerms, Entries, Registration, Topic
 from jbi_pubsub.pad.matching.signatures import SignatureCheck
 from jbi_pubsub.pad.matching.topics import GHOSTS_MOST
 from jbi_pubsub.pad.model.type_repository import TypeRepository
@@ -123,7 +124,7 @@ class Registrations:
         entries, size = self._listing.describe(uid, request, gate)
         if request.origin is None:
             self._give_way_to_original(uid)
-        is_kept, archived = self._archived(connection_id, request, gate.type, uid, entries)
+        archived = self._archived(connection_id, request, gate.type, uid, entries)
         with self._tables.lock:
             connection = self._tables.connection(connection_id)  # asked again: its lease may have run out meanwhile
             if (known := self._tables.registrations.get(uid)) is not None:
@@ -135,11 +136,11 @@ class Registrations:
             if len(self._tables.registrations) >= self._most:
                 raise OversizeError(f"the delegate holds its limit of {self._most} registrations")
             registration = self._open(connection, request, gate, uid, number, entries, size)
-            registration.persist, registration.archived = is_kept, archived
+            registration.archived = archived
             registration.sequence = registration.judged = had
             self._relayed_before.pop(uid, None)
             topic = registration.topic
-            topic.is_partly_kept = topic.is_partly_kept or not is_kept
+            topic.is_partly_kept = topic.is_partly_kept or archived is None
             topic.schema = None if gate.bundle.is_none else gate.bundle
             topic.unannounced.add(uid)
             topic.buffer.young_until = math.inf
@@ -162,8 +163,7 @@ class Registrations:
             raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
         connection.registrations[number] = connection.registrations.pop(known.number)
         known.number = number  # where it is another one nothing was published
-        known.origin = request.origin
-        known.signing = request.signing
+        known.terms = replace(known.terms, origin=request.origin, signing=request.signing)
         self._events.tell_registration("updated", known)
 
     def _open(
@@ -188,10 +188,10 @@ class Registrations:
             gate, request.entries, topic.table, validate=request.validate, well_formed=request.well_formed,
             origin=self._listing.origin(connection.name, request),
         )  # fmt: skip
-        made = Registration(uid, number, connection.connection_id, gate, topic, judgement, signing=request.signing)
-        made.expiration, made.local, made.origin = request.expiration, request.local, request.origin
-        made.contract, made.share, made.marked = contract, share, request.persist
-        return made
+        terms = DeclaredTerms(request.signing, request.persist, request.expiration, request.origin)
+        return Registration(
+            uid, number, connection.connection_id, topic, judgement, terms, contract=contract, share=share
+        )
 
     def _give_way_to_original(self, uid: str) -> None:
         """A publisher has come to the platform that its objects were relayed to."""
@@ -220,8 +220,8 @@ class Registrations:
 
     def _archived(
         self, connection_id: str, request: PublisherRequest, type_: TypeName, uid: str, entries: Entries
-    ) -> tuple[bool, int]:
-        """Whether a registration is archived, and up to which number it is already. Raises ConfigurationError,
+    ) -> int | None:
+        """Number up to which a registration is archived already; None: it is not to be. Raises ConfigurationError,
         StorageError."""
         if self.archive is None:
             if request.persist:
@@ -229,24 +229,23 @@ class Registrations:
                     "a registration with persist=True needs an archive, and there is none here",
                     hint="Set [archive] folder, use another delegate, or leave persist out",
                 )
-            return False, 0
+            return None
         if not self.archive.is_kept(request.persist, type_, entries):
-            return False, 0
+            return None
         origin = self._listing.origin(self._tables.connection(connection_id).name, request)
-        return True, self.archive.open(uid, type_, origin, entries)
+        return self.archive.open(uid, type_, origin, entries)
 
     def keep_wanted(self) -> None:
         """Under the lock: what a durable subscription waits for is archived from now on, unless its publisher does not
         want that. Raises StorageError."""
         if self.archive is None:
             return
-        spare = [r for r in self._tables.registrations.values() if not r.persist and r.marked is None]
+        spare = [r for r in self._tables.registrations.values() if not r.persist and r.terms.persist is None]
         wanted = [each for each in spare if self.archive.is_wanted(each.topic.entries)]
         if wanted:
             self.archive.open_all([(r.uid, r.topic.type, r.judgement.origin, r.topic.entries) for r in wanted])
         for each in wanted:
             each.archived = self.archive.keeping.last_sequence(each.uid)
-            each.persist = True
 
     def drop(self, registrations: list[Registration], of: PublisherConnection | None = None) -> None:
         """Those of them that nobody else has dropped meanwhile; `of` a connection that has gone."""
@@ -274,8 +273,8 @@ class Registrations:
             self._types.forget(unused)
 
     def _keep_key(self, registration: Registration) -> None:
-        if registration.signing is not None:
-            self._former_keys[registration.uid] = registration.signing
+        if registration.terms.signing is not None:
+            self._former_keys[registration.uid] = registration.terms.signing
             if len(self._former_keys) > GHOSTS_MOST:
                 del self._former_keys[next(iter(self._former_keys))]
 
@@ -292,7 +291,7 @@ class Registrations:
         """What the objects of a registration that is here, or was, are signed with."""
         with self._tables.lock:
             registration = self._tables.registrations.get(uid)
-            return registration.signing if registration is not None else self._former_keys.get(uid)
+            return registration.terms.signing if registration is not None else self._former_keys.get(uid)
 
     def balance(self) -> None:
         """With quality of service: predicates are partitioned by importance where they cost much, and follow the

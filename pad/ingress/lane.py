@@ -132,7 +132,7 @@ class RegistrationLane(DeliveringWork):
 
     def seconds(self) -> float:
         """Time to judge one object, for all subscriptions; 0.0: not known. Any thread."""
-        if self.registration.published < PUBLISHED_LEAST:
+        if self.registration.totals.published < PUBLISHED_LEAST:
             return 0.0
         return self._turns.seconds(self.task) + self.deferred.seconds
 
@@ -206,7 +206,7 @@ class RegistrationLane(DeliveringWork):
         """There is no room for the next object."""
         self._has_room()
         self._waiting.popleft()
-        self.registration.refused += 1
+        self.registration.totals.refused += 1
         self._finish(LaneBatch([parcel], 1, parcel.size), 0, [(parcel, why)])
         return AGAIN_FIRST
 

@@ -33,12 +33,12 @@ class Persistence:
     ) -> Sequence[Kept] | None:
         """Objects with their positions, in the buffer, and in the archive if their registration is kept there; None:
         that could not be, and they are refused."""
-        if self._archive is None or not registration.persist:
+        if self._archive is None or registration.archived is None:
             return self.buffers.keep(topic.buffer, run, registration.judgement, self._clock())
         try:
             return self._archive.keep(registration, run, self._clock())
         except StorageError as exc:
-            registration.refused += len(run)
+            registration.totals.refused += len(run)
             refused += [(parcel, exc) for parcel in run]
             return None
 

@@ -95,7 +95,7 @@ class Pipeline:
             try:
                 self._admit(registration, parcel, gap, waits=waits)
             except (BackPressureError, MetadataError, OversizeError, StorageError) as exc:
-                registration.refused += 1
+                registration.totals.refused += 1
                 refused.append((parcel, exc))
             else:
                 registration.sequence = parcel.head.sequence
@@ -127,19 +127,19 @@ class Pipeline:
         of ours: nothing of it is delivered. Raises UnknownUidError when the registration has ended."""
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
-        if registration.persist and len(run) > 1 and any(parcel.size >= COST_LEAST for parcel in run):
+        if registration.archived is not None and len(run) > 1 and any(parcel.size >= COST_LEAST for parcel in run):
             # one that can't be archived is refused with its run: a large one is a run by itself
             return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
         judgement, topic = registration.judgement, registration.topic
         good = self._check(registration, run, refused)
-        if registration.expiration:
-            self._expire(good, registration.expiration, deliveries)
+        if registration.terms.expiration:
+            self._expire(good, registration.terms.expiration, deliveries)
         parts = judgement.table.enter() if later is not None else None
         try:
             kept = self.persistence.keep(registration, topic, [parcel for parcel, _, _ in good], refused)
             if kept is None:
                 return 0
-            registration.published += len(good)
+            registration.totals.published += len(good)
             registration.judged = run[-1].head.sequence if run else registration.judged
             if parts is not None and later is not None:
                 return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
@@ -170,7 +170,7 @@ class Pipeline:
             try:
                 matched, result = self._decide(judgement, each, later, metadata, document)
                 if not matched:
-                    registration.unmatched += 1
+                    registration.totals.unmatched += 1
                     self.persistence.buffers.unmatched(each)
                 else:
                     matches += len(matched)
@@ -277,7 +277,7 @@ class Pipeline:
         if staged.level >= 0:
             later.match(staged)
         elif not staged.is_matched:
-            registration.unmatched += 1
+            registration.totals.unmatched += 1
             self.persistence.buffers.unmatched(kept)
         return len(matched)
 
@@ -293,7 +293,7 @@ class Pipeline:
                     signatures.check(registration, parcel)
                 good.append((parcel, metadata, document))
             except (MetadataError, OversizeError, SignatureError) as exc:
-                registration.refused += 1
+                registration.totals.refused += 1
                 refused.append((parcel, exc))
             except Exception as exc:  # noqa: BLE001  # noted
                 refused.append((parcel, fault_of(exc)))

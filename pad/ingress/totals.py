@@ -27,7 +27,7 @@ class Totals:
     def close_registration(self, registration: Registration) -> None:
         """Add the totals of a registration that has ended."""
         with self._lock:
-            self._totals.update({name: getattr(registration, name) for name in OF_REGISTRATIONS})
+            self._totals.update({name: getattr(registration.totals, name) for name in OF_REGISTRATIONS})
 
     def close_subscription(self, subscription: Subscription) -> None:
         """Add the totals of a subscription that has ended."""
@@ -54,7 +54,7 @@ class Totals:
         with self._lock:
             totals, lost = Counter(self._totals), Counter(self._lost)
         for registration in registrations:
-            totals.update({name: getattr(registration, name) for name in OF_REGISTRATIONS})
+            totals.update({name: getattr(registration.totals, name) for name in OF_REGISTRATIONS})
         for subscription in subscriptions:
             totals.update({name: getattr(subscription, name) for name in OF_SUBSCRIPTIONS})
             lost.update(subscription.lost)

@@ -81,7 +81,18 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_at", "_checked", "_conformity", "_matched", "_metadata", "_version", "_viewed", "origin", "table")
+    __slots__ = (
+        "_at",
+        "_checked",
+        "_conformity",
+        "_matched",
+        "_metadata",
+        "_version",
+        "_viewed",
+        "gate",
+        "origin",
+        "table",
+    )
 
     def __init__(
         self,
@@ -94,6 +105,7 @@ class Judgement:
         origin: Provenance = NOWHERE,
     ) -> None:
         self._conformity = Conformity(gate, entries, validate=validate, well_formed=well_formed)
+        self.gate: Final = gate
         self.table = table
         self.origin: Final = origin
         """The provenance: who publishes, and where."""

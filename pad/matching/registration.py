@@ -61,6 +61,32 @@ class Topic:
         return bool(self.buffer.kept) and (len(self.came) < told or math.isinf(self.buffer.young_until))
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredTerms:
+    """Terms of a registration, as its publisher has them."""
+
+    signing: SigningKey | None = None
+    """Key that its objects are signed with."""
+    persist: bool | None = None
+    """Whether its objects are to be archived; None: it says nothing."""
+    expiration: float = 0.0
+    """Seconds after publication at which what waits is lost; 0.0: never."""
+    origin: Origin | None = None
+    """Origin of one that is relayed from another platform."""
+
+
+@dataclass(slots=True)
+class RegistrationTotals:
+    """Numbers of a registration's objects."""
+
+    published: int = 0
+    refused: int = 0
+    unmatched: int = 0
+    signed: int = 0
+    """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
+    bad_signature: int = 0
+
+
 @dataclass(eq=False, slots=True)
 class Registration:
     """A publisher registration at a delegate. `sequence` is that of the last object taken."""
@@ -68,50 +94,44 @@ class Registration:
     uid: str
     number: int
     connection: str = field(repr=False)
-    gate: InformationTypeGate
     topic: Topic
     judgement: Judgement
-    signing: SigningKey | None = field(default=None, repr=False)
-    """Key that its objects are signed with."""
+    terms: DeclaredTerms = field(default=DeclaredTerms(), repr=False)
     contract: Contract | None = field(default=None, repr=False)
     """Contract that policies have decided for it, with QoS."""
     seconds: Callable[[], float] | None = field(default=None, repr=False)
     """Time to judge one of its objects, with QoS, as soon as one has come."""
-    persist: bool = False
-    """Its objects are archived."""
-    marked: bool | None = None
-    """Choice of its publisher whether they are archived; None: it says nothing."""
-    expiration: float = 0.0
-    """Seconds after publication at which what waits is lost; 0.0: never."""
-    local: bool = False
-    """Its objects are for the subscribers here alone: bridges and networks do not take them on."""
-    archived: int = 0
-    """Number of the last object that the archive had when it came."""
-    origin: Origin | None = None
-    """Origin of one that is relayed from another platform."""
+    archived: int | None = None
+    """Number of the last object that the archive had when it came; None: its objects are not archived."""
     sequence: int = 0
     judged: int = 0
     """Number of the last object that was judged: what is between is under way."""
-    published: int = 0
-    refused: int = 0
-    unmatched: int = 0
-    signed: int = 0
-    """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
-    bad_signature: int = 0
+    totals: RegistrationTotals = field(default_factory=RegistrationTotals)
     share: tuple[str, int] = field(default=("", 0), repr=False)
     """Share of its peer's quota that its request takes (see quota.RequestQuota)."""
     has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""
-    _prefix: str = field(init=False, repr=False)
+
+    @property
+    def gate(self) -> InformationTypeGate:
+        """The type of its objects."""
+        return self.judgement.gate
+
+    @property
+    def origin(self) -> Origin | None:
+        """Origin of one that is relayed from another platform."""
+        return self.terms.origin
+
+    @property
+    def persist(self) -> bool:
+        """Whether its objects are archived."""
+        return self.archived is not None
 
     @property
     def tells_gaps(self) -> bool:
         """Whether a number that does not come is an object that did not; the first one may be any."""
         return self.sequence > 0 and (self.origin is None or self.origin.first is not None)
-
-    def __post_init__(self) -> None:
-        self._prefix = prefix_of(self.uid)
 
     def check_head(self, head: Head) -> None:
         """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
@@ -119,7 +139,7 @@ class Registration:
         known = self.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
-        if head.own_id and head.own_id != numbered(self._prefix, head.sequence):
+        if head.own_id and head.own_id != numbered(prefix_of(self.uid), head.sequence):
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
         if self.origin is not None and not 0 < len(head.via) == head.hops:
             raise MetadataError(f"object {head.object_id} is relayed, and does not say by which platforms it came")
@@ -129,14 +149,14 @@ class Registration:
         return {
             "uid": self.uid,
             "type": str(self.gate.type),
-            "published": self.published,
-            "refused": self.refused,
-            "unmatched": self.unmatched,
+            "published": self.totals.published,
+            "refused": self.totals.refused,
+            "unmatched": self.totals.unmatched,
             "persist": self.persist,
             "via": list(self.origin.via) if self.origin is not None else [],
-            "signs": self.signing is not None,
-            "signed": self.signed,
-            "bad_signature": self.bad_signature,
+            "signs": self.terms.signing is not None,
+            "signed": self.totals.signed,
+            "bad_signature": self.totals.bad_signature,
             "subscriptions": len(self.topic.table),
             "partitioned": self.topic.table.parts is not None,
             "kept": len(self.topic.buffer.kept),

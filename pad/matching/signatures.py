@@ -52,21 +52,21 @@ class SignatureCheck:
 
     def check(self, registration: Registration, parcel: Parcel) -> None:
         """Counts what holds and what does not. With `require` raises SignatureError for that."""
-        head, key = parcel.head, registration.signing
+        head, key = parcel.head, registration.terms.signing
         try:
             if not head.signature:
                 raise SignatureError("it is not signed")
             message = head_bytes(head, digest(parcel.payload))
             self._verifier.check(registration.uid, message, head.signature, lambda _: (key,) if key else ())
         except SignatureError as exc:
-            registration.bad_signature += 1
+            registration.totals.bad_signature += 1
             if self._require:
                 raise SignatureError(f"object {head.object_id}: {exc.message}", object=head.object_id) from exc
-            if registration.bad_signature & (registration.bad_signature - 1) == 0:  # the first, then each power of two
-                count = registration.bad_signature
+            count = registration.totals.bad_signature
+            if count & (count - 1) == 0:  # the first, then each power of two
                 log.warning("registration %s: %d objects not signed well: %s", registration.uid, count, exc.message)
         else:
-            registration.signed += 1
+            registration.totals.signed += 1
 
 
 class Seals:

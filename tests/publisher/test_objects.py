@@ -335,7 +335,7 @@ def test_a_default_of_the_configuration_holds_where_nobody_says_otherwise(federa
         publisher, uid = _untyped(federation, config, **given)
         terms = publisher._publications[uid][0].terms
         assert (terms.expiration, terms.reliable) == is_meant
-        assert pad.delegate.tables.registrations[uid].expiration == is_meant[0]
+        assert pad.delegate.tables.registrations[uid].terms.expiration == is_meant[0]
 
 
 def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation: Federation) -> None:

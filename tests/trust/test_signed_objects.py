@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,9 +277,9 @@ def test_who_knows_the_secret_and_lists_another_key_is_not_believed(
     evil = CertificateSigner(Path(tls.certificate), Path(tls.key))
     known = pad.delegate.tables.registrations[registration]
     secret = adapter._publications[registration][0].request().secret
-    known.signing = evil.bound(registration, anchor_of(secret))
+    known.terms = replace(known.terms, signing=evil.bound(registration, anchor_of(secret)))
     item = pad.community._items[registration]
-    own = SigningKeyEntry.of(known.signing).rep()
+    own = SigningKeyEntry.of(known.terms.signing).rep()
     entries = (*(e for e in item.entries if e.cls.name != "jbi.SigningKey"), own)
     pad.community.join(msgspec.structs.replace(item, entries=entries), secret)
     pad.service.presence.wait_announced(registration, 10.0)
