@@ -491,7 +491,7 @@ class Writer:
             self.size += size
             self._next = part + 1
         self._stack = ExitStack()
-        self._rows: Rows | None = None
+        self._rows: report.TableWriter | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -508,7 +508,7 @@ class Writer:
             if self._rows is None:
                 part = f"part-{self._next:05d}"
                 self._rows = self._stack.enter_context(table(self._folder, "publications", part))
-            self._rows.add({name: getattr(publication, name) for name in Publication.__struct_fields__})
+            self._rows.add_named({name: getattr(publication, name) for name in Publication.__struct_fields__})
         self.count += 1
         self.size += len(publication.metadata) + len(publication.payload or b"")
 
@@ -526,7 +526,7 @@ class Writer:
             for name in CONTRACTS:
                 with table(self._folder, name) as written:
                     for each in getattr(contracts, name):
-                        written.add(row_of(each))
+                        written.add_named(row_of(each))
 
     def mark(self, state: str, **more: Any) -> None:
         """Write the manifest."""
@@ -545,7 +545,7 @@ class Writer:
         with report.writing(self._folder):
             with table(self._folder, "rejects") as written:
                 for reject in rejects:
-                    written.add({"table": reject.table, "row": reject.row, "reason": reject.reason})
+                    written.add(reject.table, reject.row, reject.reason)
             self.mark("complete", rows=rows)
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
@@ -563,43 +563,12 @@ class Writer:
 
 
 @contextmanager
-def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
+def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[report.TableWriter]:
     """Write a table of a data set, as one file that is there when it is whole."""
-    import pyarrow.parquet as pq
-
     (folder / name).mkdir(exist_ok=True)
-    path = folder / name / f"{part}.parquet"
     few = [field for field in columns(name).names if field not in ("metadata", "payload")]  # of which many are equal
     with (
-        written(path, mode=None) as file,
-        pq.ParquetWriter(file, columns(name), compression=report.COMPRESSION, use_dictionary=few) as writer,
+        written(folder / name / f"{part}.parquet", mode=None) as file,
+        report.TableWriter(file, columns(name), most=ROW_GROUP, most_bytes=GROUP_BYTES, dictionary=few) as rows,
     ):
-        rows = Rows(writer, columns(name))
         yield rows
-        rows.flush()
-
-
-class Rows:
-    """Collects rows and writes them as row groups, of so many rows, or fewer if they are large."""
-
-    def __init__(self, writer: Any, schema: pa.Schema) -> None:
-        """`writer` is a pyarrow.parquet.ParquetWriter (which has no types) of `schema`."""
-        self._writer = writer
-        self._schema = schema
-        self._rows: list[Mapping[str, Any]] = []
-        self._size = 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row."""
-        self._rows.append(row)
-        self._size += sum(len(value) for value in row.values() if isinstance(value, bytes | str))
-        if len(self._rows) >= ROW_GROUP or self._size >= GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was collected."""
-        import pyarrow as pa
-
-        if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._size = [], 0

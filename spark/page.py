@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from math import isnan
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
 
 from jbi_pubsub.spark import plots
 
 if TYPE_CHECKING:
     from jbi_pubsub.spark.plots import Plot
-    from jbi_pubsub.spark.result import Kind, Result, Run, Table, Value
 
 ROWS_MOST: Final = 200
 """Rows of a table in the page; the rest is in its CSV."""
@@ -55,12 +56,18 @@ head.setAttribute("aria-sort",down?"descending":"ascending");table.tBodies[0].ap
 """
 
 
-def of(
-    result: Result, run: Run, tables: Sequence[Table], drawn: Sequence[tuple[Plot, str]], *, refresh: int = 0
-) -> str:
-    """The page of a result. `drawn`: its plots with their SVG; `refresh`: seconds until a browser reads it again."""
-    title = f"Study: {result.study}"
-    return laid_out(title, result.question, result.facts, tables, drawn, _how(run), refresh=refresh)
+Kind = Literal["text", "integer", "number"]
+Value = str | int | float
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows with their columns: name and kind of each; a number that is not there is NaN. `note` says what they mean."""
+
+    name: str
+    title: str
+    columns: tuple[tuple[str, Kind], ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
 
 
 def laid_out(
@@ -123,11 +130,3 @@ def _cell(value: Value, kind: Kind) -> str:
 
 def _class(kind: Kind) -> str:
     return "" if kind == "text" else ' class="n"'
-
-
-def _how(run: Run) -> str:
-    engine = f"Spark {run.spark}, Java {run.java}" if run.spark else "one process"
-    parameters = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
-    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in run.timings)
-    told = [f"Input {run.input}", f"By {engine}", parameters, f"Seconds: {seconds}" if seconds else ""]
-    return "".join(f"{each}. " for each in told if each).strip()

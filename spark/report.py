@@ -11,11 +11,12 @@ All pairs (registration, template) are hits joined with templates on gid, tids u
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -247,41 +248,58 @@ def table(folder: Path, name: str) -> Iterator[TableWriter]:
     """Write the table `name` of a result as one file, replacing an earlier one. Raises StudyError (full disk)."""
     import shutil
 
-    import pyarrow.parquet as pq
-
-    schema = _schema(name)
     with writing(folder):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
-        with pq.ParquetWriter(folder / name / "part-00000.parquet", schema, compression=COMPRESSION) as writer:
-            opened = TableWriter(writer, schema)
+        with TableWriter(folder / name / "part-00000.parquet", _schema(name)) as opened:
             yield opened
-            opened.flush()
 
 
 class TableWriter:
-    """Collects rows and writes them as row groups of ROW_GROUP."""
+    """Collects rows of a Parquet table and writes them as row groups, of so many rows, or fewer if they are large."""
 
-    def __init__(self, writer: Any, schema: pa.Schema) -> None:
-        """`writer` is a pyarrow.parquet.ParquetWriter (which has no types) of `schema`."""
-        self._writer = writer
+    def __init__(
+        self, file: Any, schema: pa.Schema, *, most: int = ROW_GROUP, most_bytes: float = math.inf,
+        dictionary: bool | list[str] = True,
+    ) -> None:  # fmt: skip
+        """`most` and `most_bytes`: rows of a group and bytes of their texts; `dictionary`: columns of which many are
+        equal, or all."""
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(file, schema, compression=COMPRESSION, use_dictionary=dictionary)
         self._schema = schema
-        self._rows: list[tuple[object, ...]] = []
+        self._most = most
+        self._most_bytes = most_bytes
+        self._rows: list[Sequence[object]] = []
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._rows:
+            self._flush()
+        self._writer.close()
 
     def add(self, *row: object) -> None:
         """Add a row, in the order of the schema."""
         self._rows.append(row)
-        if len(self._rows) >= ROW_GROUP:
-            self.flush()
+        if self._most_bytes < math.inf:
+            self._size += sum(len(value) for value in row if isinstance(value, bytes | str))
+        if len(self._rows) >= self._most or self._size >= self._most_bytes:
+            self._flush()
 
-    def flush(self) -> None:
-        """Write what was collected."""
+    def add_named(self, row: Mapping[str, object]) -> None:
+        """Add a row by the names of its columns."""
+        self.add(*map(row.get, self._schema.names))
+
+    def _flush(self) -> None:
         import pyarrow as pa
 
-        columns = list(zip(*self._rows, strict=True)) or [()] * len(self._schema)
+        columns = zip(*self._rows, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
-        self._rows.clear()
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._most)
+        self._rows, self._size = [], 0
 
 
 def _sums(rows: Iterable[tuple[int, tuple[int, ...]]]) -> Mapping[int, tuple[int, ...]]:

@@ -16,7 +16,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -24,23 +24,11 @@ from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
+from jbi_pubsub.spark.page import Table, Value
 from jbi_pubsub.spark.plots import Plot
 
 FORMAT: Final = "jbi-result-1"
 """Names this layout in the manifest."""
-
-Kind = Literal["text", "integer", "number"]
-Value = str | int | float
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows with their columns: name and kind of each; a number that is not there is NaN. `note` says what they mean."""
-
-    name: str
-    title: str
-    columns: tuple[tuple[str, Kind], ...]
-    rows: tuple[tuple[Value, ...], ...]
-    note: str = ""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +40,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, float]
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
-
-    def rows(self) -> list[tuple[str, str]]:
-        """(what, value) lines to print."""
-        return list(self.facts)
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -78,6 +62,22 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Value] = msgspec.field(default_factory=dict)
     rejected: int = 0
     resumed: str = ""
+
+
+def page_of(
+    result: Result, run: Run, tables: Sequence[Table], drawn: Sequence[tuple[Plot, str]], *, refresh: int = 0
+) -> str:
+    """The page of a result. `drawn`: its plots with their SVG; `refresh`: seconds until a browser reads it again."""
+    title = f"Study: {result.study}"
+    return page.laid_out(title, result.question, result.facts, tables, drawn, _how(run), refresh=refresh)
+
+
+def _how(run: Run) -> str:
+    engine = f"Spark {run.spark}, Java {run.java}" if run.spark else "one process"
+    parameters = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
+    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in run.timings)
+    told = [f"Input {run.input}", f"By {engine}", parameters, f"Seconds: {seconds}" if seconds else ""]
+    return "".join(f"{each}. " for each in told if each).strip()
 
 
 def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
@@ -106,7 +106,7 @@ def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()
     for plot, svg, png in drawn:
         files[f"plots/{plot.name}.svg"] = svg.encode()
         files[f"plots/{plot.name}.png"] = png
-    files["report.html"] = page.of(result, run, told, [(plot, svg) for plot, svg, _ in drawn]).encode()
+    files["report.html"] = page_of(result, run, told, [(plot, svg) for plot, svg, _ in drawn]).encode()
     with report.writing(folder):
         for old in (path for kind in ("tables", "plots") for path in (folder / kind).glob("*.*")):
             if f"{old.parent.name}/{old.name}" not in files:

@@ -25,10 +25,11 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES
-from jbi_pubsub.spark import dataset, page, report, session
+from jbi_pubsub.spark import dataset, report, session
 from jbi_pubsub.spark.dataset import Contracts, Publication, Reject
 from jbi_pubsub.spark.judging import Judge, Seen, Sums, Tally, judged, pack
-from jbi_pubsub.spark.result import Result, Run, Table
+from jbi_pubsub.spark.page import Table
+from jbi_pubsub.spark.result import Result, Run, page_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -363,7 +364,7 @@ class Watch:
                 self.batches += 1
                 self.changed = time.monotonic()
         run = Run(input=settings.folder, engine="spark", spark=spark.version)
-        shown = page.of(found, run, found.tables, [], refresh=REFRESH_SECONDS)
+        shown = page_of(found, run, found.tables, [], refresh=REFRESH_SECONDS)
         report.write(self.folder / "report.html", shown.encode())
 
 

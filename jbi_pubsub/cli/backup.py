@@ -123,7 +123,6 @@ class _LineSink:
 class _ParquetSink:
     def __init__(self, file: Any, *, payloads: bool) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         self._payloads = payloads
         own = [
@@ -133,22 +132,18 @@ class _ParquetSink:
             ("signature", pa.binary()),
             ("entries", pa.string()),
         ]
-        self._schema = pa.schema([*dataset.columns("publications"), *(pa.field(*each) for each in own)])
-        self._writer = pq.ParquetWriter(file, self._schema, compression=report.COMPRESSION)
-        self._rows: list[dict[str, Any]] = []
-        self._size = 0
+        schema = pa.schema([*dataset.columns("publications"), *(pa.field(*each) for each in own)])
+        self._rows = report.TableWriter(file, schema, most=dataset.ROW_GROUP, most_bytes=dataset.GROUP_BYTES)
 
     def __enter__(self) -> _ParquetSink:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._flush()
-        self._writer.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._rows.__exit__(kind)
 
     def add(self, obj: InfoObject, entries: Entries = ()) -> None:
         at = obj.platform
-        self._rows.append(
+        self._rows.add_named(
             {
                 "object_id": obj.object_id, "type": obj.type.name, "version": obj.type.version, "time": at.published,
                 "publisher": at.registration, "metadata": obj.metadata, "payload_bytes": at.payload_length,
@@ -157,19 +152,9 @@ class _ParquetSink:
                 "entries": msgspec.json.encode(entries).decode() if entries else None,
             }
         )  # fmt: skip
-        self._size += len(obj.metadata) + obj.payload_size
-        if len(self._rows) >= dataset.ROW_GROUP or self._size >= dataset.GROUP_BYTES:
-            self._flush()
 
     def _has_payload(self, obj: InfoObject) -> bool:
         return self._payloads and is_whole(obj)
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._size = [], 0
 
 
 def left_out(count: int) -> str:

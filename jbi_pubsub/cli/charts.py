@@ -10,8 +10,8 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable
 from jbi_pubsub.spark import page, plots
+from jbi_pubsub.spark.page import Kind, Table
 from jbi_pubsub.spark.plots import Plot
-from jbi_pubsub.spark.result import Kind, Table
 
 
 def ready(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's

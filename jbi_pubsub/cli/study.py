@@ -419,7 +419,7 @@ def _show(given: JsonArguments, found: Result, how: Run, out: Path | str) -> Non
     facts = {"numbers": found.numbers, "facts": dict(found.facts)}
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in how.timings)
     engine = f"Spark {how.spark}, Java {how.java}" if how.spark else "this process"
-    rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-")]
+    rows = [*found.facts, ("engine", engine), ("seconds", seconds or "-")]
     rows += [("resumed", how.resumed)] if how.resumed else []
     rows += [("report", f"{out}/report.html")]
     plain = {"study": found.study, **facts, "run": msgspec.to_builtins(how), "out": str(out)}

@@ -104,7 +104,7 @@ def watch(given: _StudyWatch) -> int:
         code = 130
     found = watched.shown()
     finish(watched.folder, found, Run(input=watched.state.settings.folder, engine="spark"))
-    rows = [*found.rows(), ("report", str(given.out / "report.html"))]
+    rows = [*found.facts, ("report", str(given.out / "report.html"))]
     plain = {"study": "watch", "numbers": found.numbers, "out": str(given.out)}
     given.show(plain, lambda: show_facts(rows, title="watched"))
     return code

@@ -7,9 +7,10 @@ from typing import Final
 
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents
+from jbi_pubsub.spark.page import Table, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 DOMAINS: Final = (1, 2, 4, 8, 16, 32, 64)

@@ -8,9 +8,10 @@ from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents, has_unknown
+from jbi_pubsub.spark.page import Table, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 RATES: Final = "7200,23000,1000000"

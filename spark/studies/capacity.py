@@ -18,9 +18,10 @@ import msgspec
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.page import Table, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import Data, Study
 
 SPREAD: Final = (10, 50, 90)

@@ -9,8 +9,9 @@ from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import report, result
+from jbi_pubsub.spark.page import Table
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Run, Table
+from jbi_pubsub.spark.result import Result, Run
 
 CHANGE_MOST: Final = 1e12
 """Per cent; what is beyond, as what was 0, is told without."""

@@ -13,8 +13,9 @@ from typing import Final
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.spark.dataset import Contracts
+from jbi_pubsub.spark.page import Table
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Table
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import share
 
 ROWS_MOST: Final = 100_000

@@ -20,10 +20,11 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import level1, plots, report, result, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
+from jbi_pubsub.spark.page import Table
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
 from jbi_pubsub.spark.report import Cell, Check, MatchReport
-from jbi_pubsub.spark.result import Result, Run, Table
+from jbi_pubsub.spark.result import Result, Run
 from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Condition, examine
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import Judge, Seen, Tally, Topic, Wanted
+from jbi_pubsub.spark.page import Table, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 SAMPLES: Final = 20

@@ -14,8 +14,9 @@ from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, passes, plots, report, result, session, stages
 from jbi_pubsub.spark.dataset import Contracts, Reject
 from jbi_pubsub.spark.judging import Judge, See, pack
+from jbi_pubsub.spark.page import Value
 from jbi_pubsub.spark.passes import Passed
-from jbi_pubsub.spark.result import Result, Run, Value
+from jbi_pubsub.spark.result import Result, Run
 from jbi_pubsub.spark.session import Progress
 
 ANY: Final = -1

@@ -21,7 +21,8 @@ from jbi_pubsub.spark import dataset, ingest, judging, passes, report, result
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import MAX_REJECTS, Judge
-from jbi_pubsub.spark.result import Result, Run, Table, finish
+from jbi_pubsub.spark.page import Table
+from jbi_pubsub.spark.result import Result, Run, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run

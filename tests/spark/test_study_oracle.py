@@ -18,7 +18,8 @@ from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.judging import Judge, judged, pack
-from jbi_pubsub.spark.result import Result, Value
+from jbi_pubsub.spark.page import Value
+from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Data, Study
 from tests.pad.test_first_object import World

@@ -140,7 +140,7 @@ def test_a_page_and_a_table_take_names_as_text() -> None:
     count(state, 0, judged_by_window(pack(contracts), state.settings, [at(1000)]), NOW)
     found = told(state)
 
-    shown = watching.page.of(found, watching.Run(input="x", engine="spark"), found.tables, [], refresh=5)
+    shown = watching.page_of(found, watching.Run(input="x", engine="spark"), found.tables, [], refresh=5)
 
     assert "<img" not in shown
     assert '<meta http-equiv="refresh" content="5">' in shown
@@ -150,7 +150,7 @@ def put(folder: Path, part: str, publications: Sequence[Publication]) -> None:
     """A part that arrives: whole or not at all, as dataset.table does."""
     with dataset.table(folder.parent, folder.name, part) as rows:
         for each in publications:
-            rows.add({name: getattr(each, name) for name in Publication.__struct_fields__})
+            rows.add_named({name: getattr(each, name) for name in Publication.__struct_fields__})
 
 
 @pytest.fixture
