@@ -24,7 +24,7 @@ from jbi_pubsub.pad.egress.queue import Backlog, Waiting
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.dissemination import Disseminated, Seal, disseminate, takes
 from jbi_pubsub.pad.matching.match_table import MatchTable
-from jbi_pubsub.pad.matching.recent import OVERHEAD, Kept, RecentBuffers
+from jbi_pubsub.pad.matching.recent import OVERHEAD, RecentBuffers, RecentObject
 from jbi_pubsub.pad.matching.registration import Topic
 from jbi_pubsub.pad.model.quality import Shaping
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -65,7 +65,7 @@ class LateJoiner:
     """Those of its topics that it may have nothing of any more."""
     missed: int = 0
 
-    def may_have(self, kept: Kept, topic: Topic, document: Element | Traced | None, size: int) -> bool:
+    def may_have(self, kept: RecentObject, topic: Topic, document: Element | Traced | None, size: int) -> bool:
         """Whether it may have an object that its own predicate matches."""
         if (
             topic not in self.topics
@@ -114,7 +114,7 @@ class BufferPass:
             self._next[topic] += 1
         return True
 
-    def _ahead(self, topic: Topic) -> list[tuple[int, Topic, Kept]]:
+    def _ahead(self, topic: Topic) -> list[tuple[int, Topic, RecentObject]]:
         """The part of a topic's buffer that the group has not seen; what has gone unseen is missed."""
         those = [n for n in list(self.joiners.values()) if topic in n.topics]
         last = max((n.topics[topic] for n in those), default=0)
@@ -125,7 +125,7 @@ class BufferPass:
         start = self._next[topic] = max(gone, seen or 0)
         return [(kept.position, topic, kept) for kept in lying[start - gone : max(0, last - gone)]]
 
-    def _owe(self, kept: Kept, topic: Topic) -> None:
+    def _owe(self, kept: RecentObject, topic: Topic) -> None:
         """Put one kept object down for those that it matches."""
         joiners, metadata = self.joiners, bytes(kept.parcel.head.metadata)
         if kept.time < min((n.since for n in list(joiners.values())), default=math.inf):
@@ -151,7 +151,7 @@ class BufferPass:
             if subscription.request.recipients:
                 self._delivery.mail_out(subscription, parcel, kept.parcel)
 
-    def _decide(self, kept: Kept, topic: Topic, metadata: bytes) -> Disseminated | None:
+    def _decide(self, kept: RecentObject, topic: Topic, metadata: bytes) -> Disseminated | None:
         """The result of an object for late joiners; None: one was amended meanwhile (see `match_table.amending`)."""
         joiners, table = self.joiners, self.table
         revision = table.revision
@@ -193,7 +193,7 @@ class BufferPass:
         joiner.backlog.owe(together[id(parcel)])
 
 
-def _selected(table: MatchTable, matched: list[Subscription], kept: Kept) -> list[Subscription]:
+def _selected(table: MatchTable, matched: list[Subscription], kept: RecentObject) -> list[Subscription]:
     """Those that want an object, of whom its metadata match."""
     head, origin = kept.parcel.head, kept.reader.origin
     wanted = [each for each in matched if takes(each, origin)]

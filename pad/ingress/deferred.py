@@ -30,7 +30,7 @@ from jbi_pubsub.pad.ingress.distribution import Distribution
 from jbi_pubsub.pad.ingress.persistence import Persistence, Refused
 from jbi_pubsub.pad.matching.dissemination import Selected
 from jbi_pubsub.pad.matching.partition import Partition
-from jbi_pubsub.pad.matching.recent import Kept
+from jbi_pubsub.pad.matching.recent import RecentObject
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.quality import WorkTurns
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -106,7 +106,7 @@ class StagedObject:
     """An object that goes through the levels of a partitioned table: the next one (-1: it is through), whether it
     matched anybody before, and for how many levels it waits, or is not handed out."""
 
-    kept: Kept
+    kept: RecentObject
     parts: Partition
     level: int
     is_matched: bool = False

@@ -9,7 +9,7 @@ from jbi_pubsub.core.errors import JbiError, StorageError
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.ingress.stages import Stages
 from jbi_pubsub.pad.mail.writer import MailWriter
-from jbi_pubsub.pad.matching.recent import Kept
+from jbi_pubsub.pad.matching.recent import RecentObject
 from jbi_pubsub.pad.matching.registration import Registration, Topic
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Persistence:
 
     def keep(
         self, registration: Registration, topic: Topic, run: Sequence[Parcel], refused: Refused
-    ) -> Sequence[Kept] | None:
+    ) -> Sequence[RecentObject] | None:
         """Objects with their positions, in the buffer, and in the archive if their registration is kept there; None:
         that could not be, and they are refused."""
         if self._archive is None or registration.archived is None:

@@ -37,7 +37,7 @@ from jbi_pubsub.pad.matching.dissemination import (
     Judgement,
 )
 from jbi_pubsub.pad.matching.partition import Partition
-from jbi_pubsub.pad.matching.recent import Kept
+from jbi_pubsub.pad.matching.recent import RecentObject
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription
 
@@ -159,7 +159,7 @@ class Pipeline:
         self,
         registration: Registration,
         good: Sequence[Good],
-        kept: Sequence[Kept],
+        kept: Sequence[RecentObject],
         deliveries: Deliveries,
         refused: Refused,
         later: DeferredWork | None,
@@ -184,7 +184,7 @@ class Pipeline:
     def _decide(
         self,
         judgement: Judgement,
-        kept: Kept,
+        kept: RecentObject,
         later: DeferredWork | None,
         metadata: bytes,
         document: Element | Traced | None,
@@ -203,7 +203,7 @@ class Pipeline:
     def _decide_once(
         self,
         judgement: Judgement,
-        kept: Kept,
+        kept: RecentObject,
         later: DeferredWork | None,
         metadata: bytes,
         document: Element | Traced | None,
@@ -228,7 +228,7 @@ class Pipeline:
         registration: Registration,
         parts: Partition,
         good: Sequence[Good],
-        kept: Sequence[Kept],
+        kept: Sequence[RecentObject],
         deliveries: Deliveries,
         refused: Refused,
         later: DeferredWork,

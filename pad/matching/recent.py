@@ -60,7 +60,7 @@ WITHDRAWN: Final = sys.maxsize
 """The position of an object that is nobody's any more: behind all places."""
 
 
-class Kept(msgspec.Struct, eq=False, gc=False):
+class RecentObject(msgspec.Struct, eq=False, gc=False):
     """An object in the buffer. Nothing that it refers to leads back to it: see Parcel."""
 
     position: int
@@ -73,7 +73,7 @@ class Kept(msgspec.Struct, eq=False, gc=False):
     """Somebody who came later got it."""
 
 
-class Gone:
+class DepartureCount:
     """Number of objects that have left a buffer, by when they came."""
 
     def __init__(self) -> None:
@@ -126,11 +126,11 @@ class Gone:
 class RecentBuffer:
     """The last objects of one topic. The lock of the RecentBuffers covers it."""
 
-    kept: deque[Kept] = field(default_factory=deque)
+    kept: deque[RecentObject] = field(default_factory=deque)
     size: int = 0
     """Bytes, with the overhead."""
-    gone: Gone = field(default_factory=Gone)
-    lost: dict[Cause, Gone] = field(default_factory=dict)
+    gone: DepartureCount = field(default_factory=DepartureCount)
+    lost: dict[Cause, DepartureCount] = field(default_factory=dict)
     """Number of objects that never came to it, by when that was told."""
     total: int = 0
     """All that ever lay here."""
@@ -171,7 +171,7 @@ class RecentBuffers:
 
     def keep(
         self, buffer: RecentBuffer, run: Sequence[Parcel], reader: Reader, now: float, *, archived: int | None = None
-    ) -> list[Kept]:
+    ) -> list[RecentObject]:
         """Give objects their positions, and put them into the buffer. `archived`: they go into an archive, which has
         those up to that number; the others' parcels say where they are in it."""
         if not run:
@@ -181,7 +181,9 @@ class RecentBuffers:
             if now < buffer.last:  # another publisher has read the clock later, and was faster
                 now = buffer.last
             buffer.last = now
-            kept = [Kept(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)]
+            kept = [
+                RecentObject(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)
+            ]
             self.position += len(run)
             if archived is not None:
                 for each in kept:
@@ -214,10 +216,10 @@ class RecentBuffers:
         """So many objects of the topic never came; the position of that: who has a later place knows it by `mark`."""
         with self._lock:
             self.position += 1
-            buffer.lost.setdefault(cause, Gone()).add(now, self.position, count)
+            buffer.lost.setdefault(cause, DepartureCount()).add(now, self.position, count)
             return self.position
 
-    def withdraw(self, kept: Sequence[Kept]) -> None:
+    def withdraw(self, kept: Sequence[RecentObject]) -> None:
         """These are refused after all: nobody finds them any more."""
         with self._lock:
             for each in kept:
@@ -235,13 +237,13 @@ class RecentBuffers:
             is_largest = buffer.size == max(each.size for each in self._filled)
             return is_largest and now - buffer.kept[0].time < settle
 
-    def unmatched(self, kept: Kept) -> None:
+    def unmatched(self, kept: RecentObject) -> None:
         """Note that it matched nobody when it came."""
         with self._lock:
             kept.unmatched = True
             self.found_late += kept.found
 
-    def found(self, kept: Kept) -> None:
+    def found(self, kept: RecentObject) -> None:
         """Somebody got it who came later."""
         with self._lock:
             self.found_late += kept.unmatched and not kept.found
@@ -262,7 +264,9 @@ class RecentBuffers:
         with self._lock:
             mark(self.position)
 
-    def look(self, buffer: RecentBuffer, joiners: Sequence[tuple[float, int]]) -> tuple[list[Kept], int, list[int]]:
+    def look(
+        self, buffer: RecentBuffer, joiners: Sequence[tuple[float, int]]
+    ) -> tuple[list[RecentObject], int, list[int]]:
         """All that lies there, oldest first; how many have gone; and for each late joiner, (since when it stands, its
         mark here), how many it has missed: gone, not before it stood, and not behind its mark, as those came to it
         live."""

@@ -30,7 +30,7 @@ from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
-from jbi_pubsub.pad.matching.recent import Kept, RecentBuffers
+from jbi_pubsub.pad.matching.recent import RecentBuffers, RecentObject
 from jbi_pubsub.pad.matching.registration import Entries, Registration
 from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
@@ -135,7 +135,7 @@ class Archiving:
             )  # fmt: skip
         return self.keeping.room(size)
 
-    def keep(self, registration: Registration, run: Sequence[Parcel], now: float) -> list[Kept]:
+    def keep(self, registration: Registration, run: Sequence[Parcel], now: float) -> list[RecentObject]:
         """Objects of a registration that is kept, in the buffer and in the archive. Raises StorageError: none of them
         is in either."""
         if not run:

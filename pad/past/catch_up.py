@@ -259,27 +259,17 @@ class ArchiveCatchUps:
     def attach(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """A durable subscription comes, perhaps again; a new one that begins with the present, with the object at
         position `first`. Raises AccessDeniedError, ConfigurationError, StorageError."""
-        request = subscription.request
-        start = request.start
-
-        def begin() -> int:
-            here = self._archive.here()
-            if start.kind == "new" or start.after == MAX_POSITION:
-                return min(first - 1, here)
-            return start.after if start.kind == "after" and not self._scopes.is_elsewhere(start) else 0
-
+        request, begin = subscription.request, partial(self._beginning, subscription.request.start, first)
         subscription.durable = self.durables.attach(request, subscription.caller, session, begin)
 
     def open(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
         """Open the queue of a subscription, and let it catch up with what its `start` says, from `begin` on: one that
         begins behind the greatest position, which nothing has, begins with the present, as in `attach`."""
         start, durable = subscription.request.start, subscription.durable
-        is_elsewhere = self._scopes.is_elsewhere(start)
-        after = first - 1 if start.after == MAX_POSITION else start.after
-        after = after if start.kind == "after" and not is_elsewhere else 0
         catch_up = ArchiveCatchUp(
             self._thread, session, subscription, self._archive, self._scopes,
-            after=durable.position if durable is not None else after, is_told=is_elsewhere, left=self._forget,
+            after=durable.position if durable is not None else self._beginning(start, first),
+            is_told=self._scopes.is_elsewhere(start), left=self._forget,
         )  # fmt: skip
         with self._lock:
             self._open[catch_up.key] = catch_up
@@ -358,6 +348,12 @@ class ArchiveCatchUps:
         """End all without a word. The thread has ended."""
         for catch_up in self._all():
             catch_up.part()
+
+    def _beginning(self, start: Start, first: int) -> int:
+        """The position behind which a beginning begins; `first`: that of the first object of the present."""
+        if start.kind == "new" or start.after == MAX_POSITION:
+            return first - 1
+        return start.after if start.kind == "after" and not self._scopes.is_elsewhere(start) else 0
 
     def _all(self) -> list[ArchiveCatchUp]:
         with self._lock:

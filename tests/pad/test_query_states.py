@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, JbiError
 from jbi_pubsub.core.history import Found, Progress, Query
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
-from jbi_pubsub.core.quality import GrantedQos
+from jbi_pubsub.core.quality import Contract, GrantedQos, Settings
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
@@ -121,11 +121,12 @@ class CountedContracts:
 
     def __init__(self) -> None:
         self.quota = RequestQuota()
+        self.contract: Contract | None = None
         self.count = 0
 
     def open(self, *_given: Any) -> Any:
         self.count += 1
-        return None, GrantedQos()
+        return self.contract, GrantedQos()
 
     def end(self, _contract: Any) -> None:
         self.count -= 1
@@ -307,6 +308,17 @@ def test_the_first_who_ends_a_query_is_told_of(text: str, outcome: str) -> None:
     assert life.service.status()["ended"] == {}, "its end is on its way"
     life.end()
     assert life.service.status()["ended"] == {outcome: 1}
+
+
+def test_a_query_has_the_contract_that_it_was_granted_whoever_answers() -> None:
+    life = Life()
+    life.contracts.contract = Contract(Settings(deadline=1.0, importance=3.0))
+    life.lead("ask")
+    (query,) = life.service._open.values()
+    contract = query.subscription.contract
+    assert contract is not None
+    assert (contract.settings.importance, contract.settings.deadline) == (3.0, None), "nothing of it is late"
+    life.end()
 
 
 EVENTS = st.lists(st.sampled_from(["deny", "turn", "take", "cancel", "close", "wait"]), max_size=3)

@@ -15,7 +15,7 @@ from jbi_pubsub.pad.matching.recent import (
     OVERHEAD,
     SPAN_SECONDS,
     SPANS,
-    Gone,
+    DepartureCount,
     RecentBuffer,
     RecentBuffers,
 )
@@ -39,7 +39,7 @@ def test_what_has_gone_is_counted_exactly_while_each_came_in_a_span_of_its_own(
     pauses: list[float], moments: list[float]
 ) -> None:
     # Given objects that came at certain moments and have gone
-    gone, now, times = Gone(), 0.0, []
+    gone, now, times = DepartureCount(), 0.0, []
     for pause in pauses:
         now += 1.01 * SPAN_SECONDS + pause  # not to the last bit
         times.append(now)
@@ -52,7 +52,7 @@ def test_what_has_gone_is_counted_exactly_while_each_came_in_a_span_of_its_own(
 @given(st.lists(st.floats(0, 2.0), max_size=400), st.lists(st.floats(-1.0, 500.0), min_size=1, max_size=5))
 @example([0.0, 0.09333431976227181, 0.0001], [0.0, 4.526072967020483e-78])
 def test_what_has_gone_long_ago_is_counted_to_within_a_span(pauses: list[float], moments: list[float]) -> None:
-    gone, now, times = Gone(), 0.0, []
+    gone, now, times = DepartureCount(), 0.0, []
     for pause in pauses:
         now += pause
         times.append(now)
