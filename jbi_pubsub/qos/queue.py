@@ -54,7 +54,44 @@ Key = tuple[str, str]
 W = TypeVar("W", bound=QueuedObject)
 
 
-class _Entry(msgspec.Struct, Generic[W], eq=False, gc=False):
+class RateLimits:
+    """Rates of one contract: its own, and those that policies have for some of its objects alone, by type."""
+
+    def __init__(self) -> None:
+        self._rate: Rate | None = None
+        self._own: TokenBucket | None = None
+        self._others: Cache[tuple[Rate, str], TokenBucket] = Cache(RATES_MOST)
+
+    def set(self, rate: Rate | None, now: float) -> None:
+        """The contract's own rate from now on."""
+        self._rate = rate
+        if rate is None:
+            self._own = None
+        elif self._own is None:
+            self._own = TokenBucket(rate.amount, _burst(rate), now)
+        else:
+            self._own.set(rate.amount, _burst(rate), now, sooner=True)  # it is people who set it
+
+    def of(self, rate: Rate, parcel: Parcel, now: float) -> TokenBucket:
+        """Bucket that an object counts against that may come at that rate."""
+        if self._own is not None and rate == self._rate:
+            return self._own
+        key = rate, parcel.head.type_name
+        bucket = self._others.get(key)
+        if bucket is None:
+            bucket = self._others[key] = TokenBucket(rate.amount, _burst(rate), now)
+        return bucket
+
+    def passes(self, rate: Rate, parcel: Parcel, now: float) -> bool:
+        """Whether an object may come now, which counts then."""
+        bucket = self.of(rate, parcel, now)
+        if bucket.ready_in(now):
+            return False
+        bucket.take(parcel.size if rate.unit == "bytes" else 1, now)
+        return True
+
+
+class QueueEntry(msgspec.Struct, Generic[W], eq=False, gc=False):
     waiting: W | None
     """None: a mark."""
     level: int
@@ -62,11 +99,11 @@ class _Entry(msgspec.Struct, Generic[W], eq=False, gc=False):
     key: Key | None = None
 
 
-class _Lane(Generic[W]):
+class QueueLane(Generic[W]):
     __slots__ = ("counts", "entries", "level", "marks", "rings")
 
     def __init__(self) -> None:
-        self.entries: deque[_Entry[W]] = deque()
+        self.entries: deque[QueueEntry[W]] = deque()
         """The first one is no mark."""
         self.counts = [0] * LEVELS
         self.level = -1
@@ -83,48 +120,43 @@ class LevelQueue(Generic[W]):
         """`lost(waiting, cause)`: it is not here any more, or was not let in."""
         self._contract = contract
         self._lost = lost
-        self._meter = contract.meter
         self._now = 0.0
         """When something was selected last."""
-        self._settings = contract.settings
-        self._by_object = contract.by_object
-        self._bucket: TokenBucket | None = None
-        """Bucket of the contract's own rate."""
-        self._buckets: Cache[tuple[Rate, str], TokenBucket] = Cache(RATES_MOST)
-        """Buckets of rates that policies have for some objects alone, by type."""
-        self._lanes: dict[str, _Lane[W]] = {}
-        self._by_key: dict[Key, _Entry[W]] = {}
-        self._selected: _Lane[W] | None = None
+        self._known = contract.settings, contract.by_object
+        """The settings that what waits has."""
+        self._rates = RateLimits()
+        self._lanes: dict[str, QueueLane[W]] = {}
+        self._by_key: dict[Key, QueueEntry[W]] = {}
+        self._selected: QueueLane[W] | None = None
         self._is_mixed = False
         """Deadlines of a lane may come in any order."""
-        self._count = 0
         self.levels = 0
         """Bit mask of the levels that something waits at."""
         self.next_expiry = math.inf
         """Nothing expires before."""
         self._forget_places()
-        self._set_rate(-math.inf)
+        self._rates.set(contract.settings.max_rate, -math.inf)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(self._live)
 
     # -- in and out ---------------------------------------------------------------------------------------------
 
     def put(self, waiting: W, now: float) -> None:
         """Add it, if its rate allows; what it replaces goes."""
         contract, parcel = self._contract, waiting.parcel
-        if contract.settings is not self._settings:
+        if contract.settings is not self._known[0]:
             self.refresh(now)
-        settings = self._settings
+        settings = self._known[0]
         if contract.by_object is not None:
             settings = contract.by_object(parcel)
             self._is_mixed = True
         rate = settings.max_rate
-        if rate is not None and not self._passes(rate, parcel, now):
+        if rate is not None and not self._rates.passes(rate, parcel, now):
             self._count_lost(waiting)
             self._lost(waiting, Cause.RATE)
             return
-        if self._meter is not None:
+        if contract.meter is not None:
             waiting.arrived = waiting.arrived or now
         expires = math.inf
         if settings.deadline is not None:
@@ -134,14 +166,13 @@ class LevelQueue(Generic[W]):
             self._is_mixed = True
         if expires < self.next_expiry:
             self.next_expiry = expires
-        entry = _Entry(waiting, settings.importance - 1, expires)
+        entry = QueueEntry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
         lane = self._lanes.get(registration)
         if lane is not None and lane.level >= 0 and expires < lane.entries[-1].expires - TOGETHER_SECONDS:
             self._is_mixed = True  # the ones before it took longer to come here
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
-        self._count += 1
         self._stand(entry, lane or self._new_lane(registration))
 
     def select(self, level: int, now: float) -> W | None:
@@ -182,9 +213,10 @@ class LevelQueue(Generic[W]):
         ring = self._rings[level]
         if ring[0] is lane:
             ring.rotate(-1)
-        if self._meter is not None:
+        meter = self._contract.meter
+        if meter is not None:
             parcel = waiting.parcel
-            self._meter.took(parcel.head.type_name, parcel.size, self._now - waiting.arrived)
+            meter.took(parcel.head.type_name, parcel.size, self._now - waiting.arrived)
         return waiting
 
     # -- room ---------------------------------------------------------------------------------------------------
@@ -193,7 +225,7 @@ class LevelQueue(Generic[W]):
         """Whether it would take another one's place, by its key, or not come in, by its rate: nobody else has to go for
         it."""
         settings = self._contract.of(parcel)
-        if settings.max_rate is not None and self._bucket_of(settings.max_rate, parcel, now).ready_in(now):
+        if settings.max_rate is not None and self._rates.of(settings.max_rate, parcel, now).ready_in(now):
             return True
         return bool(settings.replace and self._by_key and key_of(settings.replace, parcel) in self._by_key)
 
@@ -231,14 +263,13 @@ class LevelQueue(Generic[W]):
     def refresh(self, now: float) -> bool:
         """Follow the contract: what waits already has the levels and deadlines of its settings of now. Whether they
         have changed. Its keys stay those that it came with."""
-        before, settings = self._settings, self._contract.settings
+        (before, by_object), settings = self._known, self._contract.settings
         if settings is before:
             return False
-        by_object, self._by_object = self._by_object, self._contract.by_object
-        self._settings = settings
-        if by_object is self._by_object and settings == msgspec.structs.replace(before, version=settings.version):
+        self._known = settings, self._contract.by_object
+        if by_object is self._known[1] and settings == msgspec.structs.replace(before, version=settings.version):
             return False  # other policies, which say the same of this contract: ten thousand objects stay as they are
-        self._set_rate(now)
+        self._rates.set(settings.max_rate, now)
         self._forget_places()
         self._is_mixed = True  # between the old ones and the new ones
         for lane in self._lanes.values():
@@ -257,56 +288,29 @@ class LevelQueue(Generic[W]):
     # -- within -------------------------------------------------------------------------------------------------
 
     def _forget_places(self) -> None:
-        self._rings: list[deque[_Lane[W]]] = [deque() for _ in range(LEVELS)]
+        self._rings: list[deque[QueueLane[W]]] = [deque() for _ in range(LEVELS)]
         """Lanes, by level."""
         self._standing = [0] * LEVELS
         """Lanes at each level."""
-        self._orders: list[deque[_Entry[W]]] = [deque() for _ in range(LEVELS)]
+        self._orders: list[deque[QueueEntry[W]]] = [deque() for _ in range(LEVELS)]
         """Entries of each level as they came; the first is no mark."""
         self._live = [0] * LEVELS
         """Entries of each level that are no marks."""
         self.levels = 0
         self.next_expiry = math.inf
 
-    def _set_rate(self, now: float) -> None:
-        rate = self._settings.max_rate
-        if rate is None:
-            self._bucket = None
-            return
-        if self._bucket is None:
-            self._bucket = TokenBucket(rate.amount, _burst(rate), now)
-        else:
-            self._bucket.set(rate.amount, _burst(rate), now, sooner=True)  # it is people who set it
-
-    def _passes(self, rate: Rate, parcel: Parcel, now: float) -> bool:
-        bucket = self._bucket_of(rate, parcel, now)
-        if bucket.ready_in(now):
-            return False
-        bucket.take(parcel.size if rate.unit == "bytes" else 1, now)
-        return True
-
-    def _bucket_of(self, rate: Rate, parcel: Parcel, now: float) -> TokenBucket:
-        """Bucket that an object counts against that may come at that rate."""
-        if self._bucket is not None and rate == self._settings.max_rate:
-            return self._bucket
-        key = rate, parcel.head.type_name
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(rate.amount, _burst(rate), now)
-        return bucket
-
-    def _new_lane(self, registration: str) -> _Lane[W]:
+    def _new_lane(self, registration: str) -> QueueLane[W]:
         if len(self._lanes) > 2 * sum(self._standing) + LANES_KEPT:
             self._lanes = {name: lane for name, lane in self._lanes.items() if lane.level >= 0}
             for ring in self._rings:  # what stands there is one of them, or comes again as another one
                 kept = [lane for lane in ring if lane.level >= 0]
                 ring.clear()
                 ring.extend(kept)
-        lane: _Lane[W] = _Lane()
+        lane: QueueLane[W] = QueueLane()
         self._lanes[registration] = lane
         return lane
 
-    def _stand(self, entry: _Entry[W], lane: _Lane[W]) -> None:
+    def _stand(self, entry: QueueEntry[W], lane: QueueLane[W]) -> None:
         """At the end of its lane."""
         level = entry.level
         lane.entries.append(entry)
@@ -316,7 +320,7 @@ class LevelQueue(Generic[W]):
         if level > lane.level:
             self._move(lane, level)
 
-    def _move(self, lane: _Lane[W], level: int) -> None:
+    def _move(self, lane: QueueLane[W], level: int) -> None:
         """The lane stands at that level from now on; -1 for none."""
         if lane.level >= 0:
             self._standing[lane.level] -= 1
@@ -330,33 +334,32 @@ class LevelQueue(Generic[W]):
                 lane.rings |= 1 << level
                 self._rings[level].append(lane)
 
-    def _replace(self, entry: _Entry[W], key: Key) -> None:
+    def _replace(self, entry: QueueEntry[W], key: Key) -> None:
         older = self._by_key.get(key)
         if older is not None and older.waiting is not None:
             self._lose(older, self._lanes[older.waiting.parcel.head.registration], Cause.REPLACED)
         entry.key = key
         self._by_key[key] = entry
 
-    def _lose(self, entry: _Entry[W], lane: _Lane[W], cause: Cause) -> None:
+    def _lose(self, entry: QueueEntry[W], lane: QueueLane[W], cause: Cause) -> None:
         waiting = self._remove(entry, lane)
         self._count_lost(waiting)
         self._lost(waiting, cause)
 
-    def _drop(self, order: deque[_Entry[W]]) -> W:
+    def _drop(self, order: deque[QueueEntry[W]]) -> W:
         entry = order[0]
         assert entry.waiting is not None
         self._count_lost(entry.waiting)
         return self._remove(entry, self._lanes[entry.waiting.parcel.head.registration])
 
     def _count_lost(self, waiting: W) -> None:
-        if self._meter is not None:
-            self._meter.lost(waiting.parcel.head.type_name)
+        if self._contract.meter is not None:
+            self._contract.meter.lost(waiting.parcel.head.type_name)
 
-    def _remove(self, entry: _Entry[W], lane: _Lane[W]) -> W:
+    def _remove(self, entry: QueueEntry[W], lane: QueueLane[W]) -> W:
         waiting, entry.waiting = entry.waiting, None
         assert waiting is not None
         level, entries, counts = entry.level, lane.entries, lane.counts
-        self._count -= 1
         self._live[level] -= 1
         key = entry.key
         if key is not None and self._by_key.get(key) is entry:
@@ -383,7 +386,7 @@ class LevelQueue(Generic[W]):
         return waiting
 
 
-def _arrival(entry: _Entry[W]) -> float:
+def _arrival(entry: QueueEntry[W]) -> float:
     assert entry.waiting is not None
     return entry.waiting.arrived
 
@@ -410,7 +413,7 @@ class _KeyAt:
         return key
 
 
-def _why(entry: _Entry[W], now: float) -> Cause:
+def _why(entry: QueueEntry[W], now: float) -> Cause:
     """Cause of its end: the time that its publisher gives it is over, or its contract's."""
     expires = entry.waiting.parcel.expires if entry.waiting is not None else 0.0
     return Cause.EXPIRED if 0.0 < expires <= now else Cause.DEADLINE
