@@ -352,14 +352,17 @@ class NodeReports:
         """Events that were not published, for others came too fast."""
         self._told_lost = 0
         self._telling = Job("telling events", math.inf, self._tell, slow=True)
-        self._measuring = self._measuring_every(config.node.statistics_seconds)
+        self._measured = time.monotonic()
+        self._measuring = Job(
+            "telling statistics", config.node.statistics_seconds or math.inf, self._measure, slow=True
+        )
 
     def start(self) -> None:
         """Begin."""
         if self._tells_events:
             self._delegate.events.witness = self._note
             self._telling.start()
-        self._measuring.start(after=self._measuring.seconds)
+        self._measuring.start()
 
     def stop(self) -> None:
         """Tell nothing more. Safe to repeat."""
@@ -369,12 +372,8 @@ class NodeReports:
 
     def every(self, seconds: float) -> None:
         """Between two statistics from now on; 0 for none."""
-        self._measuring.stop()
-        self._measuring = self._measuring_every(seconds)
-        self._measuring.start(after=self._measuring.seconds)
-
-    def _measuring_every(self, seconds: float) -> Job:
-        return Job("telling statistics", seconds or math.inf, self._measure, slow=True)
+        self._measuring.seconds = seconds or math.inf
+        self._measuring.wake()
 
     def _note(self, told: Happening) -> None:
         if len(self._happened) == EVENTS_WAITING:
@@ -392,10 +391,15 @@ class NodeReports:
             if is_wanted:
                 self._events.publish(event_document(self._name, at, each) for at, each in told)
 
-    def _measure(self) -> None:
+    def _measure(self) -> float | None:
+        left = self._measured + self._measuring.seconds - time.monotonic()
+        if left > 0:
+            return left
+        self._measured = time.monotonic()
         if self._measurements.is_wanted:
             series = self._statistics.take(self._delegate.overview())
             self._measurements.publish(measurement.documents(f"node {self._name}", series))
+        return None
 
 
 def details_of(

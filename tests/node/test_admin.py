@@ -16,9 +16,10 @@ from lxml import etree
 from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection, Config, LogSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, OversizeError, StorageError
+from jbi_pubsub.core.ticker import jobs
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.node import log as node_log
-from jbi_pubsub.node.admin import EVENTS_WAITING, NodeCalls, NodeProxy, Statistics, event_document
+from jbi_pubsub.node.admin import EVENTS_WAITING, NodeCalls, NodeProxy, NodeReports, Statistics, event_document
 from jbi_pubsub.node.log import NodeLog
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.pad.model.events import Happening
@@ -64,8 +65,8 @@ def test_connections_and_sequences_are_told_as_objects(
             registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
             # and registers again, as it does when another certificate answers for it
             publication, connection = publisher._publications[registration]
-            opened, request = connection._opened, publication.request()
-            connection._proxy.register(opened.uid, request, registration, publication.number)
+            there = connection._link.attached()
+            there.proxy.register(there.opened.uid, publication.request(), registration, publication.number)
         events = [told(subscriber.receive(subscription, timeout=60.0).metadata) for _ in range(5)]
     # Expect that told, in order, as valid documents
     assert [(e["of"], e["what"]) for e in events] == [
@@ -93,6 +94,19 @@ def test_statistics_are_told_as_often_as_is_set(
         second = told(subscriber.receive(subscription, timeout=60.0).metadata)
     assert float(first["value"]) > 1 << 20
     assert 0.1 < float(second["at"]) - float(first["at"]) < 10.0
+
+
+def test_reports_that_have_ended_measure_nothing_however_often_they_are_to(node: Callable[..., NodeService]) -> None:
+    # Given reports of a node, and such as have ended
+    service = node()
+    ended = NodeReports(service.config, service.delegate.delegate, "home", None)
+    ended.start()
+    ended.stop()
+    standing = [job for job in jobs() if job.name == "telling statistics"]
+    # When an administrator's call comes late
+    ended.every(3600.0)
+    # Expect nobody to be there who would measure
+    assert [job for job in jobs() if job.name == "telling statistics"] == standing
 
 
 def test_series_of_types_that_are_gone_are_not_kept() -> None:
