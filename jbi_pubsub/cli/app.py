@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -208,24 +208,12 @@ def main() -> None:
     _end_with(sys.argv[1:])
 
 
-def lookup_main() -> None:
-    """Console script `jbi-lookup`, short for `jbi lookup`."""
-    _end_with(["lookup", *sys.argv[1:]])
+def _short_for(name: str) -> Callable[[], None]:
+    """Console script `jbi-NAME`, short for `jbi NAME`."""
+    return lambda: _end_with([name, *sys.argv[1:]])
 
 
-def pad_main() -> None:
-    """Console script `jbi-pad`, short for `jbi pad`."""
-    _end_with(["pad", *sys.argv[1:]])
-
-
-def codegen_main() -> None:
-    """Console script `jbi-codegen`, short for `jbi codegen`."""
-    _end_with(["codegen", *sys.argv[1:]])
-
-
-def study_main() -> None:
-    """Console script `jbi-study`, short for `jbi study`."""
-    _end_with(["study", *sys.argv[1:]])
+lookup_main, pad_main, codegen_main, study_main = map(_short_for, ("lookup", "pad", "codegen", "study"))
 
 
 def _end_with(arguments: Sequence[str]) -> NoReturn:

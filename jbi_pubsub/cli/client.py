@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jbi_pubsub.core.errors import ConfigurationError, StorageError
+from jbi_pubsub.core.errors import StorageError
 
 from .options import FILE, JsonArguments, argument, command, flag, option
 from .servers import stop_on_signal
+from .settings import blamed
 from .show import Column, printable, show_table, telling
 
 if TYPE_CHECKING:
@@ -65,10 +66,8 @@ def client(given: _Client) -> int:
 @contextmanager
 def _events(file: Path | None, stop: threading.Event) -> Iterator[Callable[[Event], None]]:
     """A writer of events to a file, if there is one; an event that can't be written stops all. Raises StorageError."""
-    try:
+    with blamed(str(file), hint="--log names a file to write"):
         out = file.open("wb") if file is not None else None
-    except OSError as exc:
-        raise ConfigurationError(f"{file}: {exc.strerror or exc}", hint="--log names a file to write") from exc
     fault: OSError | None = None
 
     def note(event: Event) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError
@@ -49,7 +48,7 @@ from .options import (
 )
 from .settings import looking, try_folder
 from .show import as_json as json_text
-from .show import console, counted, printable, show_losses
+from .show import console, counted, printable, show_losses, telling
 from .wishes import WISH, granted_shown, wish_of
 
 if TYPE_CHECKING:
@@ -181,11 +180,11 @@ def publish(given: _Publish) -> int:
         registration = _registered(adapter, given, wish, config)
         wanted = given.subscribers
         matched = adapter.wait_for_subscribers(registration, wanted, SUBSCRIBERS_SECONDS) if wanted else 0
-        hidden = not sys.stdout.isatty() or given.count == 1
-        with Progress(console=console(), transient=True, disable=hidden) as progress:
-            for _ in progress.track(range(given.count), description="publishing"):
+        with telling("publishing", hidden=given.count == 1) as tell:
+            for number in range(1, given.count + 1):
                 ids += [adapter.publish(registration, metadata, payload) for metadata, payload in files]
                 time.sleep(given.interval)
+                tell("publishing", number, given.count)
         size = sum(payload.stat().st_size for _, payload in files if payload)
         left = adapter.flush(FLUSH_SECONDS + given.count * size / FLUSH_RATE)
     about = {"registration": registration, "published": ids, "undelivered": left or 0}

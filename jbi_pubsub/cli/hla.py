@@ -13,6 +13,7 @@ from jbi_pubsub.core.near import near_hint
 
 from .near import NearNames, pair
 from .options import FILE, FOLDER, HOST, METRICS_PORT, PORT, JsonArguments, command, flag, option, repeated
+from .settings import blamed
 from .show import Column, show_table
 
 if TYPE_CHECKING:
@@ -232,10 +233,8 @@ def _one(given: _Explore, counts: tuple[int, ...]) -> Explored:
     name, script = given.scenario or "save", given.script
     edges, policy = _edges(given.bridges, len(counts)), _policy(given.file, given.cells)
     if script is not None:
-        try:
+        with blamed(f"script {script}"):
             found = Scenario(script.stem, "", "", script.read_text())
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigurationError(f"script {script}: {getattr(exc, 'strerror', None) or exc}") from exc
     elif name in SCENARIOS:
         found = SCENARIOS[name]
     else:

@@ -27,6 +27,7 @@ from jbi_pubsub.policy.units import Unit, amount, with_unit
 from jbi_pubsub.policy.writing import value_of, written
 
 from .near import pair
+from .settings import blamed
 from .show import Column, counted, printable, show_table
 
 UNITS: Final[Mapping[str, Unit]] = {"deadline": "seconds", "max_size": "bytes"}
@@ -177,18 +178,13 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
         if name not in RESOURCES:
             raise ConfigurationError(f"unknown resource {name!r}", hint=nearest(name, RESOURCES))
         unit = QUANTITIES[name][0]
-        try:
+        with blamed(f"--resource {name}"):
             given[name] = amount(float(value) if unit == "count" else value, unit)
-        except ValueError as exc:
-            raise ConfigurationError(f"--resource {name}: {exc}") from exc
-    try:
+    with blamed("--size"):
         length = -1 if size is None else int(amount(size, "bytes"))
-    except ValueError as exc:
-        raise ConfigurationError(f"--size: {exc}") from exc
-    try:
-        document = None if metadata is None else parse_metadata(metadata.read_bytes(), what=str(metadata))
-    except OSError as exc:
-        raise ConfigurationError(f"--metadata {metadata}: {exc.strerror or exc}") from exc
+    with blamed(f"--metadata {metadata}"):
+        data = metadata.read_bytes() if metadata is not None else b""
+    document = parse_metadata(data, what=str(metadata)) if metadata is not None else None
     return Supposition(length, payload_type, document, Resources(**given))
 
 

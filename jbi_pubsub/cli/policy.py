@@ -27,7 +27,7 @@ from . import policies, simulation, steering
 from .community import at_address, calling
 from .near import NearNames, pair
 from .options import Arguments, JsonArguments, argument, command, option, repeated
-from .settings import CommandSettings
+from .settings import CommandSettings, blamed
 from .show import Column, counted, printable, show_json, show_table
 
 OWN_COLUMNS: Final = ("rule", "allow", "action")
@@ -143,10 +143,8 @@ class _PolicyQuestion(Arguments):
             raise ConfigurationError(f"unknown action {self.action!r}", hint=nearest(self.action, ACTIONS))
         if self.delivery not in DELIVERIES:
             raise ConfigurationError(f"unknown delivery {self.delivery!r}", hint=nearest(self.delivery, DELIVERIES))
-        try:
+        with blamed("--address"):
             Addresses((self.address,))
-        except ValueError as exc:
-            raise ConfigurationError(f"--address: {exc}") from exc
 
 
 class _PolicyExplain(_PolicyQuestion, JsonArguments):

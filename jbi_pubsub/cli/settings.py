@@ -132,6 +132,15 @@ def looking(config: Config, what: str = "a lookup service") -> Iterator[None]:
         timer.join()
 
 
+@contextmanager
+def blamed(what: str, hint: str = "") -> Iterator[None]:
+    """Around what an option or file is used for: an OSError or ValueError is its fault. Raises ConfigurationError."""
+    try:
+        yield
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"{what}: {getattr(exc, 'strerror', None) or exc}", hint=hint) from exc
+
+
 def try_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """A folder to write to, made and tried before the work, but not while a shell completes what is typed. Raises
     ConfigurationError."""
@@ -150,11 +159,7 @@ def try_file(context: click.Context, parameter: click.Parameter, path: Path | No
 
 
 def _tried(parameter: click.Parameter, path: Path, folder: Path) -> None:
-    try:
+    with blamed(f"{parameter.opts[0]} {path}", hint="Name a place that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-    except OSError as exc:
-        raise ConfigurationError(
-            f"{parameter.opts[0]} {path}: {exc.strerror or exc}", hint="Name a place that can be written"
-        ) from exc

@@ -20,7 +20,7 @@ from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 from . import charts
 from .options import FILE, JsonArguments, argument, command, option, repeated
-from .settings import try_file
+from .settings import blamed, try_file
 from .show import Column, printable, show_table
 
 SECONDS_MOST: Final = 86_400.0
@@ -112,10 +112,8 @@ def _positive(name: str, said: str | None, default: float) -> float:
 
 
 def _amount(name: str, said: str) -> float:
-    try:
+    with blamed(name):
         return amount(said, "seconds")
-    except ValueError as exc:
-        raise ConfigurationError(f"{name}: {exc}") from exc
 
 
 def _at(name: str, said: str) -> tuple[str, float]:
@@ -150,10 +148,8 @@ def _changes(file: Path, said: tuple[str, ...], then: tuple[str, ...]) -> Iterat
 
 
 def _bandwidth(said: str, value: str) -> float:
-    try:
+    with blamed(f"--set {said!r}"):
         found = rate(value)
-    except ValueError as exc:
-        raise ConfigurationError(f"--set {said!r}: {exc}") from exc
     if found.unit != "bytes":
         raise ConfigurationError(f"--set {said!r}: a link carries bytes", hint='For example "400 kbps"')
     return found.amount

@@ -13,6 +13,7 @@ from jbi_pubsub.policy.units import amount
 
 from .options import repeated
 from .policies import field_told
+from .settings import blamed
 
 WISH: Final = repeated(
     'importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
@@ -43,10 +44,8 @@ def wish_of(words: Sequence[str]) -> Wish | None:
         elif name in ("shape", "require"):
             given[name] = (*given.get(name, ()), value)
         elif name in _READ:
-            try:
+            with blamed(f"--wish {word!r}"):
                 given[name] = _READ[name](value)
-            except ValueError as exc:
-                raise ConfigurationError(f"--wish {word!r}: {exc}") from exc
         else:
             raise ConfigurationError(f"--wish {word!r}: no {name!r}", hint=nearest(name, _NAMES))
     if not given:

@@ -156,8 +156,7 @@ class NodeCalls:
         self._node.allow(caller, "administer", subject)
         section, _, name = key.partition(".")
         if key == "node.statistics_seconds":
-            seconds = float(check_value(section, name, value))
-            self._node.measure_every(seconds)
+            self._node.measure_every(seconds := float(check_value(section, name, value)))
             said = f"{seconds:g}"
         elif section == "log" and name in LogSection.__struct_fields__:
             own = self._log()
@@ -221,12 +220,10 @@ class NodeProxy:
             if each["uid"] == uid:
                 name, _, version = each["type"].rpartition(" ")
                 return SnoopTerms({"type_name": name, "version": version}, uid)
-        of = {each.uid: each for each in fetch_terms(self._ref, self._security, timeout=self._timeout)}
-        if uid not in of:
+        terms = next((e for e in fetch_terms(self._ref, self._security, timeout=self._timeout) if e.uid == uid), None)
+        if terms is None:
             raise UnknownUidError(f"{uid[:100]} has ended, or never was")
-        terms = of[uid]
-        cls = InformationType().rep().cls
-        types = [InformationType.from_rep(each) for each in terms.entries if each.cls == cls]
+        types = [InformationType.from_rep(e) for e in terms.entries if e.cls.name == InformationType.entry_name]
         named = {"type_name": types[0].name, "version": types[0].version} if types else {}
         asked = {
             **named,
@@ -392,8 +389,7 @@ class NodeReports:
                 self._events.publish(event_document(self._name, at, each) for at, each in told)
 
     def _measure(self) -> float | None:
-        left = self._measured + self._measuring.seconds - time.monotonic()
-        if left > 0:
+        if (left := self._measured + self._measuring.seconds - time.monotonic()) > 0:
             return left
         self._measured = time.monotonic()
         if self._measurements.is_wanted:
