@@ -10,8 +10,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.errors import LookupNotFoundError
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.pad.server import types
-from jbi_pubsub.pad.server.types import Repositories
+from jbi_pubsub.pad.server import repositories
+from jbi_pubsub.pad.server.repositories import Repositories
 
 
 class Community:
@@ -36,15 +36,15 @@ def test_without_a_lookup_service_it_is_waited_for_once_and_not_by_each_who_asks
 ) -> None:
     # Given a delegate that no lookup service answers
     now = [100.0]
-    monkeypatch.setattr(types.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(repositories.time, "monotonic", lambda: now[0])
     community = Community()
-    asked = Repositories("us", TypeRepository(), community, Config().security())  # type: ignore[arg-type]
+    asked = Repositories("us", TypeRepository(), community, Config().security(), None)  # type: ignore[arg-type]
     # When strangers ask for types that nobody knows
     for number in range(100):
         assert asked.schema(TypeName(f"unknown{number}")) is None
     # Expect one wait, and another one when some time is over
     assert community.asked == 1
-    now[0] += types.NOBODY_SECONDS + 1
+    now[0] += repositories.NOBODY_SECONDS + 1
     assert asked.schema(TypeName("unknown")) is None
     assert community.asked == 2
     # and each to ask as soon as there is one

@@ -651,7 +651,7 @@ def test_what_was_said_on_a_connection_that_was_cut_is_said_again(
         for _ in range(5):
             publisher.publish(registration, figures.figure_1)
         eventually(lambda: connection._sender.unacknowledged == 0 and connection.queue.waiting == 0)
-        for receiver in delegate._publications.values():
+        for receiver, _ in delegate.service.data._publications.values():
             receiver.stop()
     # Expect
     publisher.flush(60.0)
