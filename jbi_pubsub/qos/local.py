@@ -110,17 +110,14 @@ class ContractClass:
         if resolution.residues:
             made = SettingsByObject(resolution, self.of, seen)
             self.by_object = decided if isinstance(decided, SettingsByObject) and decided.says == made.says else made
-        if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
+        knows_type = self.facts.type != ("",) and self.facts.version != ("",)
+        if not knows_type and not self.policies.asks.isdisjoint(("type", "version")):
             self.by_object = SettingsByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
     def of(self, resolution: Resolution, holding: Callable[[Node], bool] = lambda _node: False) -> GrantedQos:
         """Grant of its contracts if those conditions about an object hold."""
         return granted(resolution.outcome(holding), self.wish, self.shapes)
-
-
-def _knows_no_type(facts: CallerFacts) -> bool:
-    return facts.type == ("",) or facts.version == ("",)
 
 
 def _plain(given: GrantedQos) -> GrantedQos:
