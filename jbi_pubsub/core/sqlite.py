@@ -11,11 +11,12 @@ from pathlib import Path
 from jbi_pubsub.core.errors import StorageError
 
 
-def opened(path: Path, set_up: Callable[[sqlite3.Connection], None], *, timeout: float) -> sqlite3.Connection:
-    """The file, made for the owner alone (SQLite gives its log the same mode) and set up. Raises OSError, sqlite3.Error
-    and StorageError; it is closed then."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=timeout)
+def opened(path: Path | None, set_up: Callable[[sqlite3.Connection], None], *, timeout: float) -> sqlite3.Connection:
+    """The file, made for the owner alone (SQLite gives its log the same mode) and set up; None: one in memory. Raises
+    OSError, sqlite3.Error and StorageError; it is closed then."""
+    if path is not None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    base = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=timeout)
     try:
         set_up(base)
     except (sqlite3.Error, StorageError):

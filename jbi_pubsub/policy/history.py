@@ -6,6 +6,7 @@ or written is a StorageError, never a silent loss.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from jbi_pubsub.core.values import decoder_of
 
 from .space import HISTORY_MOST, Version
 
+log = logging.getLogger("jbi_pubsub.policy")
+
 TABLES: Final = frozenset(["fact", "share", "version"])
 Shares = Mapping[str, tuple[str, Mapping[str, float]]]
 """By local manager: what it is called, and its shares of links, bytes a second."""
@@ -29,9 +32,12 @@ Shares = Mapping[str, tuple[str, Mapping[str, float]]]
 class History:
     """Safe for several threads. Each call is one transaction."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or makes the file, for the owner alone. Raises StorageError."""
+    def __init__(self, path: Path | None) -> None:
+        """Opens or makes the file, for the owner alone; None: in memory. Raises StorageError."""
         self.path = path
+        self.has_fault = False
+        """Whether the shares of links are not kept as they are now."""
+        self._noted: Shares = {}
         self._lock = threading.Lock()
         with self._translated():
             self._base = opened(path, self._set_up, timeout=1.0)
@@ -88,6 +94,20 @@ class History:
         with self._lock, self._translated(), transaction(self._base) as base:
             base.execute("DELETE FROM share")
             base.executemany("INSERT INTO share (lqm, component, rates) VALUES (?, ?, ?)", rows)
+
+    def note_shares(self, shares: Shares) -> None:
+        """The same where they have changed; a fault is told once."""
+        if shares == self._noted:
+            return
+        try:
+            self.keep_shares(shares)
+        except StorageError as exc:
+            if not self.has_fault:
+                log.error("shares of links are not kept: %s", exc)
+            self.has_fault = True
+        else:
+            self.has_fault = False
+            self._noted = shares
 
     def close(self) -> None:
         """Close the file."""

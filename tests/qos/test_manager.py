@@ -28,9 +28,11 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.policy import channels
 from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining, PolicyManager, PolicyProxy
+from jbi_pubsub.policy.rivals import RivalManagers
 from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, PolicyStanding
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
@@ -338,7 +340,7 @@ def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given two delegates, of which one is a process
-    monkeypatch.setattr(policy_server, "GONE_SECONDS", 1e9)
+    monkeypatch.setattr(channels, "GONE_SECONDS", 1e9)
     server = serve()
     alpha = federation.pad(config=managed)
     locator, state = federation.config.lookup.locators[0], f"policy.state={tmp_path / 'state'}"
@@ -363,7 +365,7 @@ def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_go
     process.fact()
     eventually(lambda: away() == [False, False])
     # Expect what it had to be free when it is in no lookup service any more
-    monkeypatch.setattr(policy_server, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(channels, "GONE_SECONDS", 0.5)
     process.end(kill=True)
     eventually(lambda: limit() == 1e6)
     assert away() == [False]
@@ -504,7 +506,6 @@ def test_a_full_disk_is_told_and_nothing_is_in_force_that_is_not_kept(
     pad = federation.pad(config=managed)
     eventually(lambda: policy(pad)["version"] == 1)
     proxy = proxy_of(server, federation)
-    assert server._history is not None
     base = server._history._base
     base.execute(f"PRAGMA max_page_count = {base.execute('PRAGMA page_count').fetchone()[0]}").fetchall()
     large = "".join(f'[[policy]]\nname = "{number}"\nuser = "{"u" * 100}"\nimportance = 1\n' for number in range(500))
@@ -685,7 +686,7 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
     pad = federation.pad(config=managed)
     eventually(lambda: policy(pad)["following"].startswith(first.manager[:8]))
     # Given a second one, which did not see the first when it started
-    monkeypatch.setattr(PolicyServer, "_look_for_others", lambda _self: None)
+    monkeypatch.setattr(RivalManagers, "look_at_start", lambda _self: 0)
     other = tmp_path / "other.toml"
     other.write_text(FILE.replace("importance = 2", "importance = 1"))
     second = serve(other)
@@ -708,8 +709,8 @@ def test_a_manager_that_was_killed_counts_for_nobody(
     community.wait_joined("killed", 20.0)
     # When there is one that lives
     server = serve()
-    server._managers.wait(2, 20.0)
-    server._look_around()
+    server._rivals.watch.wait(2, 20.0)
+    server._step()
     # Expect it to be in charge, and people to be sent to it
     assert server.status()["fault"] == ""
     assert steering._found(federation.config).endpoints == (server.address,)
@@ -722,9 +723,9 @@ def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
     file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')
     server = serve()
     server.join(Joining("x", "alpha@rome"), "192.0.2.7")
-    before = server._channels["x"]
+    before = server._channels._channels["x"]
     server.join(Joining("x", "alpha@rome"), "192.0.2.7")
-    now = server._channels["x"]
+    now = server._channels._channels["x"]
     # When it is the old one's turn first
     assert before._take(1, 1 << 20) == []
     # Expect the new one to get what is in force
@@ -847,7 +848,7 @@ def test_nobody_follows_or_leaves_under_the_id_of_anothers_that_is_here(
     calls.set(stranger, "space.strategy", "strict", "")
     eventually(lambda: policy(pad)["version"] == 2)
     # When that one comes under more and more ids; Expect room for others
-    monkeypatch.setattr(policy_server, "MEMBERS_MOST", 8)
+    monkeypatch.setattr(channels, "MEMBERS_MOST", 8)
     for number in range(5):
         calls.join(stranger, Joining(f"fake-{number}", "evil@rome"))
     with pytest.raises(OversizeError, match="6 local managers of one party"):
@@ -881,7 +882,7 @@ def test_hostile_reports_and_calls_end_nobody_else(
             call()
     # Given one that says absurd things of itself
     proxy.join(Joining("y" * 32, "hostile", rates={"satcom": math.inf}))
-    channel = server._channels["y" * 32]
+    channel = server._channels._channels["y" * 32]
     for note in (b"x" * (10 << 20), b"\xc1", msgspec.msgpack.encode({"number": "x"})):
         with pytest.raises(ProtocolError):
             channel._acked(0, note)
