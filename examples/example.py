@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +26,9 @@ EXAMPLES: Final = {
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
 WRITES: Final = {"hla", "imagery"}
 """Those that write a file."""
+
+TYPES: Final = ("important", "normal")
+"""Types of the experiments with too little for all."""
 
 Cell = str | int | float
 
@@ -65,6 +68,24 @@ class ExampleOptions(msgspec.Struct, frozen=True):
     tell: Callable[[str], object]
     quick: bool = False
     output: Path | None = None
+
+
+def beside_paper(
+    name: str, title: str, y: str, here: Mapping[str, Sequence[float]], paper: Mapping[str, Sequence[float]]
+) -> Iterator[Plot]:
+    """Plots of an important and a normal type under each mode: rates beside the paper's, and mean latencies, which are
+    behind the rates in what is measured `here`."""
+    from jbi_pubsub.spark.plots import Plot, Series  # here: most examples draw nothing
+
+    rates = [
+        Series.of(f"{each}, {where}", ((mode, said.get(mode, (0.0, 0.0))[at]) for mode in here))
+        for where, said in (("here", here), ("paper", paper))
+        for at, each in enumerate(TYPES)
+    ]
+    yield Plot(name=f"{name}-rates", title=title, kind="bars", x="", y=y, series=tuple(rates))
+    late = [Series.of(each, ((mode, said[2 + at]) for mode, said in here.items())) for at, each in enumerate(TYPES)]
+    title = f"{title.partition(':')[0]}: mean latency (under strict, normal objects never come)"
+    yield Plot(name=f"{name}-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
 
 
 def find(name: str) -> Callable[[ExampleOptions], ExampleOutcome]:

@@ -24,10 +24,10 @@ from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable, Promise
+from jbi_pubsub.examples.example import DATA, TYPES, Cell, ExampleOutcome, OutcomeTable, Promise, beside_paper
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.protocol.services import fetch_status
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
 FIGURE_1: Final = DATA / "intel_imagery" / "fig1.xml"
@@ -38,7 +38,6 @@ WIRE_BYTES: Final = 3_000
 """Bytes of an object on the delivery connection, as in the paper."""
 FRAMING: Final = 26
 """Heads of a batch, its item's length, and the item (core/wire/stream.py, pad/egress/session.py)."""
-TYPES: Final = ("important", "normal")
 LIMIT: Final = 300_000
 """Bits a second."""
 
@@ -151,15 +150,13 @@ def _sent(delegate: str) -> int:
     """Bytes that the delegate has sent over the link so far."""
     status: dict[str, Any] = fetch_status(ServiceRef("", "status", (delegate,), ()), Security(), timeout=PATIENCE)
     [link] = status["qos"]["links"]
-    sent: int = link["sent"]
-    return sent
+    return int(link["sent"])
 
 
 def serve(here: Federation, policies: Path) -> str:
     """Start a lookup service, and a delegate that goes by those policies: its address. Raises DemoError."""
     here.lookup()
-    address: str = here.server("narrow", "pad", "narrow", "here", "--policy", str(policies))["address"]
-    return address
+    return str(here.server("narrow", "pad", "narrow", "here", "--policy", str(policies))["address"])
 
 
 class Load:
@@ -264,18 +261,9 @@ def outcome(
 
 
 def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
-    """Rates beside the paper's, and latencies."""
     here = {str(row[0]): [float(cell) for cell in (*row[1:3], *row[4:6])] for row in rows}
-    rates = [
-        Series.of(f"{name}, {where}", ((mode, said.get(mode, (0.0, 0.0))[at]) for mode in here))
-        for where, said in (("here", here), ("paper", PAPER))
-        for at, name in enumerate(TYPES)
-    ]
     title = "A narrow link: objects a second (the paper does not print strict)"
-    yield Plot(name="link-rates", title=title, kind="bars", x="", y="a second", series=tuple(rates))
-    late = [Series.of(name, ((mode, each[2 + at]) for mode, each in here.items())) for at, name in enumerate(TYPES)]
-    title = "A narrow link: mean latency (under strict, normal objects never come)"
-    yield Plot(name="link-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
+    return beside_paper("link", title, "a second", here, PAPER)
 
 
 def promises(

@@ -28,9 +28,9 @@ from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import encode
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
-from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable, Promise
+from jbi_pubsub.examples.example import DATA, TYPES, Cell, ExampleOutcome, OutcomeTable, Promise, beside_paper
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
 FIGURE_1: Final = DATA / "intel_imagery" / "fig1.xml"
@@ -53,7 +53,6 @@ are served before the important publishers are there."""
 WEIGHT: Final = 64
 LIGHT: Final = 10.0
 """Important objects a second, beside overload."""
-TYPES: Final = ("important", "normal")
 BATCH_BYTES: Final = 8 << 10
 """Some objects."""
 POLL_SECONDS: Final = 0.005
@@ -279,20 +278,12 @@ def outcome(found: Mapping[str, Sequence[OverloadDeliveries]]) -> ExampleOutcome
 
 
 def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
-    """Rates and latencies by mode, as parts of those without quality of service, beside the paper's."""
+    """Rates are parts of those without quality of service."""
     values = {str(row[0]): [float(cell) for cell in row[1:]] for row in rows if row[0] in PAPER}
     total = max(values["off"][2], 1e-9)
-    here = {mode: [rate / total for rate in each] for mode, each in values.items()}
-    rates = [
-        Series.of(f"{name}, {where}", ((mode, said[mode][at]) for mode in values))
-        for where, said in (("here", here), ("paper", PAPER))
-        for at, name in enumerate(TYPES)
-    ]
+    here = {mode: [each[0] / total, each[1] / total, *each[4:6]] for mode, each in values.items()}
     title = "CPU overload: objects a second, as a part of all without QoS"
-    yield Plot(name="cpu-rates", title=title, kind="bars", x="", y="part", series=tuple(rates))
-    late = [Series.of(name, ((mode, each[4 + at]) for mode, each in values.items())) for at, name in enumerate(TYPES)]
-    title = "CPU overload: mean latency (under strict, normal objects never come)"
-    yield Plot(name="cpu-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
+    return beside_paper("cpu", title, "part", here, PAPER)
 
 
 def promises(found: Mapping[str, Sequence[OverloadDeliveries]]) -> list[Promise]:

@@ -52,6 +52,10 @@ class Reached:
         )
         return self.ask("POST", at, body + b"--b--\r\n", Content_Type="multipart/form-data; boundary=b")
 
+    def give_up(self) -> None:
+        """The gateway's own publisher waits no longer for a delegate that has gone."""
+        self.gateway.guests.own.publishing._open().close(0.0)
+
     def stream(self, path: str, **headers: str) -> Stream:
         """Events."""
         return Stream(self.gateway.port, path, {name.replace("_", "-"): value for name, value in headers.items()})

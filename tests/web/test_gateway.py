@@ -336,6 +336,7 @@ def test_what_does_not_fit_is_told_429_and_when_to_come_again(
     assert it.publish((report(1), b"x" * 100), at=path).status == 429
     monkeypatch.setattr(gateway, "BODY_MOST", 200)
     assert it.publish((report(1), b"x" * 200), at=path).status == 413
+    it.give_up()
 
 
 def test_a_client_that_never_reads_delays_nobody_and_is_cut_off(

@@ -130,6 +130,7 @@ def test_who_waited_in_vain_is_told_what_is_not_to_be_sent_again(reached: Callab
     said = it.publish((report(1), b""), (report(2), b""), at=f"{TYPE}/objects?validate=false&wait=0.2")
     # Expect both to be on their way
     assert (said.status, said.json()["facts"]["published"]) == (429, 2)
+    it.give_up()
 
 
 def test_who_waits_long_does_not_hold_up_the_end(reached: Callable[..., Any], eventually: Callable[..., Any]) -> None:
