@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, ClassVar, Self, Unpack
@@ -119,10 +120,9 @@ class SubscriberAdapter:
         self._closed = False
         self._published = PublishedTypes(self._community, self._config)
         self._listeners = ListenerPool(self._name)
-        self._subscriptions = SubscriptionTable(self._config, self._name, self._community, self._published, signatures)
-        self._queries = ArchiveQueries(
-            self._config, self._community, self._published, self._subscriptions, self._listeners
-        )
+        given = (self._community, self._published)
+        self._subscriptions = SubscriptionTable(self._config, self._name, *given, signatures)
+        self._queries = ArchiveQueries(self._config, *given, self._subscriptions, self._listeners)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._birthplace.is_here():
@@ -223,9 +223,7 @@ class SubscriberAdapter:
     @checked
     def objects(self, subscription: SubscriptionUid, timeout: float = 10.0) -> Iterator[InfoObject]:
         """Objects as they come, until none has come for `timeout` seconds. Raises UnknownUidError."""
-        queue = self._find(subscription).queue
-        while (obj := queue.take(timeout)) is not None:
-            yield obj
+        yield from iter(partial(self._find(subscription).queue.take, timeout), None)
 
     @checked
     def drain(self, subscription: SubscriptionUid) -> list[InfoObject]:
