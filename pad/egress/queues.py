@@ -399,19 +399,14 @@ class FeedControl:
                 self._queues.fall_back(queue, after + 1)
                 replay.again_from = after
 
-    def has(self, subscription: Subscription) -> bool:
-        """Whether its queue is open."""
-        with self._changed:
-            return subscription.number in self._queues.by_number
-
     def room(self, subscription: Subscription) -> tuple[int, int]:
         """Room for a feed now, in objects, and in bytes in all; (-1, 0): its queue is gone. Bytes may be
         short when there is room for objects: nobody tells when that changes. A query's that was `finish`ed has none."""
         with self._changed:
-            queue = self._find(subscription)
+            queue = self._queues.by_number.get(subscription.number)
             if queue is None:
                 return -1, 0
-            if queue.state is HELD:
+            if queue.state is HELD or queue in self._queues.ending:
                 return 0, 0
             budget = self._queues.budget
             most = min(budget.share - queue.waiting_bytes, budget.session_share - self._queues.size)

@@ -98,7 +98,7 @@ class ArchiveFeed(ABC):
 
     @abstractmethod
     def part(self) -> None:
-        """Its queue is gone, or has told its end."""
+        """Its queue is gone."""
 
     @abstractmethod
     def fail(self) -> None:

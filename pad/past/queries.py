@@ -310,8 +310,7 @@ class ArchiveQuery(ArchiveFeed):
 
     def part(self) -> None:
         """Its end has gone out, or its session is over."""
-        if not self.session.feeds.has(self.subscription):
-            self.leave(self._outcome.state if self.state is QueryState.FINISHED else "cancelled")
+        self.leave(self._outcome.state if self.state is QueryState.FINISHED else "cancelled")
 
     def fail(self) -> None:
         """Nothing is told."""
