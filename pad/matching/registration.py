@@ -131,17 +131,17 @@ class Registration:
     @property
     def tells_gaps(self) -> bool:
         """Whether a number that does not come is an object that did not; the first one may be any."""
-        return self.sequence > 0 and (self.origin is None or self.origin.first is not None)
+        return self.sequence > 0 and (self.terms.origin is None or self.terms.origin.first is not None)
 
     def check_head(self, head: Head) -> None:
         """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
         readers drop what has the id of a mail that they had."""
-        known = self.gate.type
+        known = self.judgement.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
         if head.own_id and head.own_id != numbered(prefix_of(self.uid), head.sequence):
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
-        if self.origin is not None and not 0 < len(head.via) == head.hops:
+        if self.terms.origin is not None and not 0 < len(head.via) == head.hops:
             raise MetadataError(f"object {head.object_id} is relayed, and does not say by which platforms it came")
 
     def status(self) -> dict[str, object]:
