@@ -316,7 +316,7 @@ def test_a_server_that_does_not_tell_us_has_refused_and_is_not_away(
     def refuse(*_arguments: Any) -> None:
         raise AccessDeniedError("alice may not status")
 
-    monkeypatch.setattr(pad, "allow", refuse)
+    monkeypatch.setattr(pad.service.guard, "allow", refuse)
     # When somebody looks; Expect the reason, and an exit code that says that not all was told
     eventually(lambda: "alpha" in said(*flags, "services").out)
     shown = said(*flags, "status")

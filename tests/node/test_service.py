@@ -309,10 +309,10 @@ def test_clients_reach_it_over_several_addresses(
     service = node(msgspec.structs.replace(settings, pad=PadSection(hosts=("127.0.0.2",))))
     first, second = service.delegate.addresses
     assert (split_endpoint(first)[0], split_endpoint(second)[0]) == ("127.0.0.1", "127.0.0.2")
-    assert service.delegate.ref("delegate", ()).endpoints == (first, second)
+    assert service.delegate.endpoints.ref("delegate", ()).endpoints == (first, second)
     # When a publisher and a subscriber come over the second one alone
     client = of(service)
-    service.delegate._endpoint._listener.shutdown(socket.SHUT_RDWR)
+    service.delegate.endpoints.first._listener.shutdown(socket.SHUT_RDWR)
     with SubscriberAdapter(client) as subscriber, PublisherAdapterLight(client) as publisher:
         subscription = subscriber.register_subscriber(type_name=TYPE)
         at = publisher.connect_to_delegate("node", "home")
