@@ -78,6 +78,7 @@ from jbi_pubsub.lookup.item import (
     template_facets,
 )
 from jbi_pubsub.lookup.posting import Bucket, Matches, joined, parted
+from jbi_pubsub.lookup.status import RegistrarStatus
 
 EVENT_LEASE_FACTOR: Final = 6
 """Event leases last that many times longer than item leases (Reggie: 30 minutes to 5): a lost listener costs less
@@ -163,25 +164,6 @@ class RegistrarAdmin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 0
     chosen: tuple[str, ...] = ()
     secret: str = ""
-
-
-class RegistrarStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A registrar in numbers. Counters run since it was made; maxima are seconds that a lease gets at most now."""
-
-    service_id: str
-    groups: tuple[str, ...]
-    items: int
-    event_registrations: int
-    owners: int
-    item_lease_maximum: float
-    event_lease_maximum: float
-    lookups: int
-    changes: int
-    renewals: int
-    expired: int
-    events: int
-    diagnostics: int
-    refused: int
 
 
 Kind = Literal["items", "event_registrations"]
@@ -586,7 +568,7 @@ class Registrar:
             owners=len({owner for _, owner in self._owned}),
             item_lease_maximum=self._item_leases.policy.period(FOREVER, 0.0),
             event_lease_maximum=self._event_leases.policy.period(FOREVER, 0.0),
-            **{name: self._counts[name] for name in _COUNTERS},
+            **{name: self._counts[name] for name in _COUNTERS},  # type: ignore[arg-type]  # they are its counters
         )
 
     def restore(self, state: KeptState, now: float) -> None:

@@ -40,7 +40,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries, refusals, samples_of
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
@@ -73,6 +73,7 @@ from jbi_pubsub.lookup.item import (
     ServiceTemplate,
 )
 from jbi_pubsub.lookup.registrar import Outcome, Registrar, RegistrarAdmin, check_port
+from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.lookup.store import Store
 
 log = logging.getLogger("jbi_pubsub.lookup")
@@ -551,65 +552,46 @@ class LookupServer:
         _later("lookup-destroy", self._destroyed)
         self._admit()
 
-    def status(self) -> dict[str, Any]:
-        """Plain data for status pages."""
+    def status(self) -> LookupStatus:
+        """Everything a status page shows."""
         with self._lock:
-            registrar = msgspec.to_builtins(self._registrar.status())
+            registrar = self._registrar.status()
             admin = self._registrar.admin()
         with self._channels_lock:
             channels = len(self._channels)
             lost = self._lost_before + sum(channel.lost for channel in self._channels.values())
             waiting = sum(channel.waiting for channel in self._channels.values())
-        return {
-            "kind": "lookup",
-            "id": registrar["service_id"],
-            "pid": os.getpid(),
-            "version": version(),
-            "time": round(time.time(), 3),
-            "address": self.address,
-            "uptime": round(self._clock() - self._started, 1),
-            "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),
-            "tls": self._endpoint.tls(),
-            "threads": threading.active_count(),
-            "calls": self._control.calls,
-            "access": self.access.status(),
-            "locators": list(admin.locators),
-            "lookup_services": self._community.connected() if self._community is not None else 0,
-            "event_channels": channels,
-            "compressed": len(self._compressed),
-            "events_waiting": waiting,
-            "events_lost": lost,
-            "faults": faults(),
-            "store": msgspec.to_builtins(self._store.status()) if self._store else None,
-            **registrar,
-        }
+        return msgspec.structs.replace(
+            LookupStatus(**registrar),
+            id=registrar.service_id,
+            pid=os.getpid(),
+            version=version(),
+            time=round(time.time(), 3),
+            address=self.address,
+            uptime=round(self._clock() - self._started, 1),
+            connections=self._endpoint.connections + sum(e.connections for _, e in self._retired),
+            tls=self._endpoint.tls(),
+            threads=threading.active_count(),
+            calls=self._control.calls,
+            access=self.access.status(),
+            locators=list(admin.locators),
+            lookup_services=self._community.connected() if self._community is not None else 0,
+            event_channels=channels,
+            compressed=len(self._compressed),
+            events_waiting=waiting,
+            events_lost=lost,
+            faults=faults(),
+            store=self._store.status() if self._store else None,
+        )
 
     def samples(self) -> Iterator[Sample]:
         """Samples for the metrics port."""
         status = self.status()
-        for name, meaning in (
-            ("items", "Registered services"),
-            ("event_registrations", "Event registrations"),
-            ("event_channels", "Clients with an event channel"),
-            ("events_waiting", "Events that wait for clients that do not keep up"),
-            ("connections", "Open connections"),
-        ):
-            yield Sample(f"lookup_{name}", "gauge", meaning, status[name])
-        for name, meaning in (
-            ("lookups", "Lookups"),
-            ("changes", "Changes of items"),
-            ("renewals", "Leases renewed"),
-            ("expired", "Leases run out"),
-            ("events", "Events made"),
-            ("events_lost", "Events dropped for clients that did not keep up"),
-            ("refused", "Calls refused for a limit"),
-        ):
-            yield Sample(f"lookup_{name}", "counter", meaning, status[name])
-        yield from expiries(status["tls"])
-        for action, count in self.access.refused().items():
-            meaning = "Refused by the access policy, by action"
-            yield Sample("access_refused", "counter", meaning, count, (("action", action),))
-        fault = bool(status["store"] and status["store"]["fault"])
+        yield from samples_of(status, "lookup_")
+        yield Sample("lookup_connections", "gauge", "Open connections", status.connections)
+        yield from expiries(status.tls)
+        yield from refusals(self.access.refused())
+        fault = status.store is not None and bool(status.store.fault)
         yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
 
     def _administer(self, call: Callable[[Registrar, float], Outcome[RegistrarAdmin]]) -> Administered:
@@ -931,7 +913,7 @@ class _Status:
         self._server = server
 
     @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
+    def status(self, caller: Caller) -> LookupStatus:
         self._server.allow(caller, "status")
         return self._server.status()
 

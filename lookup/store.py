@@ -56,6 +56,7 @@ from jbi_pubsub.lookup.registrar import (
     RegistrarAdmin,
     uncollected,
 )
+from jbi_pubsub.lookup.status import StoreStatus
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
@@ -115,19 +116,6 @@ T = TypeVar("T")
 def _checksum(data: bytes, *about: str | int | float) -> int:
     """CRC-32 of `data` and of what it is about: any flipped bit, and nearly anything else, changes it."""
     return zlib.crc32(data, zlib.crc32(repr(about).encode()))
-
-
-class StoreStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A store in numbers: records waiting for `sync`, commits and records committed so far, renewals that needed no
-    write, size of the file and its log in bytes, and what is wrong with the disk ("" if nothing is)."""
-
-    path: str
-    waiting: int
-    commits: int
-    records: int
-    spared: int
-    bytes: int
-    fault: str = ""
 
 
 class _ItemBody(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -253,7 +241,13 @@ class Store:
         with self._changed:
             fault = str(self._fault) if self._fault else ""
             return StoreStatus(
-                str(self.path), len(self._waiting), self._commits, self._records, self._spared, size, fault
+                path=str(self.path),
+                waiting=len(self._waiting),
+                commits=self._commits,
+                records=self._records,
+                spared=self._spared,
+                bytes=size,
+                fault=fault,
             )
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from jbi_pubsub.archive.catalogue import Catalogue, Kept
@@ -41,6 +41,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, Found, KeepRule, Query, Source
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.ticker import Job
+from jbi_pubsub.protocol.status.archive import KeptStatus
 
 log = logging.getLogger("jbi_pubsub.archive")
 
@@ -349,23 +350,23 @@ class Archive:
 
     # -- watching, ending ---------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> KeptStatus:
         """See Keeping."""
         with self._lock:
             self._settle()
             counters, registrations = dict(self._counters), len(self._registrations)
-        return {
-            "folder": str(self.folder.path),
-            "position": self.end,
-            "synced": self.synced,
-            "registrations": registrations,
-            "full": self._room.lack(0, self._log),
-            "counters": counters,
+        return KeptStatus(
+            folder=str(self.folder.path),
+            position=self.end,
+            synced=self.synced,
+            registrations=registrations,
+            full=self._room.lack(0, self._log),
+            counters=counters,
             **self._room.status(),
             **self._requests.status(),
-            "consumers": self._consumers,
-            "troubles": [*self._catalogue.troubles, *self._requests.indexed.troubles, *filter(None, [self._trouble])],
-        }
+            consumers=self._consumers,
+            troubles=[*self._catalogue.troubles, *self._requests.indexed.troubles, *filter(None, [self._trouble])],
+        )
 
     def close(self) -> None:
         """See Keeping. Raises StorageError when the last of it could not be written."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -130,7 +130,7 @@ class WorkerRequests:
             self._told = synced
             self._worker.tell(Synced(synced))
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """The index, open queries, the worker."""
         with self._lock:
             self._clear()

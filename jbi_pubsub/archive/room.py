@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from jbi_pubsub.archive.folder import Folder
 from jbi_pubsub.archive.log import Log
@@ -108,7 +108,7 @@ class ArchiveRoom:
         both = max(0, 2 * self._volume_bytes - self.spare)
         return Free(over[0], over[1], both) if (both or any(over)) and self.can_give_way(log) else None
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, Any]:
         """Volumes, packs and bytes."""
         metadata, payload = self._bytes()
         return {

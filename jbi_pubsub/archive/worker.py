@@ -37,6 +37,7 @@ from jbi_pubsub.core.child import end, end_with, environment
 from jbi_pubsub.core.errors import ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
+from jbi_pubsub.protocol.status.archive import WorkerStatus
 
 log = logging.getLogger("jbi_pubsub.archive")
 
@@ -83,8 +84,8 @@ class Worker(Protocol):
         """Never waits."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> WorkerStatus:
+        """Whether it runs."""
         ...
 
     def close(self) -> None:
@@ -111,9 +112,9 @@ class ThreadWorker:
             self._inbox.append(message)
             self._changed.notify()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> WorkerStatus:
         """See Worker."""
-        return {"kind": "thread", "is_running": self._thread.is_alive()}
+        return WorkerStatus(kind="thread", is_running=self._thread.is_alive())
 
     def close(self) -> None:
         """See Worker."""
@@ -179,9 +180,9 @@ class ProcessWorker:
             self._outbox.append(message)
         self._wake()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> WorkerStatus:
         """See Worker."""
-        return {"kind": "process", "is_running": self.pid != 0, "pid": self.pid, "starts": self.starts}
+        return WorkerStatus(kind="process", is_running=self.pid != 0, pid=self.pid, starts=self.starts)
 
     def close(self) -> None:
         """See Worker."""

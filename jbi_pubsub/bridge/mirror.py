@@ -49,10 +49,12 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
 from .platform import Answered, Platform, Published, shared_lookups
 from .transformation import Transforming
@@ -611,16 +613,15 @@ class Mirror:
             "directions": [direction.status() for direction in self.directions],
         }
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> RemoteStatus:
         """Status for those who may look at one of the sides: what it does, of the other platform no more than whether
         it is there."""
-        numbers = ("from", "to", "listening", "registrations", "relayed", "filtered", "lost")
         ways = [
-            {**{key: way[key] for key in numbers}, "waiting": len(way["waiting"]), "troubles": len(way["trouble"])}
+            converted({**way, "waiting": len(way["waiting"]), "troubles": len(way["trouble"])}, DirectionStatus)
             for way in (direction.status() for direction in self.directions)
         ]
         sides = {side.name: bool(side.status().get("connected")) for side in self.sides}
-        return {"kind": "bridge", "name": self.name, "sides": sides, "directions": ways}
+        return RemoteStatus(kind="bridge", name=self.name, sides=sides, directions=ways)
 
     def close(self) -> None:
         """Leave in order: nothing comes in any more, what has come goes out, then both sides are left."""
@@ -641,8 +642,8 @@ class _Door:
         self._mirror = mirror
         self.answers = direction.answers
 
-    def status(self) -> dict[str, Any]:
-        """For status pages."""
+    def status(self) -> RemoteStatus:
+        """See RemoteArchive."""
         return self._mirror.told()
 
 

@@ -24,6 +24,7 @@ from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.protocol.entries import PROVIDER_TYPE
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.bridge import RemoteStatus
 from jbi_pubsub.publisher.peer import PeerArchive
 
 from .callbacks import QueryProvider
@@ -91,9 +92,9 @@ class _Provided:
         platform = Platform(time.time(), self._uid, self._given, len(io._metadata), len(payload))
         return info_object.InfoObject(object_id_of(self._uid, self._given), io._type, io._metadata, payload, platform)
 
-    def status(self) -> dict[str, str]:
-        """For status pages."""
-        return {"kind": "provider", "name": self._name}
+    def status(self) -> RemoteStatus:
+        """See RemoteArchive."""
+        return RemoteStatus(kind="provider", name=self._name)
 
 
 def provide(provider: QueryProvider, config: Config, name: str) -> PeerArchive:

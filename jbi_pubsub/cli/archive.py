@@ -17,6 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, GivenUp
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.archive import KeptStatus
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.archives import archives_with
 from jbi_pubsub.subscriber.moments import seconds_at
@@ -391,7 +392,7 @@ def rebuild(given: _Rebuild) -> None:
     click.echo("the index is made anew")
 
 
-def _await_index(look: Callable[[], dict[str, Any]]) -> None:
+def _await_index(look: Callable[[], dict[str, Any] | KeptStatus]) -> None:
     """Until it has all that there was when it began. Raises StorageError when there will be none."""
     end, reached, since = None, -1, time.monotonic()
     with telling("objects indexed") as tell:

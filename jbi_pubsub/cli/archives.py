@@ -50,7 +50,7 @@ class ArchiveServer(NamedTuple):
             return {"error": "it has no archive"}
         try:
             archive_row(self.name, facts)
-            return {**facts, "synced": int(facts["synced"]), "indexed": int(facts["indexed"])}
+            return {**dict(facts), "synced": int(facts["synced"]), "indexed": int(facts["indexed"])}
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             return {"error": f"it says of its archive what none of ours says: {exc}"}
 

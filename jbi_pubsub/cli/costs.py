@@ -152,7 +152,7 @@ class _Bench:
         return judging, delivering, len(part), self._matched() - before
 
     def _matched(self) -> int:
-        return int(self._delegate.status()["matched"])  # type: ignore[call-overload,no-any-return]  # plain data
+        return self._delegate.status().matched
 
     def _publishers(self, contracts: Contracts, sample: Sequence[Publication]) -> dict[str, Registration]:
         known = {each.registration: each for each in contracts.registrations}

@@ -28,7 +28,7 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE, PUBLISHER_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.protocol.services import fetch_status, fetch_terms
-from jbi_pubsub.protocol.status import Terms
+from jbi_pubsub.protocol.status.terms import Terms
 from jbi_pubsub.spark import dataset, report
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Reject, Subscription, Writer
 from jbi_pubsub.spark.judging import MAX_REJECTS

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.quality import LEVELS
 from jbi_pubsub.core.series import Counter
-from jbi_pubsub.core.values import converted
-from jbi_pubsub.web.federation import ContractQuality, Facts, LinkQuality, Observer, Quality, Server, Snapshot
+from jbi_pubsub.core.status import ServerStatus
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
+from jbi_pubsub.protocol.status.quality import ContractStatus, LinkStatus, QualityStatus
+from jbi_pubsub.web.federation import Observer, Server, Snapshot, count_of
 
 from .show import Column, Table, bits, counted, lasted, rated, sized
 
@@ -53,19 +55,8 @@ class Page(NamedTuple):
     tables: Callable[[Seen], list[Table]]
 
 
-class Row(msgspec.Struct, frozen=True):
-    """A subscription, as far as it is shown."""
-
-    uid: str
-    server: str
-    name: str = ""
-    predicate: str = ""
-    matched: int = 0
-    delivered: int = 0
-    mailed: int = 0
-    waiting: int = 0
-    lost: dict[str, int] = {}
-    qos: ContractQuality | None = None
+Row = tuple[str, ListedSubscription]
+"""A subscription, with the id of its server."""
 
 
 class Subscriptions:
@@ -76,8 +67,8 @@ class Subscriptions:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="jbi-top")
         self._asking: Future[tuple[int, list[Row], list[str]]] | None = None
         self._counters: dict[tuple[str, str], Counter] = {}
-        self.rows: list[tuple[Row, float | None]] = []
-        """With what each gets per second; None: not known yet."""
+        self.rows: list[tuple[str, ListedSubscription, float | None]] = []
+        """With the id of the server, and what each gets per second; None: not known yet."""
         self.total = 0
         self.silent: list[str] = []
         self.looks = 0
@@ -91,7 +82,7 @@ class Subscriptions:
             self._asking = None
         if self._asking is None and now - self._asked >= every:
             self._asked = now
-            self._asking = self._pool.submit(self._ask, [s.id for s in _knots(shot)])
+            self._asking = self._pool.submit(self._ask, [s.id for s, _ in _knots(shot)])
 
     def stop(self) -> None:
         """End the thread, when the server that is asked has answered or its time is over."""
@@ -104,10 +95,10 @@ class Subscriptions:
             return
         self.total, rows, self.silent = asked.result()
         known, self._counters = self._counters, {}
-        for row in rows:
-            counter = self._counters[row.server, row.uid] = known.get((row.server, row.uid)) or Counter()
+        for server, row in rows:
+            counter = self._counters[server, row.uid] = known.get((server, row.uid)) or Counter()
             counter.add(now, row.delivered + row.mailed)
-        self.rows = [(row, self._counters[row.server, row.uid].rate(now)) for row in rows]
+        self.rows = [(server, row, self._counters[server, row.uid].rate(now)) for server, row in rows]
         self.looks += 1
 
     def _ask(self, servers: Sequence[str]) -> tuple[int, list[Row], list[str]]:
@@ -118,10 +109,7 @@ class Subscriptions:
             of, found, unheard = self._observer.subscriptions([server], order="delivered", count=ROWS_MOST)
             total += of
             silent += unheard
-            try:
-                rows += converted(found, list[Row])
-            except msgspec.ValidationError:
-                silent.append(server)  # what it says is what no server of ours says
+            rows += found
         return total, rows, silent
 
 
@@ -135,13 +123,11 @@ def overview(seen: Seen) -> list[Table]:
 
 def _disseminators(seen: Seen) -> Table:
     rows = []
-    for s in _knots(seen.shot):
-        assert s.facts is not None
+    for s, facts in _knots(seen.shot):
         rows.append((
             s.title, _per(s, "published"), spark(seen.history("published", s.id)), _per(s, "delivered"),
-            spark(seen.history("delivered", s.id)), _count(s.facts.queued), _count(s.facts.in_flight),
-            _count(s.facts.count("lost")), _per(s, "lost"), _count(s.facts.counts.get("subscriptions", 0)),
-            _up(s.facts),
+            spark(seen.history("delivered", s.id)), _count(facts.queued), _count(facts.in_flight),
+            _count(count_of(facts, "lost")), _per(s, "lost"), _count(facts.counts.subscriptions), _up(facts),
         ))  # fmt: skip
     return Table(_DISSEMINATORS, rows)
 
@@ -157,10 +143,10 @@ _DISSEMINATORS: Final = (
 def _lookups(seen: Seen) -> Table:
     rows = [
         (
-            s.title, _count(s.facts.items), _per(s, "lookups"), _per(s, "events"),
-            spark(seen.history("events", s.id)), _count(s.facts.events_lost), _up(s.facts),
+            s.title, _count(s.lookup.items), _per(s, "lookups"), _per(s, "events"),
+            spark(seen.history("events", s.id)), _count(s.lookup.events_lost), _up(s.lookup),
         )
-        for s in seen.shot.servers if s.facts is not None and s.kind == "lookup" and not s.error
+        for s in seen.shot.servers if s.lookup is not None and not s.error
     ]  # fmt: skip
     return Table(_LOOKUPS, rows)
 
@@ -175,9 +161,8 @@ _LOOKUPS: Final = (
 def _losses(seen: Seen) -> Table:
     counts: Tally[str] = Tally()
     rates: Tally[str] = Tally()
-    for s in _knots(seen.shot):
-        assert s.facts is not None
-        counts.update(s.facts.lost)
+    for s, facts in _knots(seen.shot):
+        counts.update(facts.lost)
         rates.update({name.removeprefix("lost."): rate for name, rate in s.rates.items() if name[:5] == "lost."})
     rows = [
         (cause, _count(count), Told(rates[cause], rated(rates[cause])))
@@ -198,14 +183,14 @@ def subscriptions(seen: Seen) -> list[Table]:
     if known is None:
         return []
     titles = {s.id: s.title for s in seen.shot.servers}
-    is_managed = any(row.qos is not None for row, _ in known.rows)
+    is_managed = any(row.qos is not UNSET for _, row, _ in known.rows)
     rows = [
         (
             row.uid, row.name, Told(rate or 0.0, rated(rate) if rate is not None else "-"),
             _count(row.delivered + row.mailed), _count(row.waiting), _count(sum(row.lost.values())),
-            *(_contract(row.qos) if is_managed else ()), titles.get(row.server, row.server), row.predicate,
+            *(_contract(row.qos) if is_managed else ()), titles.get(server, server), row.predicate,
         )
-        for row, rate in sorted(known.rows, key=lambda each: (-(each[1] or 0.0), -each[0].delivered))
+        for server, row, rate in sorted(known.rows, key=lambda each: (-(each[2] or 0.0), -each[1].delivered))
     ]  # fmt: skip
     of = f"{len(rows)} of {counted(known.total, 'subscription')}"
     silent = f"; not told by {', '.join(titles.get(s, s) for s in known.silent)}" if known.silent else ""
@@ -228,9 +213,9 @@ _CONTRACT: Final = (
 """Behind the counts, where quality of service is managed."""
 
 
-def _contract(contract: ContractQuality | None) -> tuple[Told, ...]:
+def _contract(contract: ContractStatus | UnsetType) -> tuple[Told, ...]:
     """Importance, deadline, delays and jitter, where quality of service is managed."""
-    if contract is None:
+    if contract is UNSET:
         return (Told(0, "-"),) * 5
     times = (contract.deadline, contract.p95, contract.end_p95, contract.jitter)
     return _count(contract.importance), *(_time(each) for each in times)
@@ -240,11 +225,11 @@ def mail(seen: Seen) -> list[Table]:
     """Mail of each delegate, and what is wrong with it."""
     rows = [
         (
-            s.title, _per(s, "mailed"), _count(s.facts.mailed), _count(s.facts.mail.queued),
-            Told(s.facts.mail.bytes, sized(s.facts.mail.bytes)), _count(s.facts.mail.under_way), s.facts.mail.server,
-            s.facts.mail.fault or s.facts.mail.away,
+            s.title, _per(s, "mailed"), _count(facts.mailed), _count(facts.mail.queued),
+            Told(facts.mail.bytes, sized(facts.mail.bytes)), _count(facts.mail.under_way), facts.mail.server,
+            facts.mail.fault or facts.mail.away,
         )
-        for s in _knots(seen.shot) if s.facts is not None and s.kind == "delegate"
+        for s, facts in _knots(seen.shot) if s.kind == "delegate"
     ]  # fmt: skip
     return [Table(_MAIL, rows)]
 
@@ -260,8 +245,8 @@ def leases(seen: Seen) -> list[Table]:
     """Leases that end first if they are not renewed."""
     rows = [
         (Told(e.left, f"{e.left:,.1f} s"), e.kind, e.name, s.title)
-        for s in _knots(seen.shot) if s.facts is not None
-        for e in s.facts.ending
+        for s, facts in _knots(seen.shot)
+        for e in facts.ending
     ]  # fmt: skip
     return [Table(_LEASES, sorted(rows))]
 
@@ -306,7 +291,7 @@ def links(seen: Seen) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def _link_row(server: Server, link: LinkQuality) -> tuple[object, ...]:
+def _link_row(server: Server, link: LinkStatus) -> tuple[object, ...]:
     limit, estimate = (Told(rate or 0.0, bits(rate) if rate else "-") for rate in (link.limit, link.estimate))
     waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
     return (
@@ -326,7 +311,7 @@ _LINKS: Final = (
 )  # fmt: skip
 
 
-def _bin_rows(server: Server, quality: Quality) -> list[tuple[object, ...]]:
+def _bin_rows(server: Server, quality: QualityStatus) -> list[tuple[object, ...]]:
     """The most important first, of these the cheapest."""
     bins = sorted(quality.tasks.bins, key=lambda each: (each.importance, each.bin), reverse=True)
     whole = sum(each.cpu for each in bins)
@@ -347,7 +332,7 @@ _BINS: Final = (
 )  # fmt: skip
 
 
-def _in_force(server: Server, quality: Quality) -> tuple[object, ...]:
+def _in_force(server: Server, quality: QualityStatus) -> tuple[object, ...]:
     policy, shaping = quality.policy, quality.shaping
     contracts = " ".join(f"{policy.contracts.get(str(level), 0):,}" for level in range(1, LEVELS + 1))
     shaped = f"{shaping.shaped:,}, {sized(shaping.saved)} saved" if shaping.on else "off"
@@ -370,9 +355,11 @@ def types(seen: Seen) -> list[Table]:
     """Each type as its subscribers get it (figure 7 of the QED paper)."""
     rows = [
         (
-            each.name or "others", ", ".join(each.sources) or "-", _count(each.received), _count(each.dropped),
+            each.name or "others", ", ".join(each.sources) or "-",
+            _count(each.received or 0), _count(each.dropped or 0),
             Told(each.last or 0.0, time.strftime("%H:%M:%S", time.localtime(each.last)) if each.last else "-"),
-            Told(each.rate or 0.0, rated(each.rate) if each.rate is not None else "-"), spark(each.rates[-BARS_MOST:]),
+            Told(each.rate or 0.0, rated(each.rate) if each.rate is not UNSET else "-"),
+            spark((each.rates or [])[-BARS_MOST:]),
             _time(each.p50), _time(each.p95), _time(each.end_p95), s.title,
         )
         for s, quality in _managed(seen)
@@ -395,14 +382,14 @@ _UNMANAGED: Final = Table(
 )
 
 
-def _managed(seen: Seen) -> list[tuple[Server, Quality]]:
+def _managed(seen: Seen) -> list[tuple[Server, QualityStatus]]:
     """Servers that manage quality of service, and what they say of it."""
-    return [(s, s.facts.qos) for s in _knots(seen.shot) if s.facts is not None and s.facts.qos is not None]
+    return [(s, facts.qos) for s, facts in _knots(seen.shot) if facts.qos is not UNSET]
 
 
-def _time(seconds: float | None) -> Told:
+def _time(seconds: float | UnsetType | None) -> Told:
     """A short time; "-" for none."""
-    if seconds is None:
+    if not isinstance(seconds, float | int):
         return Told(0.0, "-")
     return Told(seconds, f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms")
 
@@ -425,9 +412,9 @@ def spark(rates: Sequence[float]) -> str:
     return "".join(BARS[round((len(BARS) - 1) * rate / most) if most > 0 else 0] for rate in rates)
 
 
-def _knots(shot: Snapshot) -> list[Server]:
+def _knots(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
     """Delegates and peer publishers that answer."""
-    return [s for s in shot.servers if s.facts is not None and s.facts.kind != "lookup" and not s.error]
+    return [(s, s.delegate) for s in shot.servers if s.delegate is not None and not s.error]
 
 
 def _per(server: Server, name: str) -> Told:
@@ -435,7 +422,7 @@ def _per(server: Server, name: str) -> Told:
     return Told(rate or 0.0, rated(rate) if rate is not None else "-")
 
 
-def _up(facts: Facts) -> Told:
+def _up(facts: ServerStatus) -> Told:
     return Told(facts.uptime, lasted(facts.uptime))
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
 from jbi_pubsub.core.series import WINDOW
+from jbi_pubsub.protocol.status.delegate import ListedSubscription
 from jbi_pubsub.web.federation import Observer, Server, Snapshot
 
 from .near import begins_so, told
@@ -247,9 +248,15 @@ def facts_of(seen: Seen, page: str) -> dict[str, Any]:
     }
     if page == "subscriptions" and seen.subscriptions is not None:
         rows = seen.subscriptions.rows
-        told_["subscriptions"] = [{**msgspec.to_builtins(row), "rate": rate} for row, rate in rows]
+        told_["subscriptions"] = [_subscription_facts(*each) for each in rows]
         told_["subscriptions_in_all"] = seen.subscriptions.total
     return told_
+
+
+def _subscription_facts(server: str, row: ListedSubscription, rate: float | None) -> dict[str, Any]:
+    names = ("uid", "name", "predicate", "matched", "delivered", "mailed", "waiting", "lost")
+    qos = msgspec.to_builtins(row.qos) if row.qos is not msgspec.UNSET else None
+    return {"server": server, **{name: getattr(row, name) for name in names}, "qos": qos, "rate": rate}
 
 
 def _server_facts(server: Server, seen: Seen) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checka
 import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, ProtocolError
+from jbi_pubsub.core.status import AccessStatus
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 
@@ -93,8 +94,8 @@ class AccessPolicy(Protocol):
         """Number of refusals, by action."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data for status pages; {} when there are no rules."""
+    def status(self) -> AccessStatus:
+        """Empty when there are no rules."""
         ...
 
     def close(self) -> None:
@@ -139,9 +140,9 @@ class AllowAll:
         """Nothing."""
         return {}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> AccessStatus:
         """Nothing."""
-        return {}
+        return AccessStatus()
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -174,7 +175,7 @@ class Passing:
         """See AccessPolicy."""
         return self._inner.refused()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> AccessStatus:
         """See AccessPolicy."""
         return self._inner.status()
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_type_hints
 
+from msgspec import UNSET
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -28,6 +30,7 @@ from .config import MetricsSection
 from .errors import AccessDeniedError, PortInUseError
 from .guard import faults, guarded
 from .hosts import is_ours, names_of
+from .status import FieldMetric, Status, TlsStatus
 from .wire.endpoint import Caller
 from .wire.places import Place, peer_of, room
 
@@ -168,11 +171,37 @@ class _Collector(Collector):
         yield from families.values()
 
 
-def expiries(tls: Mapping[str, Any]) -> Iterator[Sample]:
+@functools.cache
+def _metrics(kind: type[Status]) -> tuple[tuple[str, FieldMetric], ...]:
+    """The fields of a status that are metrics."""
+    hints = get_type_hints(kind, include_extras=True)
+    metas = ((name, meta) for name in kind.__struct_fields__ for meta in getattr(hints[name], "__metadata__", ()))
+    return tuple((name, meta.extra["metric"]) for name, meta in metas if "metric" in (meta.extra or {}))
+
+
+def samples_of(status: Status, prefix: str = "", labels: tuple[tuple[str, str], ...] = ()) -> Iterator[Sample]:
+    """Samples of the fields of a status, as their metadata say (see core/status.py); not of statuses inside it."""
+    for name, metric in _metrics(type(status)):
+        value = getattr(status, name)
+        if isinstance(value, str):
+            value = bool(value)
+        yield Sample(f"{prefix}{metric.name or name}", metric.kind, metric.meaning, float(value or 0), labels)
+
+
+def refusals(refused: Mapping[str, int], prefix: str = "") -> Iterator[Sample]:
+    """Samples of `AccessPolicy.refused`."""
+    for action, count in refused.items():
+        meaning = "Refused by the access policy, by action"
+        yield Sample(f"{prefix}access_refused", "counter", meaning, count, (("action", action),))
+
+
+def expiries(tls: TlsStatus) -> Iterator[Sample]:
     """When what `TlsIdentity.status` tells of ends; nothing without TLS."""
-    kinds = {"certificate": [tls], "authority": tls["authorities"], "revocations": tls["revocations"]} if tls else {}
+    if tls.identity is UNSET:
+        return
+    kinds = {"certificate": [tls], "authority": tls.authorities or (), "revocations": tls.revocations or ()}
     for kind, ones in kinds.items():
-        if ends := [one["until"] for one in ones if one["until"] is not None]:
+        if ends := [one.until for one in ones if isinstance(one.until, float)]:
             meaning = "When the [tls] file ends, the first of its kind, in seconds since 1970"
             yield Sample("certificate_expires_seconds", "gauge", meaning, min(ends), (("of", kind),))
 

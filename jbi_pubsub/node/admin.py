@@ -35,6 +35,8 @@ from jbi_pubsub.pad.server.exports import STATUS_ROWS, shortened
 from jbi_pubsub.pad.server.system_publisher import OwnRegistration
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import fetch_terms
+from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateOverview, DelegateStatus, SequencesStatus
+from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
 from .log import NodeLog
@@ -96,11 +98,11 @@ class NodeState(Protocol):
         """See NodeDetails."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> DelegateStatus:
         """Status of the delegate."""
         ...
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Clients that are connected."""
         ...
 
@@ -130,17 +132,17 @@ class NodeCalls:
         return self._node.details()
 
     @exported
-    def clients(self, caller: Caller) -> list[dict[str, Any]]:
+    def clients(self, caller: Caller) -> list[ClientStatus]:
         """Publishers and subscriber processes, STATUS_ROWS at most."""
         self._node.allow(caller, "administer", Subject())
         return self._node.clients()[:STATUS_ROWS]
 
     @exported
-    def sequences(self, caller: Caller) -> dict[str, Any]:
+    def sequences(self, caller: Caller) -> SequencesStatus:
         """`registrations` and `subscriptions` with their accounts, STATUS_ROWS of each at most."""
         self._node.allow(caller, "administer", Subject())
         told = shortened(self._node.status())
-        return {name: told[name] for name in ("registrations", "subscriptions", "counts")}
+        return SequencesStatus(registrations=told.registrations, subscriptions=told.subscriptions, counts=told.counts)
 
     @exported
     def log(self, caller: Caller, after: int, most: int) -> tuple[LogLine, ...]:
@@ -284,39 +286,39 @@ class Statistics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
 
-    def take(self, status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    def take(self, status: DelegateOverview) -> dict[str, SeriesStatus]:
         """Series of a delegate's overview, each with `at`, `last`, `mean`, `deviation`, and `trend` if it has one."""
         now = self._clock()
         for name in self.COUNTED:
-            count = status[name]
+            count = getattr(status, name)
             self._counted(name, now, sum(count.values()) if isinstance(count, Mapping) else count)
-        types = sorted(status["types"], key=lambda row: -row["published"])[:TYPES_MEASURED]
-        counts = {f"types.{row['name']}.published": row["published"] for row in types if row["name"]}
+        types = sorted(status.types, key=lambda row: -row.published)[:TYPES_MEASURED]
+        counts = {f"types.{row.name}.published": row.published for row in types if row.name}
         for gone in [name for name in self._counters if name.startswith("types.") and name not in counts]:
             del self._counters[gone]
         for name, count in counts.items():
             self._counted(name, now, count)
-        for name, count in status["counts"].items():
+        for name, count in msgspec.structs.asdict(status.counts).items():
             self._gauges.setdefault(name, Gauge(window=60.0)).add(now, count)
         for name, value in _resources().items():
             if name == "cpu":
                 self._counted(name, now, value)
             else:
                 self._gauges.setdefault(name, Gauge(window=60.0)).add(now, value)
-        return {name: told for name, told in self._all(now) if told}
+        return dict(self._all(now))
 
     def _counted(self, name: str, now: float, count: float) -> None:
         self._counters.setdefault(name, Counter(window=60.0)).add(now, count)
 
-    def _all(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
+    def _all(self, now: float) -> Iterator[tuple[str, SeriesStatus]]:
         gauges = {**self._gauges, **{name: each.rates for name, each in self._counters.items()}}
         for name, gauge in gauges.items():
             last, mean, deviation = gauge.last(), gauge.mean(now), gauge.deviation(now)
             if last is None or mean is None or deviation is None:
                 continue
             trend = gauge.trend(now)
-            told = {"at": time.time(), "last": last, "mean": mean, "deviation": deviation}
-            yield name, told if trend is None else {**told, "trend": trend}
+            told = SeriesStatus(at=time.time(), last=last, mean=mean, deviation=deviation)
+            yield name, told if trend is None else msgspec.structs.replace(told, trend=trend)
 
 
 def _resources() -> dict[str, float]:

@@ -37,6 +37,7 @@ from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.model.type_repository import ServedTypes
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.settings import access_of
+from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
 from jbi_pubsub.trust.settings import signer_of
 
 from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
@@ -92,12 +93,12 @@ class Dissemination(Protocol):
         """Raises AccessDeniedError."""
         ...
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Clients that are connected."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> DelegateStatus:
+        """Everything a status page shows."""
         ...
 
     def stop(self, drain: float = 5.0) -> int:
@@ -279,11 +280,11 @@ class NodeService:
         lookup = self.lookup.address if self.lookup is not None else ""
         return details_of(self.config, facts, self.delegate.addresses, lookup, self.began)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> DelegateStatus:
         """Status of the delegate."""
         return self.delegate.status()
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Clients that are connected."""
         return self.delegate.clients()
 

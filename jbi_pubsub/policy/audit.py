@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jbi_pubsub.core.files import lock
+from jbi_pubsub.core.status import AuditStatus
 
 from .file import failure
 
@@ -94,9 +95,9 @@ class AuditLog:
             os.close(self._file)
         self._file = -1
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"file": str(self.path), "written": self.written, "lost": self.lost, "fault": self.fault}
+    def status(self) -> AuditStatus:
+        """Lines written and lost."""
+        return AuditStatus(file=str(self.path), written=self.written, lost=self.lost, fault=self.fault)
 
     def _lose(self, count: int, why: OSError) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.files import stamp, written
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.status import AccessStatus, AuditStatus
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 
@@ -250,17 +251,17 @@ class AccessManager:
         """Number of refusals, by action."""
         return self.decisions.refused()
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "file": str(self.path),
-            "version": self.version,
-            "rules": len(self._rules.rules),
-            "since": round(self._wall() - self._since, 1),
-            "fault": "; ".join(filter(None, (self.fault, self._copy.fault))),
-            "refused": dict(self.refused()),
-            "audit": self.decisions.log.status() if self.decisions.log is not None else {},
-        }
+    def status(self) -> AccessStatus:
+        """See AccessPolicy."""
+        return AccessStatus(
+            file=str(self.path),
+            version=self.version,
+            rules=len(self._rules.rules),
+            since=round(self._wall() - self._since, 1),
+            fault="; ".join(filter(None, (self.fault, self._copy.fault))),
+            refused=dict(self.refused()),
+            audit=self.decisions.log.status() if self.decisions.log is not None else AuditStatus(),
+        )
 
     def close(self) -> None:
         """Look no more; what is to be written is."""

@@ -31,11 +31,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from jbi_pubsub.core.access import AccessPolicy, Action, Decision, Passing, Subject
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, PolicyError, WireError, WireTimeoutError
 from jbi_pubsub.core.files import Watched, written
+from jbi_pubsub.core.status import AccessStatus, UsersStatus
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.core.xml import give_back
 
@@ -90,8 +93,8 @@ class Users(Protocol):
         """Whether what `check` has returned is still right."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> UsersStatus:
+        """Where passwords are checked."""
         ...
 
 
@@ -235,10 +238,10 @@ class PasswordFile:
         account = self._look().get(user)
         return account is not None and account.line() == proof
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> UsersStatus:
         """See Users."""
         file = self._file
-        return {"file": str(self.path), "users": len(file.value), "version": file.version, "fault": self.fault}
+        return UsersStatus(file=str(self.path), users=len(file.value), version=file.version, fault=self.fault)
 
     def _look(self) -> Mapping[str, Account]:
         try:
@@ -315,9 +318,9 @@ class Directory:
         """See Users."""
         return proof == self._url
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> UsersStatus:
         """See Users."""
-        return {"directory": self._url}
+        return UsersStatus(directory=self._url)
 
 
 class UsersPolicy(Passing):
@@ -382,9 +385,10 @@ class UsersPolicy(Passing):
                 return Decision(False, "users")
         return self._inner.allow(caller, action, subject)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> AccessStatus:
         """See AccessPolicy."""
-        return {**self._inner.status(), **({"users": self._users.status()} if self._users is not None else {})}
+        inner = self._inner.status()
+        return msgspec.structs.replace(inner, users=self._users.status()) if self._users is not None else inner
 
     def _was_right(self, pair: str) -> bool:
         with self._lock:

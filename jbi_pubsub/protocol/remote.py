@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.bridge import RemoteStatus
 
 
 class RemoteAnswers(Protocol):
@@ -36,6 +37,6 @@ class RemoteArchive(Protocol):
         """Ask. Raises JbiError, now or by the answers."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data for status pages: its `kind` and `name`, and what it does, for whoever may look here."""
+    def status(self) -> RemoteStatus:
+        """Its kind and name, and what it does, for whoever may look here."""
         ...

@@ -36,7 +36,7 @@ from jbi_pubsub.protocol.replies import (
     Subscribed,
 )
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
-from jbi_pubsub.protocol.status import TERMS_MOST, Terms
+from jbi_pubsub.protocol.status.terms import TERMS_MOST, Terms
 
 T = TypeVar("T")
 

@@ -197,7 +197,8 @@ class PublisherAdapter:
 
     def status(self) -> dict[str, Any]:
         """Everything about this publisher as plain data."""
-        return self._server.status()
+        told: dict[str, Any] = msgspec.to_builtins(self._server.status())
+        return told
 
     @checked
     def close(self, timeout: float = 5.0) -> None:

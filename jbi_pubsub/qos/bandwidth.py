@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from jbi_pubsub.core.quality import Resources, Space
 from jbi_pubsub.core.wire.hub import Allowance, HubSender
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.protocol.status.quality import LinkStatus
 
 from .link import Destination, SharedLink, update_links
 
@@ -163,9 +164,8 @@ class BandwidthManager:
             return Resources()
         return Resources(bandwidth=rate or None, backlog=float(sum(sender.backlog() for sender in senders)))
 
-    def status(self) -> list[dict[str, Any]]:
-        """Status of each link, as plain data (see SharedLink.status), with what the system says of its connections:
-        `retransmits` of all of them, `unsent` bytes that it holds, its round trip (the longest)."""
+    def status(self) -> list[LinkStatus]:
+        """Status of each link, with what the system says of its connections."""
         now = self._clock()
         with self._lock:
             rows = [(link.status(now), link) for link in self._links.values()]
@@ -175,12 +175,12 @@ class BandwidthManager:
             ours = [sender for sender, its in senders if its is link]
             ways = [way for sender in ours[:ASKED_MOST] if (way := sender.transport()) is not None]
             told.append(
-                {
+                LinkStatus(
                     **row,
-                    "backlog": sum(sender.backlog() for sender in ours),
-                    "retransmits": sum(way.retransmits for way in ways),
-                    "unsent": sum(way.unsent for way in ways),
-                    "tcp_rtt_ms": round(max((way.rtt_ms for way in ways), default=0.0), 1),
-                }
+                    backlog=sum(sender.backlog() for sender in ours),
+                    retransmits=sum(way.retransmits for way in ways),
+                    unsent=sum(way.unsent for way in ways),
+                    tcp_rtt_ms=round(max((way.rtt_ms for way in ways), default=0.0), 1),
+                )
             )
         return told

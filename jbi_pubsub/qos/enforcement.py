@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import PolicyError
@@ -20,6 +21,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.policy.policyset import PolicySet
+from jbi_pubsub.protocol.status.quality import QualityStatus, SeriesStatus
 from jbi_pubsub.qos import measurement
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.following import Following
@@ -178,21 +180,25 @@ class Enforcement:
         if isinstance(contract.meter, Meter):
             self.meters.ended(contract.meter)
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> QualityStatus:
+        """All but its series."""
         followed = self.following.status()
         faults = (self._source.fault if self._source is not None else "", followed["fault"])
-        source = {"source": "file"} if self._file_says else {}
-        return {
-            "component": self.component,
-            "policy": {**self.local.status(), **followed, **source, "fault": "; ".join(filter(None, faults))},
-            "tasks": self.tasks.status(),
-            "links": self.links.status(),
-            "shaping": self.shaper.status(),
-            "types": self.meters.types(time.monotonic()),
-        }
+        return QualityStatus(
+            component=self.component,
+            policy=replace(
+                self.local.status(),
+                source="file" if self._file_says else followed["source"],
+                following=followed["following"],
+                fault="; ".join(filter(None, faults)),
+            ),
+            tasks=self.tasks.status(),
+            links=self.links.status(),
+            shaping=self.shaper.status(),
+            types=self.meters.types(time.monotonic()),
+        )
 
-    def series(self) -> dict[str, Any]:
+    def series(self) -> dict[str, SeriesStatus]:
         """Series of every number in the status, its last seconds (see `Monitor.status`)."""
         return self._monitor.status(time.monotonic())
 
@@ -230,7 +236,7 @@ class Enforcement:
         self.mail_rate = self._rate_of_mail(wall)
         self.meters.fold(now, wall)
         told = self.status()
-        self.following.look(told["links"], told["policy"]["contracts"], told["types"])
+        self.following.look(told.links, told.policy.contracts, told.types)
         self._monitor.sample(told, now, wall)
 
 

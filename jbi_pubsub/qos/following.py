@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -45,6 +45,7 @@ from jbi_pubsub.policy.space import (
     read_set,
     refusal,
 )
+from jbi_pubsub.protocol.status.quality import LinkStatus, TypeQuality
 
 log = logging.getLogger("jbi_pubsub.qos")
 
@@ -151,14 +152,12 @@ class Following:
 
     # -- what goes back -----------------------------------------------------------------------------------------
 
-    def look(
-        self, links: Sequence[Mapping[str, Any]], contracts: Mapping[str, int], types: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def look(self, links: Sequence[LinkStatus], contracts: Mapping[str, int], types: Sequence[TypeQuality]) -> None:
         """Once a second: report what links carry, and what types were delivered; see if the manager is alive."""
         if self._thread is None:
             return
         now = self._clock()
-        rates = {str(row["name"])[:200]: float(row.get("rate", 0.0)) for row in types[:TYPES_TOLD]}
+        rates = {row.name[:200]: float(row.rate or 0.0) for row in types[:TYPES_TOLD]}
         uses = self._uses.look(links, now)
         with self._lock:
             self._report = LqmReport(0, PolicyStanding(), links=uses, contracts=dict(contracts), types=rates)
@@ -360,23 +359,21 @@ class Uses:
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, list[int]]] = {}
 
-    def look(self, links: Sequence[Mapping[str, Any]], now: float) -> dict[str, LinkUse]:
+    def look(self, links: Sequence[LinkStatus], now: float) -> dict[str, LinkUse]:
         """`links`: see BandwidthManager.status. A level at which something waits would send as much as goes."""
         found = {}
         before, self._before = self._before, {}
         for row in links[:LINKS_TOLD]:
-            name, sent = str(row["name"])[:200], list(row["sent_by_level"])
+            name, sent = row.name[:200], row.sent_by_level
             at, was = before.get(name, (now - 1.0, sent))
             self._before[name] = now, sent
             took = max(0.001, now - at)
             rates = [max(0, new - old) / took for new, old in zip(sent, was, strict=True)]
-            waiting = [bool(count) for count in row["waiting_by_level"]]
-            if row["backlog"] and not any(waiting):  # it waits for what is under way
+            waiting = [bool(count) for count in row.waiting_by_level]
+            if row.backlog and not any(waiting):  # it waits for what is under way
                 waiting = [rate > 0 for rate in rates] if any(rates) else [level == LEVELS // 2 for level in range(5)]
             a, b, c, d, e = (float("inf") if waits else rate for waits, rate in zip(waiting, rates, strict=True))
-            found[name] = LinkUse(
-                float(row["limit"] or 0.0), float(row["used"]), (a, b, c, d, e), float(row["rtt_ms"]) / 1000
-            )
+            found[name] = LinkUse(row.limit or 0.0, row.used, (a, b, c, d, e), row.rtt_ms / 1000)
         return found
 
 

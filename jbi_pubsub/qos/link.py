@@ -17,12 +17,13 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import LEVELS, LinkTerms, Space, Strategy
 from jbi_pubsub.core.scheduling import LEVELS_OF, PriorityRing
 from jbi_pubsub.core.series import Counter
+from jbi_pubsub.protocol.status.quality import LinkUsage
 
 from .path import QUANTUM_LEAST, LinkPath, SentBatch
 
@@ -120,25 +121,25 @@ class SharedLink(Generic[T]):
         """Bytes of all destinations that may be under way."""
         return self.path.most(self.effective_rate, is_measured=self.is_measured)
 
-    def status(self, now: float) -> dict[str, Any]:
-        """Plain data: rates in bytes a second, times in ms; `busy` is the used part of the rate."""
+    def status(self, now: float) -> LinkUsage:
+        """Its rates, and what is under way."""
         self._bytes.add(now, sum(self.by_level))
         used, rate = self._bytes.rate(now) or 0.0, self.effective_rate
-        return {
-            "name": self.terms.name,
-            "limit": self.terms.rate,
-            "estimate": round(self.path.rates.rate) if self.is_measured and self.path.rates.rate else None,
-            "used": round(used),
-            "busy": round(min(1.0, used / rate), 3) if rate else 0.0,
-            "sent": sum(self.by_level),
-            "sent_by_level": list(self.by_level),
-            "waiting_by_level": self._turns.lengths(),
-            "destinations": len(self._destinations),
-            "pending": self._in_flight,
-            "rtt_ms": round(1000 * self.path.trip, 1),
-            "rtt_min_ms": round(1000 * (self.path.distance or 0.0), 1),
-            "quantum": self.quantum,
-        }
+        return LinkUsage(
+            name=self.terms.name,
+            limit=self.terms.rate,
+            estimate=round(self.path.rates.rate) if self.is_measured and self.path.rates.rate else None,
+            used=round(used),
+            busy=round(min(1.0, used / rate), 3) if rate else 0.0,
+            sent=sum(self.by_level),
+            sent_by_level=list(self.by_level),
+            waiting_by_level=self._turns.lengths(),
+            destinations=len(self._destinations),
+            pending=self._in_flight,
+            rtt_ms=round(1000 * self.path.trip, 1),
+            rtt_min_ms=round(1000 * (self.path.distance or 0.0), 1),
+            quantum=self.quantum,
+        )
 
     # -- destinations -------------------------------------------------------------------------------------------
 

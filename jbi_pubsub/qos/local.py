@@ -42,6 +42,7 @@ from jbi_pubsub.policy.condition import Bound, Node, about_resources, holds, tes
 from jbi_pubsub.policy.context import CallerFacts, facts_of
 from jbi_pubsub.policy.policy import Resolution, granted
 from jbi_pubsub.policy.policyset import NOTHING, PolicySet
+from jbi_pubsub.protocol.status.quality import PolicyInForce
 
 TICK_SECONDS: Final = 0.25
 """Between two looks at resources."""
@@ -467,22 +468,22 @@ class LocalManager:
 
     # -- for people ---------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> PolicyInForce:
+        """The policies in force, and how many contracts have which importance."""
         with self._lock:
             levels = Counter[int]()
             for kind in self._classes.values():
                 levels[kind.granted.settings.importance] += len(kind.contracts)
             policies, classes = self._policies, len(self._classes)
-        return {
-            "policies": len(policies.rules),
-            "version": policies.version,
-            "digest": policies.digest[:16] if not policies.is_empty else "",
-            "strategy": policies.space.strategy.name,
-            "shaping": policies.space.shaping,
-            "classes": classes,
-            "contracts": {str(level): count for level, count in sorted(levels.items())},
-        }
+        return PolicyInForce(
+            policies=len(policies.rules),
+            version=policies.version,
+            digest=policies.digest[:16] if not policies.is_empty else "",
+            strategy=policies.space.strategy.name,
+            shaping=policies.space.shaping,
+            classes=classes,
+            contracts={str(level): count for level, count in sorted(levels.items())},
+        )
 
     def stop(self) -> None:
         """Look no more. Safe to repeat."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.protocol.status.quality import SeriesStatus
 
 TYPE: Final = TypeName("jbi.Measurement")
 _FILE: Final = "Measurement.xsd"
@@ -24,13 +25,13 @@ def invariants(component: str) -> bytes:
     return f"<Measurement><component>{_text(component)}</component></Measurement>".encode()
 
 
-def documents(component: str, series: Mapping[str, Mapping[str, Any]]) -> Iterator[bytes]:
+def documents(component: str, series: Mapping[str, SeriesStatus]) -> Iterator[bytes]:
     """The metadata of a measurement for each series, as `Monitor.status` tells them."""
     for name, told in series.items():
-        values = {"value": told["last"], **{n: told[n] for n in ("mean", "deviation", "trend") if n in told}}
+        values = {"value": told.last, **{n: told[n] for n in ("mean", "deviation", "trend") if n in told}}
         yield (
             f"<Measurement><component>{_text(component)}</component><series>{_text(name)}</series>"
-            f"<at>{told['at']:.3f}</at>{''.join(f'<{n}>{value:.9g}</{n}>' for n, value in values.items())}"
+            f"<at>{told.at:.3f}</at>{''.join(f'<{n}>{value:.9g}</{n}>' for n, value in values.items())}"
             "</Measurement>"
         ).encode()
 

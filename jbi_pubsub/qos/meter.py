@@ -22,7 +22,11 @@ from itertools import islice
 from operator import add
 from typing import Any, Final
 
+from msgspec import UNSET
+
 from jbi_pubsub.core.series import MOST, WINDOW, Counter, Gauge
+from jbi_pubsub.core.status import Status
+from jbi_pubsub.protocol.status.quality import SeriesStatus, TypeQuality
 
 BUCKETS: Final = 40
 LEAST: Final = 1e-4
@@ -227,8 +231,8 @@ class TypeMeter:
         if tally.received:
             self.last = wall
 
-    def status(self, now: float) -> dict[str, Any]:
-        """Plain data: counters of all there was, delays of the window."""
+    def status(self, now: float, name: str = "") -> TypeQuality:
+        """Counters of all there was, delays of the window, of the type `name`."""
         while self._lately and (self._lately[0][0] < now - self._window or len(self._lately) > MOST):
             self._lately.popleft()
         lately = Tally()
@@ -243,10 +247,10 @@ class TypeMeter:
             "last": self.last,
             "rates": [round(point.value, 3) for point in self.received.rates.points(now)],
             **_rates(self.received, now),
+            "jitter": UNSET,  # one contract's says nothing of another's
+            "end_jitter": UNSET,
         }
-        del told["jitter"]  # one contract's says nothing of another's
-        told.pop("end_jitter", None)
-        return told
+        return TypeQuality(name=name, **told)
 
 
 class Meters:
@@ -304,11 +308,11 @@ class Meters:
             found.received.add(now - 1.0, 0.0)
         return found
 
-    def types(self, now: float) -> list[dict[str, Any]]:
-        """Plain data, those with the highest rates first."""
+    def types(self, now: float) -> list[TypeQuality]:
+        """Those with the highest rates first."""
         with self.lock:
             first = nlargest(TOLD_MOST, self._types.items(), key=lambda each: each[1].received.rate(now) or 0.0)
-            return [{"name": name[:200], **each.status(now)} for name, each in first]
+            return [each.status(now, name[:200]) for name, each in first]
 
 
 def _rates(counter: Counter, now: float) -> dict[str, Any]:
@@ -329,7 +333,7 @@ class Monitor:
         self._series: dict[str, Gauge | Counter] = {}
         self._at: dict[str, float] = {}
 
-    def sample(self, told: Mapping[str, Any], now: float, wall: float) -> None:
+    def sample(self, told: Status | Mapping[str, Any], now: float, wall: float) -> None:
         """Take the numbers that are told by now. Names that are not told any more are forgotten."""
         numbers = dict(numbers_in(told))
         with self._lock:
@@ -348,27 +352,27 @@ class Monitor:
             series.add(now, value)
             self._at[name] = wall
 
-    def status(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, SeriesStatus]:
         """By name: when and what last, mean, standard deviation and trend (what it grows by in a second) of the window,
         and its points: seconds since the epoch, value. Of what only grows these are of its rate."""
         with self._lock:
             found = {name: self._told(name, series, now) for name, series in self._series.items()}
-        return {name: told for name, told in found.items() if told}
+        return {name: told for name, told in found.items() if told is not None}
 
-    def _told(self, name: str, series: Gauge | Counter, now: float) -> dict[str, Any]:
+    def _told(self, name: str, series: Gauge | Counter, now: float) -> SeriesStatus | None:
         gauge = series.rates if isinstance(series, Counter) else series
         points = gauge.points(now)
         if not points:
-            return {}
+            return None
         at = self._at[name]
         found = {"mean": gauge.mean(now), "deviation": gauge.deviation(now), "trend": gauge.trend(now)}
-        return {
-            "at": round(at, 3),
-            "last": _round(points[-1].value),
-            "per_second": isinstance(series, Counter),
+        return SeriesStatus(
+            at=round(at, 3),
+            last=_round(points[-1].value),
+            per_second=isinstance(series, Counter),
             **{what: _round(value) for what, value in found.items() if value is not None},
-            "points": [[round(at - points[-1].at + point.at, 3), _round(point.value)] for point in points],
-        }
+            points=[(round(at - points[-1].at + point.at, 3), _round(point.value)) for point in points],
+        )
 
 
 def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:
@@ -380,7 +384,7 @@ def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:
         if math.isfinite(told):
             yield name, float(told)
     elif isinstance(told, Mapping):
-        for key, value in told.items():
+        for key, value in dict(told).items():
             if key not in ("name", "importance", "bin", "rates"):
                 yield from numbers_in(value, f"{name}.{key}" if name else str(key))
     elif isinstance(told, (list, tuple)):

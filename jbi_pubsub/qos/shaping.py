@@ -25,6 +25,7 @@ from jbi_pubsub.core.info_object import Head, Part
 from jbi_pubsub.core.quality import SHAPES, Shape
 from jbi_pubsub.core.xml import looks_like_xml
 from jbi_pubsub.core.xpath import PayloadFilter
+from jbi_pubsub.protocol.status.quality import ShapingStatus
 from jbi_pubsub.qos.bins import Cost
 
 if TYPE_CHECKING:
@@ -100,16 +101,16 @@ class Shaper:
             self._costs = {}
         return self._costs.setdefault(shapes, Cost())
 
-    def status(self) -> dict[str, Any]:
-        """Plain data: payloads, bytes saved of them, processor time."""
+    def status(self) -> ShapingStatus:
+        """Payloads, bytes saved of them, processor time."""
         with self._lock:
-            return {
-                "on": self.is_on,
-                "shaped": self._shaped,
-                "unshaped": self._unshaped,
-                "saved": self._saved,
-                "seconds": round(self._seconds, 3),
-            }
+            return ShapingStatus(
+                on=self.is_on,
+                shaped=self._shaped,
+                unshaped=self._unshaped,
+                saved=self._saved,
+                seconds=round(self._seconds, 3),
+            )
 
 
 def _is_picture(payload: Part, shapes: Sequence[Shape]) -> bool:

@@ -20,12 +20,13 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
 from jbi_pubsub.core.scheduling import Work
+from jbi_pubsub.protocol.status.quality import BinStatus, TasksStatus, WorkStatus
 from jbi_pubsub.qos.bins import Bins, Cost, Ticket
 
 R = TypeVar("R")
@@ -370,22 +371,23 @@ class TaskManager:
                 self._handed = None
                 self._pass_on()
 
-    def status(self) -> dict[str, Any]:
-        """Plain data. Of each level (the least important first) and bin that had work: how much waits (`depth`), how
-        many pieces were done, and their seconds; of each kind of work the same, and the estimate for one; how much was
-        done without a hand-over (`at_once`); what waits for something else (`parked`); what fails."""
+    def status(self) -> TasksStatus:
+        """Work that waits and was done; bins alone that had work, of the least important level first."""
         with self._lock:
             strategy, kinds = self._bins.strategy, self._kinds.items()
-            return {
-                "strategy": strategy.name,
-                "weights": list(strategy.cpu),
-                "bins": _rows(self._done, self._bins.depths()),
-                "waiting": len(self._bins),
-                "parked": len(self._parked),
-                "at_once": self._at_once,
-                "kinds": {kind: {**_plain(each), "each": round(each[1] / max(1, each[0]), 9)} for kind, each in kinds},
-                "fault": "; ".join(list(self._failing.values())[:3])[:500],
-            }
+            return TasksStatus(
+                strategy=strategy.name,
+                weights=list(strategy.cpu),
+                bins=_rows(self._done, self._bins.depths()),
+                waiting=len(self._bins),
+                parked=len(self._parked),
+                at_once=self._at_once,
+                kinds={
+                    kind: WorkStatus(served=int(count), cpu=round(cpu, 6), each=round(cpu / max(1, count), 9))
+                    for kind, (count, cpu) in kinds
+                },
+                fault="; ".join(list(self._failing.values())[:3])[:500],
+            )
 
 
 def _no_turn() -> BackPressureError:
@@ -395,15 +397,11 @@ def _no_turn() -> BackPressureError:
     )
 
 
-def _rows(done: Sequence[Sequence[float]], depths: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Plain data of each level and bin that had work."""
+def _rows(done: Sequence[Sequence[float]], depths: Sequence[Sequence[int]]) -> list[BinStatus]:
+    """Status of each level and bin that had work."""
     places = [(level, at, depth) for level, bins in enumerate(depths) for at, depth in enumerate(bins)]
     return [
-        {"importance": level + 1, "bin": at, "depth": depth, **_plain(each)}
-        for (level, at, depth), each in zip(places, done, strict=True)
-        if depth or each[0]
+        BinStatus(importance=level + 1, bin=at, depth=depth, served=int(count), cpu=round(cpu, 6))
+        for (level, at, depth), (count, cpu) in zip(places, done, strict=True)
+        if depth or count
     ]
-
-
-def _plain(done: Sequence[float]) -> dict[str, float]:
-    return {"served": int(done[0]), "cpu": round(done[1], 6)}

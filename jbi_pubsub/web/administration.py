@@ -128,13 +128,13 @@ Shown = tuple[ui.element, Callable[[Server], None]]
 
 
 def _lookup(console: Console, doing: ConfirmedActions, server: Server) -> Shown:
-    assert server.facts is not None
+    assert server.lookup is not None
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"lookup {title}", "jbi-name")
         state = words("span")
-        groups = ui.input("Groups (commas between; none: public)", value=", ".join(server.facts.groups))
-        locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.facts.locators))
+        groups = ui.input("Groups (commas between; none: public)", value=", ".join(server.lookup.groups))
+        locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.lookup.locators))
         for field in (groups, locators):
             field.props("maxlength=1000").classes("jbi-grow")
 
@@ -152,9 +152,9 @@ def _lookup(console: Console, doing: ConfirmedActions, server: Server) -> Shown:
         ui.button("Set locators", on_click=set_locators).props("no-caps flat")
 
     def look(now: Server) -> None:
-        if now.facts is not None:  # what is typed stays: this is what holds
-            serves = ", ".join(name or "the public group" for name in now.facts.groups) or "no group"
-            state.text = f"serves {serves}, joins {', '.join(now.facts.locators) or 'nobody by address'}"
+        if (facts := now.lookup) is not None:  # what is typed stays: this is what holds
+            serves = ", ".join(name or "the public group" for name in facts.groups) or "no group"
+            state.text = f"serves {serves}, joins {', '.join(facts.locators) or 'nobody by address'}"
 
     return made, look
 
@@ -176,11 +176,11 @@ def _delegate(console: Console, doing: ConfirmedActions, server: Server) -> Show
         resume = ui.button("Resume", on_click=resumed).props("no-caps flat")
 
     def look(now: Server) -> None:
-        if now.facts is not None:
-            draining = "draining" if now.facts.draining else "takes publishers"
-            state.text = f"{draining}, {now.facts.queued + now.facts.in_flight:,} objects wait"
-            drain.set_visibility(not now.facts.draining)
-            resume.set_visibility(now.facts.draining)
+        if (facts := now.delegate) is not None:
+            draining = "draining" if facts.draining else "takes publishers"
+            state.text = f"{draining}, {facts.queued + facts.in_flight:,} objects wait"
+            drain.set_visibility(not facts.draining)
+            resume.set_visibility(facts.draining)
 
     return made, look
 
@@ -195,7 +195,7 @@ def _whole(console: Console, given: str) -> str:
     does, or several."""
     servers = [s.id for s in console.observer.snapshot().servers if s.kind == "delegate" and s.facts is not None]
     _, rows, _ = console.observer.subscriptions(servers, search=given, count=FITTING)
-    uids = sorted({str(row.get("uid")) for row in rows})
+    uids = sorted({row.uid for _, row in rows})
     fits = [uid for uid in uids if uid.startswith(given) or uid.rpartition("-")[2].startswith(given)]
     if given in fits:
         return given

@@ -12,6 +12,7 @@ from nicegui.events import GenericEventArguments
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+from jbi_pubsub.protocol.status.delegate import ListedSubscription
 
 from .console import Console, action, region, said, show_rows, table, words
 from .federation import ANSWER_SECONDS, harmless
@@ -70,7 +71,7 @@ def _page(console: Console, uid: str, object_id: str) -> None:
             _, rows, _ = await console.call(
                 lambda: console.observer.subscriptions(servers, search=search[:200], count=CHOICES)
             )
-            options = {str(r.get("uid")): _called(r) for r in rows}
+            options = {row.uid: _called(row) for _, row in rows}
             if chosen.value and chosen.value not in options:
                 options[chosen.value] = chosen.value
             chosen.set_options(options)
@@ -111,9 +112,9 @@ def _page(console: Console, uid: str, object_id: str) -> None:
         ui.timer(0.1, offer, once=True)
 
 
-def _called(row: Mapping[str, Any]) -> str:
-    template = "; ".join(map(str, row.get("template") or [])) or "every type"
-    return f"{row.get('name') or 'e-mail'}: {str(row.get('uid')).rpartition('-')[2][:12]}, {template}"[:120]
+def _called(row: ListedSubscription) -> str:
+    template = "; ".join(row.template) or "every type"
+    return f"{row.name or 'e-mail'}: {row.uid.rpartition('-')[2][:12]}, {template}"[:120]
 
 
 def _asked(

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -33,8 +33,10 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.entries import PAD_TYPE, PEER_TYPE
 from jbi_pubsub.protocol.services import STATUS, fetch_page
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription, PageStatus
 
 log = logging.getLogger("jbi_pubsub.web")
 
@@ -75,255 +77,47 @@ DELAY: Final = "delay_ms"
 """The same, but of several servers the largest counts, not the sum."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
-"""One that a server can have come to: sums over all servers must not be one server's to spoil."""
-
-
-class Publishers(msgspec.Struct, frozen=True):
-    """Publishers of one name at one server; `of`: how many names these are (more than one: all that are not told)."""
-
-    name: str
-    of: Count
-    connections: Count
-    registrations: Count
-    published: Count
-
-
-class Subscribers(msgspec.Struct, frozen=True):
-    """Subscriber processes of one name at one server; `of` as above."""
-
-    name: str
-    of: Count
-    sessions: Count
-    connected: Count
-    subscriptions: Count
-    delivered: Count
-    queued: Count
-    in_flight: Count
-    lost: Count
-
-
-class Published(msgspec.Struct, frozen=True):
-    """Registrations of one type at one server; `subscriptions`: the most that one of them has."""
-
-    name: str
-    of: Count
-    registrations: Count
-    published: Count
-    unmatched: Count
-    subscriptions: Count
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """A lease that ends soon if it is not renewed; `left` in seconds."""
-
-    kind: str
-    name: str
-    left: float
-
-
-class Mail(msgspec.Struct, frozen=True):
-    """Mail of a delegate: mails waiting and their bytes, what is wrong with the queue and with the mail server."""
-
-    queued: Count = 0
-    bytes: Count = 0
-    under_way: Count = 0
-    fault: str = ""
-    away: str = ""
-    server: str = ""
-
-
-class Store(msgspec.Struct, frozen=True):
-    """The file of a lookup service; `fault`: what is wrong with it."""
-
-    fault: str = ""
-
-
-Measure = Annotated[float, msgspec.Meta(ge=0, le=10**15)]
-"""A measure of a server: negative numbers, and those that are none, are not believed."""
-
-
-Moment = Annotated[float, msgspec.Meta(ge=0, le=10**11)]
-"""Seconds since the epoch that a calendar knows."""
-
-
-class TypeQuality(msgspec.Struct, frozen=True):
-    """Objects of one type at a server that manages quality of service: `rates` of the last seconds, `last` in seconds
-    since the epoch, delays in seconds."""
-
-    name: str = ""
-    sources: list[str] = []
-    received: Count = 0
-    dropped: Count = 0
-    bytes: Count = 0
-    last: Moment | None = None
-    rate: Measure | None = None
-    rates: list[Measure] = []
-    p50: Measure | None = None
-    p95: Measure | None = None
-    end_p95: Measure | None = None
-
-
-class BinQuality(msgspec.Struct, frozen=True):
-    """Tasks of one importance and cost: how many wait, how many were done, their seconds."""
-
-    importance: Count
-    bin: Count
-    depth: Count = 0
-    served: Count = 0
-    cpu: Measure = 0.0
-
-
-class TaskQuality(msgspec.Struct, frozen=True):
-    """The processor's part."""
-
-    strategy: str = ""
-    bins: list[BinQuality] = []
-    fault: str = ""
-
-
-class LinkQuality(msgspec.Struct, frozen=True):
-    """A link: rates in bytes a second, times in ms."""
-
-    name: str
-    limit: Measure | None = None
-    estimate: Measure | None = None
-    used: Measure = 0.0
-    busy: Measure = 0.0
-    backlog: Count = 0
-    waiting_by_level: list[Count] = []
-    rtt_ms: Measure = 0.0
-    rtt_min_ms: Measure = 0.0
-    retransmits: Count = 0
-    pending: Count = 0
-
-
-class PolicyQuality(msgspec.Struct, frozen=True):
-    """The policies in force: how many, and how many contracts have which importance."""
-
-    policies: Count = 0
-    version: Count = 0
-    digest: str = ""
-    contracts: dict[str, Count] = {}
-    source: str = ""
-    following: str = ""
-    fault: str = ""
-
-
-class ShapingQuality(msgspec.Struct, frozen=True):
-    """Payloads shaped, bytes saved, processor time."""
-
-    on: bool = True
-    shaped: Count = 0
-    unshaped: Count = 0
-    saved: Count = 0
-    seconds: Measure = 0.0
-
-
-class Quality(msgspec.Struct, frozen=True):
-    """Quality of service, as told by a server with [qos] mode "on"."""
-
-    component: str = ""
-    policy: PolicyQuality = PolicyQuality()
-    tasks: TaskQuality = TaskQuality()
-    links: list[LinkQuality] = []
-    shaping: ShapingQuality = ShapingQuality()
-    types: list[TypeQuality] = []
-
-
-class ContractQuality(msgspec.Struct, frozen=True):
-    """Contract in force for a subscription, and its results; times in seconds."""
-
-    importance: Count = 0
-    deadline: Measure | None = None
-    p95: Measure | None = None
-    end_p95: Measure | None = None
-    jitter: Measure | None = None
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a server, by itself, as far as they are shown. What a kind of server does not tell has its default."""
-
-    kind: Literal["lookup", "delegate", "peer"]
-    address: str
-    uptime: float
-    pid: Count = 0
-    name: str = ""
-    location: str = ""
-    connections: Count = 0
-    threads: Count = 0
-    calls: Count = 0
-    faults: dict[str, Count] = {}
-    draining: bool = False
-    node: str = ""
-    """Id of the node that it is part of."""
-    # of lookup services
-    groups: list[str] = []
-    locators: list[str] = []
-    items: Count = 0
-    event_registrations: Count = 0
-    lookups: Count = 0
-    changes: Count = 0
-    events: Count = 0
-    events_lost: Count = 0
-    store: Store | None = None
-    # of delegates and peer publishers
-    publishers: list[Publishers] = []
-    sessions: list[Subscribers] = []
-    types: list[Published] = []
-    ending: list[Ending] = []
-    counts: dict[str, Count] = {}
-    mailing: Count = 0
-    published: Count = 0
-    unmatched: Count = 0
-    refused: Count = 0
-    matched: Count = 0
-    suppressed: Count = 0
-    delivered: Count = 0
-    mailed: Count = 0
-    replayed: Count = 0
-    lost: dict[str, Count] = {}
-    leases: Count = 0
-    queued: Count = 0
-    in_flight: Count = 0
-    delay_ms: Annotated[float, msgspec.Meta(ge=0, le=10**12)] = 0.0
-    queued_bytes: Count = 0
-    catching_up: Count = 0
-    kept: dict[str, Count] = {}
-    mail: Mail = Mail()
-    qos: Quality | None = None
-    """None: it does not manage quality of service."""
-
-    def count(self, name: str) -> int:
-        """One of COUNTED or MEASURED."""
-        if name == "lost":
-            return sum(self.lost.values())
-        return self.mail.queued if name == "mail_waiting" else getattr(self, name)
+KINDS: Final[Mapping[str, type[DelegateOverview | LookupStatus]]] = {
+    "lookup": LookupStatus,
+    "delegate": DelegateOverview,
+    "peer": DelegateOverview,
+}
+"""Status of each kind of server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server as it was last seen. `facts` are those of its last answer, None before the first; `told` is all of that
-    answer (made harmless), for what is not in `facts`; `error` says why it does not answer now, "" when it does;
+    """A server as it was last seen. `facts` are its last answer, None before the first; `told` is the same as it came
+    (made harmless), with what this version does not know; `error` says why it does not answer now, "" when it does;
     `rates` are per second over 10 s, by name of the counter (COUNTED, `lost.CAUSE`), without those not known yet;
     `listed`: a lookup service lists it (a delegate that is drained is not)."""
 
     id: str
     kind: Kind
     ref: ServiceRef
-    facts: Facts | None
+    facts: DelegateOverview | LookupStatus | None
     told: Mapping[str, Any]
     error: str
     rates: Mapping[str, float]
     listed: bool
 
     @property
+    def delegate(self) -> DelegateOverview | None:
+        """The last answer of a delegate or peer publisher."""
+        return self.facts if isinstance(self.facts, DelegateOverview) else None
+
+    @property
+    def lookup(self) -> LookupStatus | None:
+        """The last answer of a lookup service."""
+        return self.facts if isinstance(self.facts, LookupStatus) else None
+
+    @property
     def title(self) -> str:
         """Name that people call it by."""
         if self.facts is None:
             return ", ".join(self.ref.endpoints)
-        if self.kind == "delegate":
-            return f"node {self.facts.location}" if self.facts.node else f"{self.facts.name}, {self.facts.location}"
+        if self.kind == "delegate" and (known := self.delegate) is not None:
+            return f"node {known.location}" if known.node else f"{known.name}, {known.location}"
         return self.facts.address
 
 
@@ -364,7 +158,7 @@ class _Watched:
     kind: Kind
     backoff: Backoff
     listed: bool = True
-    facts: Facts | None = None
+    facts: DelegateOverview | LookupStatus | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     due: float = 0.0
@@ -459,14 +253,14 @@ class Observer:
 
     def subscriptions(
         self, servers: Sequence[str], *, search: str = "", order: str = "number", start: int = 0, count: int = 50
-    ) -> tuple[int, list[dict[str, Any]], list[str]]:
+    ) -> tuple[int, list[tuple[str, ListedSubscription]], list[str]]:
         """Number of subscriptions of these servers (by id) in which `search` occurs, and `count` of them from
-        number `start` on; each with the id of its `server`. The servers follow each other; `order` (see
+        number `start` on, each with the id of its server. The servers follow each other; `order` (see
         pad/delegate/overview.py) holds within each. Those that do not answer are named last.
 
         Blocks for as long as the servers take to answer, ANSWER_SECONDS each at most: not for an event loop.
         """
-        total, rows, silent = 0, list[dict[str, Any]](), list[str]()
+        total, rows, silent = 0, list[tuple[str, ListedSubscription]](), list[str]()
         for server in servers:
             first = max(0, start - total)
             wanted = max(0, count - len(rows)) if start + count > total else 0
@@ -474,13 +268,13 @@ class Observer:
                 said = fetch_page(
                     self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
                 )
-                page = converted(harmless(said), _Page)
+                page = converted(harmless(said), PageStatus)
             except (JbiError, msgspec.ValidationError) as exc:
                 log.info("no subscriptions of %s: %s", server, exc)
                 silent.append(server)
                 continue
             total += page.total
-            rows += [{**msgspec.structs.asdict(row), "server": server} for row in page.rows[:wanted]]
+            rows += [(server, row) for row in page.rows[:wanted]]
         return total, rows, silent
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -544,7 +338,7 @@ class Observer:
     def _ask(self, watched: _Watched) -> None:
         """On a thread of the pool."""
         with guarded("observer ask"):
-            facts: Facts | None = None
+            facts: DelegateOverview | LookupStatus | None = None
             told: dict[str, Any] = {}
             error = ""
             began = self._clock()
@@ -557,7 +351,7 @@ class Observer:
         with self._changed:
             watched.asking = None
 
-    def _call(self, watched: _Watched) -> tuple[dict[str, Any], Facts]:
+    def _call(self, watched: _Watched) -> tuple[dict[str, Any], DelegateOverview | LookupStatus]:
         with self._changed:
             if self._stopping.is_set():
                 raise ProtocolError("the observer is stopping")
@@ -580,7 +374,13 @@ class Observer:
         return harmless(told), checked(told, ref)
 
     def _note(
-        self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, began: float, now: float
+        self,
+        watched: _Watched,
+        facts: DelegateOverview | LookupStatus | None,
+        told: dict[str, Any],
+        error: str,
+        began: float,
+        now: float,
     ) -> None:
         """Under the lock: an answer, or none. One that took longer than any may (we were stopped meanwhile) is as old
         as that: it counts for no rate."""
@@ -593,8 +393,10 @@ class Observer:
         watched.facts, watched.told = facts, told
         if now - began > 2 * ANSWER_SECONDS:
             return
-        counts = {name: facts.count(name) for name in COUNTED[watched.kind]}
-        counts |= {f"lost.{cause}": facts.lost[cause] for cause in Cause if cause in facts.lost}
+        delegate = facts if isinstance(facts, DelegateOverview) else None
+        counts = {name: count_of(facts, name) for name in COUNTED[watched.kind]}
+        if delegate is not None:
+            counts |= {f"lost.{cause}": delegate.lost[cause] for cause in Cause if cause in delegate.lost}
         for name, count in counts.items():
             watched.counters.setdefault(name, Counter()).add(now, count)
         shown = {(e.kind, e.name): count for e, count in _edges_of("", facts)}
@@ -603,8 +405,8 @@ class Observer:
         for edge, count in shown.items():
             watched.edges.setdefault(edge, Counter(most=32)).add(now, count)
         values: dict[str, float | None] = {name: c.rate(now) for name, c in watched.counters.items()}
-        if watched.kind != "lookup":
-            values |= {name: facts.count(name) for name in MEASURED} | {DELAY: facts.delay_ms}
+        if delegate is not None:
+            values |= {name: count_of(delegate, name) for name in MEASURED} | {DELAY: delegate.delay_ms}
         _keep(watched.history, values, now)
 
     def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
@@ -621,9 +423,9 @@ class Observer:
                 edges.append(_with_rate(edge, counter.rate(now) if counter is not None else None))
             for name, rate in rates.items():
                 totals[name] = totals.get(name, 0.0) + rate
-            if w.kind != "lookup":
+            if isinstance(w.facts, DelegateOverview):
                 for name in MEASURED:
-                    totals[name] = totals.get(name, 0.0) + w.facts.count(name)
+                    totals[name] = totals.get(name, 0.0) + count_of(w.facts, name)
                 totals[DELAY] = max(totals.get(DELAY, 0.0), w.facts.delay_ms)
         _keep(self._totals, totals, now)
         order = ("lookup", "delegate", "peer", "unknown")
@@ -631,34 +433,19 @@ class Observer:
         return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
 
 
-class _Listed(msgspec.Struct, frozen=True):
-    """Subscription as it is shown."""
-
-    uid: str = ""
-    owner: str = ""
-    name: str = ""
-    template: list[str] = []
-    predicate: str = ""
-    filter: str = ""
-    recipients: list[str] = []
-    matched: Count = 0
-    delivered: Count = 0
-    mailed: Count = 0
-    waiting: Count = 0
-    lost: dict[str, Count] = {}
-    qos: ContractQuality | None = None
+def count_of(facts: DelegateOverview | LookupStatus, name: str) -> int:
+    """One of COUNTED or MEASURED."""
+    if name == "mail_waiting":
+        return facts.mail.queued if isinstance(facts, DelegateOverview) else 0
+    count: int | dict[str, int] = getattr(facts, name)
+    return sum(count.values()) if isinstance(count, dict) else count
 
 
-class _Page(msgspec.Struct, frozen=True):
-    total: Count
-    rows: list[_Listed]
-
-
-def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
-    """Facts that a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
+def checked(told: Mapping[str, Any], ref: ServiceRef) -> DelegateOverview | LookupStatus:
+    """The status that a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
-        return converted(harmless(told), Facts)
-    except (msgspec.ValidationError, RecursionError) as exc:
+        return converted(harmless(told), KINDS[str(told.get("kind"))])
+    except (KeyError, msgspec.ValidationError, RecursionError) as exc:
         at = ", ".join(ref.endpoints)
         raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
 
@@ -685,8 +472,10 @@ def _harmless(value: Any, depth: int, left: Iterator[int]) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else "..."
 
 
-def _edges_of(key: str, facts: Facts) -> Iterator[tuple[Edge, int]]:
+def _edges_of(key: str, facts: DelegateOverview | LookupStatus) -> Iterator[tuple[Edge, int]]:
     """The arrows of a server, each with what its rate is of. A peer publishes to nobody: it is its own server."""
+    if not isinstance(facts, DelegateOverview):
+        return
     if facts.kind == "delegate":
         for p in facts.publishers:
             yield Edge("publish", key, p.name, p.of, p.registrations, None), p.published

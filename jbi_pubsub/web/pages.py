@@ -11,6 +11,8 @@ from nicegui.events import GenericEventArguments
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.lookup.status import LookupStatus
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
 
 from . import administration, clientpage, explain, nodepage
 from .console import (
@@ -108,15 +110,16 @@ def _overview(console: Console) -> None:
 
 def totals(shot: Snapshot) -> dict[str, str]:
     """Totals of all servers, in words."""
-    known = [s for s in shot.servers if s.facts is not None and s.kind != "lookup"]
-    facts = [s.facts for s in known if s.facts is not None]
+    known = _disseminators(shot)
+    facts = [each for _, each in known]
     rates = {
-        name: sum(s.rates.get(name, 0.0) for s in known if not s.error) for name in ("published", "delivered", "lost")
+        name: sum(s.rates.get(name, 0.0) for s, _ in known if not s.error)
+        for name in ("published", "delivered", "lost")
     }
     return {
         **{name: per_second(rate) for name, rate in rates.items()},
         "waiting": f"{sum(f.queued + f.in_flight for f in facts):,}",
-        "subscriptions": f"{sum(f.counts.get('subscriptions', 0) for f in facts):,}",
+        "subscriptions": f"{sum(f.counts.subscriptions for f in facts):,}",
         "mail": f"{sum(f.mail.queued for f in facts):,}",
     }
 
@@ -158,12 +161,12 @@ def _servers(console: Console) -> None:
         def look() -> None:
             shot = console.observer.snapshot()
             show_rows(servers, [_server_row(s) for s in shot.servers])
-            known = [s for s in shot.servers if s.facts is not None]
-            show_rows(types, [row for s in known for row in _type_rows(s)])
-            ending = sorted((row for s in known for row in _lease_rows(s)), key=lambda row: float(row["left"]))
-            show_rows(leases, ending)
-            show_rows(mail, [_mail_row(s) for s in known if s.facts.mailing or s.facts.mail.queued])  # type: ignore[union-attr]  # known
-            show_rows(losses, [row for s in known for row in _loss_rows(s)])
+            known = _disseminators(shot)
+            show_rows(types, [row for s, facts in known for row in _type_rows(s, facts)])
+            ending = [row for s, facts in known for row in _lease_rows(s, facts)]
+            show_rows(leases, sorted(ending, key=lambda row: float(row["left"])))
+            show_rows(mail, [_mail_row(s, facts) for s, facts in known if facts.mailing or facts.mail.queued])
+            show_rows(losses, [row for s in shot.servers for row in _loss_rows(s)])
 
         look()
         ui.timer(LOOK_SECONDS, look)
@@ -179,52 +182,52 @@ def _server_row(server: Server) -> dict[str, Any]:
     }  # fmt: skip
     if facts is None:
         return row
-    inward, outward = ("lookups", "events") if server.kind == "lookup" else ("published", "delivered")
-    counts = facts.counts
+    if isinstance(facts, LookupStatus):
+        inward, outward, counts = "lookups", "events", (facts.items, facts.event_registrations)
+    else:
+        inward, outward, counts = "published", "delivered", (facts.counts.registrations, facts.counts.subscriptions)
     return {
         **row, "up": lasted(facts.uptime), "connections": f"{facts.connections:,}",
-        "regs": f"{facts.items if server.kind == 'lookup' else counts.get('registrations', 0):,}",
-        "subs": f"{facts.event_registrations if server.kind == 'lookup' else counts.get('subscriptions', 0):,}",
+        "regs": f"{counts[0]:,}", "subs": f"{counts[1]:,}",
         "in": per_second(server.rates.get(inward)), "out": per_second(server.rates.get(outward)),
     }  # fmt: skip
 
 
-def _type_rows(server: Server) -> list[dict[str, Any]]:
-    assert server.facts is not None
+def _type_rows(server: Server, facts: DelegateOverview) -> list[dict[str, Any]]:
     return [
         {"key": f"{server.id} {t.name} {t.of}", "server": server.title,
          "name": t.name if t.of == 1 else f"{t.of:,} more types", "registrations": f"{t.registrations:,}",
          "published": f"{t.published:,}", "unmatched": f"{t.unmatched:,}", "subscriptions": f"{t.subscriptions:,}"}
-        for t in server.facts.types
+        for t in facts.types
     ]  # fmt: skip
 
 
-def _lease_rows(server: Server) -> list[dict[str, Any]]:
-    assert server.facts is not None
+def _lease_rows(server: Server, facts: DelegateOverview) -> list[dict[str, Any]]:
     return [
         {"key": f"{server.id} {number}", "left": f"{e.left:.1f}", "kind": e.kind, "name": e.name,
          "server": server.title}
-        for number, e in enumerate(server.facts.ending)
+        for number, e in enumerate(facts.ending)
     ]  # fmt: skip
 
 
-def _mail_row(server: Server) -> dict[str, Any]:
-    assert server.facts is not None
-    mail = server.facts.mail
+def _mail_row(server: Server, facts: DelegateOverview) -> dict[str, Any]:
+    mail = facts.mail
     waiting = "on its way, or gathered for a digest" if mail.queued else ""
     return {
-        "key": server.id, "server": server.title, "subscriptions": f"{server.facts.mailing:,}",
-        "waiting": f"{mail.queued:,}", "mailed": f"{server.facts.mailed:,}",
+        "key": server.id, "server": server.title, "subscriptions": f"{facts.mailing:,}",
+        "waiting": f"{mail.queued:,}", "mailed": f"{facts.mailed:,}",
         "why": mail.fault or (mail.away if mail.queued else "") or waiting, "smtp": mail.server,
     }  # fmt: skip
 
 
 def _loss_rows(server: Server) -> list[dict[str, Any]]:
-    assert server.facts is not None
-    found = [("lost", cause, count) for cause, count in sorted(server.facts.lost.items()) if count]
+    if server.facts is None:
+        return []
+    lost = server.delegate.lost if server.delegate is not None else {}
+    found = [("lost", cause, count) for cause, count in sorted(lost.items()) if count]
     found += [("fault", step, count) for step, count in sorted(server.facts.faults.items())]
-    if server.facts.events_lost:
-        found.append(("lost", "events", server.facts.events_lost))
+    if server.lookup is not None and server.lookup.events_lost:
+        found.append(("lost", "events", server.lookup.events_lost))
     return [
         {"key": f"{server.id} {kind} {what}", "server": server.title, "kind": kind, "what": what, "count": f"{count:,}"}
         for kind, what, count in found
@@ -235,7 +238,7 @@ def _subscriptions(console: Console, server: str) -> None:
     page = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0}
     busy = {"loading": False}
     with console.frame("Subscriptions"):
-        known = {s.id: s.title for s in _disseminators(console.observer.snapshot())}
+        known = {s.id: s.title for s, _ in _disseminators(console.observer.snapshot())}
         with ui.element("div").classes("jbi-form"):
             search = ui.input("Search", placeholder="id, subscriber, type, predicate, recipient").props(
                 'debounce=300 maxlength=200 clearable type=search aria-label="Search subscriptions"'
@@ -261,7 +264,7 @@ def _subscriptions(console: Console, server: str) -> None:
                 return
             busy["loading"] = True
             try:
-                titles = {s.id: s.title for s in _disseminators(console.observer.snapshot())}
+                titles = {s.id: s.title for s, _ in _disseminators(console.observer.snapshot())}
                 at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
                 start = (page["page"] - 1) * ROWS
                 asked = [at.value] if at.value else list(titles)
@@ -271,7 +274,7 @@ def _subscriptions(console: Console, server: str) -> None:
                     )
                 )
                 page["rowsNumber"] = total
-                show_rows(rows, [subscription_row(row, titles) for row in shown])
+                show_rows(rows, [subscription_row(*each, titles) for each in shown])
                 rows.pagination = dict(page)
                 missing = f"; {len(silent)} servers do not answer" if silent else ""
                 found.text = f"{total:,} subscriptions{missing}"
@@ -293,29 +296,24 @@ def _subscriptions(console: Console, server: str) -> None:
         ui.timer(PAGE_SECONDS, load)
 
 
-def subscription_row(row: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
-    """A subscription as the table shows it; what a server has left out is empty."""
-    recipients = row.get("recipients") or []
-    lost = row.get("lost") or {}
-    uid = str(row.get("uid", ""))
-    number = {name: f"{row.get(name, 0):,}" for name in ("matched", "waiting") if isinstance(row.get(name, 0), int)}
-    delivered, mailed = row.get("delivered", 0), row.get("mailed", 0)
-    template = "; ".join(map(str, row.get("template") or [])) or "every type"
+def subscription_row(server: str, row: ListedSubscription, titles: dict[str, str]) -> dict[str, Any]:
+    """A subscription of a server as the table shows it; what that has left out is empty."""
     wanted = (
-        template.replace("jbi.InformationType", "type"),
-        f"predicate {row['predicate']}" if row.get("predicate") else "",
-        f"filter {row['filter']}" if row.get("filter") else "",
+        ("; ".join(row.template) or "every type").replace("jbi.InformationType", "type"),
+        f"predicate {row.predicate}" if row.predicate else "",
+        f"filter {row.filter}" if row.filter else "",
     )
     return {
-        "key": f"{row.get('server')} {uid} {row.get('owner')}",
-        "uid": uid,
-        "name": str(row.get("name") or "") + (f" e-mail to {', '.join(map(str, recipients))}" if recipients else ""),
-        "id": uid.rpartition("-")[2][:12],
-        "server": titles.get(str(row.get("server")), ""),
+        "key": f"{server} {row.uid} {row.owner}",
+        "uid": row.uid,
+        "name": row.name + (f" e-mail to {', '.join(row.recipients)}" if row.recipients else ""),
+        "id": row.uid.rpartition("-")[2][:12],
+        "server": titles.get(server, ""),
         "wanted": "\n".join(filter(None, wanted)),
-        **number,
-        "delivered": f"{delivered:,}{f' + {mailed:,} mailed' if recipients else ''}",
-        "lost": ", ".join(f"{cause} {count}" for cause, count in lost.items() if count) or "0",
+        "matched": f"{row.matched:,}",
+        "waiting": f"{row.waiting:,}",
+        "delivered": f"{row.delivered:,}{f' + {row.mailed:,} mailed' if row.recipients else ''}",
+        "lost": ", ".join(f"{cause} {count}" for cause, count in row.lost.items() if count) or "0",
     }
 
 
@@ -410,7 +408,7 @@ def _objects(console: Console, wanted: str) -> None:
 
         def look() -> None:
             names = sorted(
-                {t.name for s in console.observer.snapshot().servers if s.facts for t in s.facts.types if t.of == 1}
+                {t.name for _, known in _disseminators(console.observer.snapshot()) for t in known.types if t.of == 1}
             )
             if kinds.options != names:
                 kinds.set_options(
@@ -470,8 +468,8 @@ def _objects(console: Console, wanted: str) -> None:
         ui.timer(LOOK_SECONDS, look)
 
 
-def _disseminators(shot: Snapshot) -> list[Server]:
-    return [s for s in shot.servers if s.facts is not None and s.kind in ("delegate", "peer")]
+def _disseminators(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
+    return [(s, s.delegate) for s in shot.servers if s.delegate is not None]
 
 
 def lasted(seconds: float) -> str:

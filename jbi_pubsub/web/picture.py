@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
+from jbi_pubsub.protocol.status.delegate import CountsStatus
+
 from .drawing import Drawing
 from .federation import Edge, Server, Snapshot
 
@@ -100,11 +102,12 @@ def state_of(server: Server) -> tuple[str, str]:
         return "bad", "does not answer"
     if facts is None:
         return "warn", "not asked yet"
-    if facts.faults or (facts.store is not None and facts.store.fault) or facts.mail.fault:
+    known, store = server.delegate, server.lookup.store if server.lookup is not None else None
+    if facts.faults or (store is not None and store.fault) or (known is not None and known.mail.fault):
         return "bad", "has faults"
-    if facts.draining:
+    if known is not None and known.draining:
         return "warn", "draining"
-    if facts.mail.away and facts.mail.queued:
+    if known is not None and known.mail.away and known.mail.queued:
         return "warn", "mail server away"
     if server.rates.get("lost", 0.0) > 0 or server.rates.get("events_lost", 0.0) > 0:
         return "warn", "loses objects"
@@ -120,7 +123,7 @@ def _band(drawing: Drawing, lookups: Sequence[Server], *, narrow: bool) -> float
         x, y = (place % across) * (width + _GAP), (place // across) * (56 + _GAP)
         kind, words = state_of(server)
         events = per_second(server.rates.get("events"))
-        facts = server.facts
+        facts = server.lookup
         told = f"{counted(facts.items, 'item')}{f', {events[:-2]} events/s' if events else ''}" if facts else ""
         lines = (f"lookup {server.title}", words or told)
         drawing.box(x, y, width, 56, lines, kind=f"lookup {kind}", title=_whole(server), href="/servers")
@@ -171,8 +174,8 @@ def _list(drawing: Drawing, top: float, server: Server, publishers: Sequence[Edg
 
 def _server(drawing: Drawing, x: float, y: float, width: float, height: float, server: Server) -> None:
     kind, words = state_of(server)
-    counts = server.facts.counts if server.facts else {}
-    told = ", ".join(counted(counts.get(f"{noun}s", 0), noun) for noun in ("subscription", "registration"))
+    counts = server.delegate.counts if server.delegate is not None else CountsStatus()
+    told = ", ".join(counted(getattr(counts, f"{noun}s"), noun) for noun in ("subscription", "registration"))
     name = f"{'delegate' if server.kind == 'unknown' else server.kind} {server.title}"
     lines = (name, told if server.facts else "", words) if words else (name, told)
     drawing.box(

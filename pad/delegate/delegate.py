@@ -40,11 +40,16 @@ from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.ingress.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.matching.signatures import Seals
 from jbi_pubsub.pad.model.type_repository import TypeRepository
+from jbi_pubsub.protocol.status.delegate import DelegateFacts, DelegateOverview, DelegateStatus
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.service import ArchiveService
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+
+NO_FACTS: Final = DelegateFacts(kind="delegate", address="", uptime=0.0)
+"""Facts of a delegate without a server."""
 
 
 class Delegate:
@@ -150,13 +155,13 @@ class Delegate:
             return self.seals.key if self.seals is not None else None
         return self.registrations.signing_key(uid)
 
-    def status(self) -> dict[str, object]:
-        """Everything a status page shows, as plain data."""
-        return self.reports.status()
+    def status(self, facts: DelegateFacts = NO_FACTS) -> DelegateStatus:
+        """Everything a status page shows; `facts` of its server."""
+        return self.reports.status(facts)
 
-    def overview(self) -> dict[str, object]:
+    def overview(self, facts: DelegateFacts = NO_FACTS) -> DelegateOverview:
         """The same for who looks every second."""
-        return self.reports.overview()
+        return self.reports.overview(facts)
 
     def expire(self) -> int:
         """Clean up whose lease has run out; how many there were."""

@@ -28,6 +28,7 @@ from jbi_pubsub.pad.model.rights import Rights
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.mail_links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.protocol.requests import SubscriptionRequest, check_request
+from jbi_pubsub.protocol.status.delegate import MailSubscription
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -245,12 +246,12 @@ class MailSubscriptions:
             raise UnknownUidError(f"no e-mail subscription {uid[:64]} here", uid=uid[:64])
         return self.renew(found.lease_id, duration)
 
-    def rows(self) -> list[dict[str, object]]:
-        """The e-mail-only subscriptions, as plain data; `lease` is how many seconds of theirs are left."""
+    def rows(self) -> list[MailSubscription]:
+        """The e-mail-only subscriptions."""
         with self._tables.lock:
             now = self._tables.clock()
             return [
-                {**s.status(), "lease": round(self._landlord.left(s.lease_id, now), 1)}
+                s.status(MailSubscription, lease=round(self._landlord.left(s.lease_id, now), 1))
                 for (owner, _), s in self._tables.subscriptions.items()
                 if owner == "mail"
             ]

@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription, shown
-from jbi_pubsub.protocol.status import TERMS_MOST, Terms
+from jbi_pubsub.protocol.status.delegate import (
+    EndingLease,
+    ListedSubscription,
+    PageStatus,
+    PublishedType,
+    PublishersStatus,
+    SubscribersStatus,
+)
+from jbi_pubsub.protocol.status.terms import TERMS_MOST, Terms
 
 NAMES_MOST: Final = 100
 """Names of publishers, and of subscribers, told one by one; the others are told together, under the name ""."""
@@ -38,7 +46,7 @@ ORDERS: Final[Mapping[str, Callable[[Subscription, int], int]]] = {
 }
 """What subscriptions are told by, the largest first; those of the same as they came."""
 
-Groups = list[dict[str, Any]]
+G = TypeVar("G", PublishersStatus, SubscribersStatus, PublishedType)
 
 
 def page_of_terms(
@@ -68,17 +76,19 @@ def _terms(subscription: Subscription, name: str) -> Terms:
     )  # fmt: skip
 
 
-def publishers_by_name(connections: Iterable[tuple[str, Sequence[Registration]]]) -> Groups:
+def publishers_by_name(connections: Iterable[tuple[str, Sequence[Registration]]]) -> list[PublishersStatus]:
     """(name of a publisher's connection, its registrations) -> by name: connections, registrations, published."""
     groups: dict[str, Counter[str]] = {}
     for name, registrations in connections:
         group = groups.setdefault(name, Counter())
         published = sum(each.totals.published for each in registrations)
         group.update(connections=1, registrations=len(registrations), published=published)
-    return _largest(groups, ("connections", "registrations", "published"), by="registrations")
+    return _largest(groups, PublishersStatus, by="registrations")
 
 
-def sessions_by_name(sessions: Iterable[SubscriberSession], subscriptions: Iterable[Subscription]) -> Groups:
+def sessions_by_name(
+    sessions: Iterable[SubscriberSession], subscriptions: Iterable[Subscription]
+) -> list[SubscribersStatus]:
     """By name of the subscriber: sessions, those connected, subscriptions, delivered, queued, in flight, lost."""
     groups: dict[str, Counter[str]] = {}
     owners: dict[str, Counter[str]] = {}
@@ -90,24 +100,23 @@ def sessions_by_name(sessions: Iterable[SubscriberSession], subscriptions: Itera
             of["subscriptions"] += 1
             of["delivered"] += subscription.delivered
             of["lost"] += sum(subscription.lost.values())
-    counted = ("sessions", "connected", "subscriptions", "delivered", "queued", "in_flight", "lost")
-    return _largest(groups, counted, by="subscriptions")
+    return _largest(groups, SubscribersStatus, by="subscriptions")
 
 
-def types_of(registrations: Iterable[Registration]) -> Groups:
+def types_of(registrations: Iterable[Registration]) -> list[PublishedType]:
     """By type: registrations, published, unmatched, and the most subscriptions that one of them has."""
     groups: dict[str, Counter[str]] = {}
     for registration in registrations:
         group = groups.setdefault(str(registration.gate.type), Counter())
         group.update(registrations=1, published=registration.totals.published, unmatched=registration.totals.unmatched)
         group["subscriptions"] = max(group["subscriptions"], len(registration.topic.table))
-    return _largest(groups, ("registrations", "published", "unmatched", "subscriptions"), by="registrations")
+    return _largest(groups, PublishedType, by="registrations")
 
 
-def leases_ending(leases: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
+def leases_ending(leases: Iterable[tuple[str, str, float]]) -> list[EndingLease]:
     """(kind of holder, its name or id, seconds left) -> those that end first."""
     return [
-        {"kind": kind, "name": name, "left": round(left, 1)}
+        EndingLease(kind=kind, name=name, left=round(left, 1))
         for kind, name, left in nsmallest(LEASES_MOST, leases, key=lambda lease: lease[2])
     ]
 
@@ -121,7 +130,7 @@ def page_of_subscriptions(
     order: str,
     start: int,
     count: int,
-) -> dict[str, Any]:
+) -> PageStatus:
     """The subscriptions in which `search` occurs (whatever its case; in id, subscriber's name, template, predicate,
     filter or recipients), by `order`: how many there are, and `count` of them from number `start` on, as in the status,
     with `waiting` and the subscriber's `name`. `queued` is by owner and id, `names` by owner.
@@ -141,10 +150,14 @@ def page_of_subscriptions(
 
     shown = nlargest(min(start + count, len(found)), found, key=rank)[start:]
     rows = [
-        {**s.status(), "name": names.get(s.owner, ""), "waiting": queued.get((s.owner, s.uid), 0) + s.mail_waiting}
+        s.status(
+            ListedSubscription,
+            name=names.get(s.owner, ""),
+            waiting=queued.get((s.owner, s.uid), 0) + s.mail_waiting,
+        )
         for s in shown
     ]
-    return {"total": len(found), "rows": rows}
+    return PageStatus(total=len(found), rows=rows)
 
 
 def _searched(subscription: Subscription, names: Mapping[str, str]) -> str:
@@ -157,14 +170,15 @@ def _searched(subscription: Subscription, names: Mapping[str, str]) -> str:
     return "\n".join(parts).casefold()
 
 
-def _largest(groups: Mapping[str, Counter[str]], names: Sequence[str], *, by: str) -> Groups:
-    """Those with most of `by`, and the others together as the last; `names` in each, and `of`: how many names."""
+def _largest(groups: Mapping[str, Counter[str]], kind: type[G], *, by: str) -> list[G]:
+    """Those with most of `by`, and the others together as the last."""
+    names = [name for name in kind.__struct_fields__ if name not in ("name", "of")]
     first = nlargest(NAMES_MOST, groups, key=lambda name: groups[name][by])
     rest = groups.keys() - set(first)
-    told = [{"name": name[:200], "of": 1, **{each: groups[name][each] for each in names}} for name in first]
+    told = [kind(name=name[:200], of=1, **{each: groups[name][each] for each in names}) for name in first]
     if rest:
         together: Counter[str] = Counter()
         for name in rest:
             together.update(groups[name])
-        told.append({"name": "", "of": len(rest), **{each: together[each] for each in names}})
+        told.append(kind(name="", of=len(rest), **{each: together[each] for each in names}))
     return told

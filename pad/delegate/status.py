@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import Head
 from jbi_pubsub.pad.delegate.contracts import DelegateCore
@@ -26,7 +28,19 @@ from jbi_pubsub.pad.matching.explanation import Standing, explain, find_subscrip
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.events import proved
 from jbi_pubsub.pad.model.subscription import Subscription, shown
-from jbi_pubsub.protocol.status import Terms
+from jbi_pubsub.protocol.status.delegate import (
+    BuffersStatus,
+    ClientStatus,
+    CountsStatus,
+    DelegateFacts,
+    DelegateOverview,
+    DelegateStatus,
+    PageStatus,
+    PublisherStatus,
+    SubscriptionStatus,
+)
+from jbi_pubsub.protocol.status.quality import QualityStatus, TypeQuality
+from jbi_pubsub.protocol.status.terms import Terms
 
 SOURCES_MOST: Final = 3
 """Names of publishers told of one type."""
@@ -35,7 +49,7 @@ TYPES_MOST: Final = 200
 
 
 class StatusReports:
-    """Looked at under the lock, told as plain data."""
+    """Made under the lock."""
 
     def __init__(self, core: DelegateCore, late_joiners: LateJoiners, mail: MailDispatcher, budget: Budget) -> None:
         self._tables, self._contracts = core.tables, core.contracts
@@ -43,37 +57,37 @@ class StatusReports:
         self._mail = mail
         self._budget = budget
 
-    def status(self) -> dict[str, object]:
-        """Everything a status page shows, as plain data. The totals are of all that was ever here:
+    def status(self, facts: DelegateFacts) -> DelegateStatus:
+        """Everything a status page shows, with the `facts` of its server. The totals are of all that was ever here:
 
         published = unmatched - found_late + what matched at least one subscription, now or late
         matched = suppressed + delivered + lost + queued + in_flight, with direct subscriptions alone (for mail see
         docs/mail.md) and but for a lost `sequence_gap` or `missed`: whether that would have matched is not known
         """
-        told = self._quality_told()
-        if self._contracts.quality is not None:
-            told["series"] = self._contracts.quality.series()
+        quality = self._contracts.quality
+        told = replace(quality.status(), series=quality.series()) if quality is not None else None
         with self._tables.lock:
             registrations = list(self._tables.registrations.values())
             subscriptions = list(self._tables.subscriptions.values())
             sessions = list(self._tables.sessions.values())
             names = {c.connection_id: c.name for c in self._tables.connections.values()}
-            return {
-                "publishers": [
-                    {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
+            return DelegateStatus(
+                publishers=[
+                    PublisherStatus(id=shown(c.connection_id), name=c.name, registrations=len(c.registrations))
                     for c in self._tables.connections.values()
                 ],
-                "registrations": [{**r.status(), "publisher": names.get(r.connection, "")} for r in registrations],
-                "sessions": [s.status() for s in sessions],
-                "subscriptions": [s.status() for s in subscriptions],
+                registrations=[r.status(names.get(r.connection, "")) for r in registrations],
+                sessions=[s.status() for s in sessions],
+                subscriptions=[s.status(SubscriptionStatus) for s in subscriptions],
+                **facts,
                 **self._totals(registrations, subscriptions, sessions),
                 **self._qos(told, registrations),
-            }
+            )
 
-    def overview(self) -> dict[str, object]:
+    def overview(self, facts: DelegateFacts) -> DelegateOverview:
         """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
         is in proportion to the number of subscriptions, the answer is not."""
-        told = self._quality_told()
+        told = self._contracts.quality.status() if self._contracts.quality is not None else None
         with self._tables.lock:
             connections = list(self._tables.connections.values())
             registrations = list(self._tables.registrations.values())
@@ -88,29 +102,26 @@ class StatusReports:
                 *(("subscriber", s.name, left(s.lease_id)) for s in sessions),
                 *(("e-mail subscription", s.uid, left(s.lease_id)) for s in subscriptions if s.lease_id),
             ]
-        return {
-            "publishers": publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
-            "sessions": sessions_by_name(sessions, subscriptions),
-            "types": types_of(registrations),
-            "ending": leases_ending(leases),
-            "mailing": sum(1 for s in subscriptions if s.request.recipients),
-            "counts": {
-                "publishers": len(connections),
-                "registrations": len(registrations),
-                "sessions": len(sessions),
-                "subscriptions": len(subscriptions),
-            },
+        return DelegateOverview(
+            publishers=publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
+            sessions=sessions_by_name(sessions, subscriptions),
+            types=types_of(registrations),
+            ending=leases_ending(leases),
+            mailing=sum(1 for s in subscriptions if s.request.recipients),
+            counts=CountsStatus(
+                publishers=len(connections),
+                registrations=len(registrations),
+                sessions=len(sessions),
+                subscriptions=len(subscriptions),
+            ),
+            **facts,
             **totals,
             **qos,
-        }
+        )
 
-    def _quality_told(self) -> dict[str, Any]:
-        """What quality of service says of itself; nothing without it. Not under the lock: systems are asked."""
-        return self._contracts.quality.status() if self._contracts.quality is not None else {}
-
-    def _qos(self, told: dict[str, Any], registrations: Iterable[Registration]) -> dict[str, object]:
-        """Under the lock: that, its types with who publishes them."""
-        if not told:
+    def _qos(self, told: QualityStatus | None, registrations: Iterable[Registration]) -> dict[str, Any]:
+        """Under the lock: quality of service, its types with who publishes them."""
+        if told is None:
             return {}
         names: dict[str, set[str]] = {}
         for registration in registrations:
@@ -118,15 +129,17 @@ class StatusReports:
             of = names.setdefault(registration.gate.type.name, set())
             if connection is not None and len(of) < SOURCES_MOST:
                 of.add(connection.name[:200])
-        known = {each["name"]: each for each in told.get("types", ())}
-        types = [{**each, "sources": sorted(names.get(each["name"], ()))} for each in known.values()]
-        types += [{"name": name[:200], "sources": sorted(of)} for name, of in names.items() if name[:200] not in known]
-        return {"qos": {**told, "types": types[:TYPES_MOST]}}
+        known = {each.name: each for each in told.types}
+        types = [replace(each, sources=sorted(names.get(name, ()))) for name, each in known.items()]
+        types += [
+            TypeQuality(name=name[:200], sources=sorted(of)) for name, of in names.items() if name[:200] not in known
+        ]
+        return {"qos": replace(told, types=types[:TYPES_MOST])}
 
     def _totals(
         self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
-    ) -> dict[str, object]:
-        """Under the lock: what a status says of all together."""
+    ) -> dict[str, Any]:
+        """Under the lock: the fields of DelegateLoad."""
         counted = [*subscriptions, *self._tables.ending]  # a counter that goes back would be taken for a restart
         return {
             **self._tables.account.totals(registrations, counted),
@@ -136,12 +149,12 @@ class StatusReports:
             "in_flight": sum(s.in_flight for s in sessions),
             "delay_ms": max((s.delay_ms for s in sessions), default=0.0),
             "queued_bytes": self._budget.used,
-            "kept": {"objects": len(self._tables.buffers), "bytes": self._tables.buffers.size},
+            "kept": BuffersStatus(objects=len(self._tables.buffers), bytes=self._tables.buffers.size),
             "catching_up": self._late_joiners.count,
             "mail": self._mail.status(),
         }
 
-    def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
+    def page(self, search: str, order: str, start: int, count: int) -> PageStatus:
         """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""
         with self._tables.lock:
             subscriptions = list(self._tables.subscriptions.values())
@@ -157,7 +170,7 @@ class StatusReports:
             names = {s.session_id: s.name for s in self._tables.sessions.values()}
         return page_of_terms(subscriptions, names, after=after, count=count)
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Publishers and subscriber processes, with who they are and where."""
         with self._tables.lock:
             found = [
@@ -171,14 +184,14 @@ class StatusReports:
                 for s in self._tables.sessions.values()
             ]
         return [
-            {
-                "id": shown(uid),
-                "role": role,
-                "client": name,
-                "user": proved(caller),
-                "address": caller.address if caller is not None else "",
-                "sequences": count,
-            }
+            ClientStatus(
+                id=shown(uid),
+                role=role,
+                client=name,
+                user=proved(caller),
+                address=caller.address if caller is not None else "",
+                sequences=count,
+            )
             for role, uid, name, caller, count in found
         ]
 

@@ -31,6 +31,7 @@ from jbi_pubsub.pad.egress.queue import Backlog, SubscriptionQueue
 from jbi_pubsub.pad.egress.queues import Delivery, FeedControl, SessionQueues
 from jbi_pubsub.pad.model.subscription import Subscription, shown
 from jbi_pubsub.protocol.deliveries import NOTHING_HEARD, Heard
+from jbi_pubsub.protocol.status.delegate import SessionStatus
 
 
 class SubscriberSession:
@@ -309,18 +310,18 @@ class SubscriberSession:
         with self._changed:
             return round(1000 * self._flights.seconds, 1)
 
-    def status(self) -> dict[str, object]:
-        """Plain data: connection, queue lengths."""
+    def status(self) -> SessionStatus:
+        """Connection, queue lengths."""
         with self._changed:
-            return {
-                "session": shown(self.session_id),
-                "name": self.name,
-                "connected": self.connected,
-                **described(self._sender.compression),
-                "in_flight": self.in_flight,
-                "delay_ms": self.delay_ms,
-                "queued": self.waiting(),
-            }
+            return SessionStatus(
+                session=shown(self.session_id),
+                name=self.name,
+                connected=self.connected,
+                **described(self._sender.compression),  # type: ignore[arg-type]  # plain data
+                in_flight=self.in_flight,
+                delay_ms=self.delay_ms,
+                queued=self.waiting(),
+            )
 
     def waiting(self) -> dict[str, int]:
         """Objects that wait, by subscription."""

@@ -35,6 +35,7 @@ from jbi_pubsub.pad.mail.smtp import MailAnswer, MailServer
 from jbi_pubsub.pad.mail.store import KeptMail, MailStore
 from jbi_pubsub.pad.mail.writer import MailWriter
 from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.status.delegate import MailStatus
 
 log = logging.getLogger("jbi_pubsub.mail")
 
@@ -209,26 +210,24 @@ class MailDispatcher:
         self._tell(losses)
         self.writer.stop(timeout)
 
-    def status(self) -> dict[str, object]:
-        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk,
-        `away` with the mail server; `oldest` is for how many seconds the first of them has waited. Reminders, of those
-        who were to get one."""
+    def status(self) -> MailStatus:
+        """Mails that wait, and what is wrong. Reminders are of those who were to get one."""
         queue = self._queue
         with self._changed:
-            return {
-                "queued": queue.room.waiting,
-                "oldest": round(queue.oldest(time.monotonic()), 1),
-                "kept": queue.room.waiting - queue.volatile - queue.journal.pending,
-                "bytes": queue.room.size,
-                "under_way": queue.under_way,
-                "connections": self._server.open,
-                "fault": self.writer.fault,
-                "away": self._server.reachability.away,
-                "server": self._server.address,
-                "reminders_waiting": len(self._reminders),
-                "reminders": self._reminders.sent,
-                "reminders_lost": self._reminders.lost,
-            }
+            return MailStatus(
+                queued=queue.room.waiting,
+                oldest=round(queue.oldest(time.monotonic()), 1),
+                kept=queue.room.waiting - queue.volatile - queue.journal.pending,
+                bytes=queue.room.size,
+                under_way=queue.under_way,
+                connections=self._server.open,
+                fault=self.writer.fault,
+                away=self._server.reachability.away,
+                server=self._server.address,
+                reminders_waiting=len(self._reminders),
+                reminders=self._reminders.sent,
+                reminders_lost=self._reminders.lost,
+            )
 
     # -- any thread ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.matching.dissemination import NOWHERE, takes
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.status.delegate import SessionStatus, SubscriptionStatus
 
 MAX_CANDIDATES: Final = 10
 """Ids listed when the beginning of one fits several."""
@@ -78,7 +79,7 @@ def explain(
             second["predicate_true"] and any(level["matches"] for level in first.values()) and not suppressed
         ),
         "queue": dict(queue),
-        "terms": subscription.status(),
+        "terms": subscription.status(SubscriptionStatus),
     }
 
 
@@ -113,12 +114,12 @@ def recall(object_id: str, kept: Callable[[str], Parcel | None]) -> Parcel:
     return parcel
 
 
-def queue_of(session: Mapping[str, Any], uid: str) -> dict[str, object]:
+def queue_of(session: SessionStatus, uid: str) -> dict[str, object]:
     """The part of a subscriber session's status that concerns one subscription of it."""
     return {
-        "connected": session["connected"],
-        "queued": session["queued"].get(uid, 0),
-        "in_flight": session["in_flight"],
+        "connected": session.connected,
+        "queued": session.queued.get(uid, 0),
+        "in_flight": session.in_flight,
     }
 
 

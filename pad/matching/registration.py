@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, prefix_of
 from jbi_pubsub.core.quality import Contract
@@ -18,6 +20,7 @@ from jbi_pubsub.pad.matching.recent import RecentBuffer
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import Origin
+from jbi_pubsub.protocol.status.delegate import RegistrationStatus
 
 Entries = tuple[EntryRep, ...]
 
@@ -144,21 +147,22 @@ class Registration:
         if self.terms.origin is not None and not 0 < len(head.via) == head.hops:
             raise MetadataError(f"object {head.object_id} is relayed, and does not say by which platforms it came")
 
-    def status(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "uid": self.uid,
-            "type": str(self.gate.type),
-            "published": self.totals.published,
-            "refused": self.totals.refused,
-            "unmatched": self.totals.unmatched,
-            "persist": self.persist,
-            "via": list(self.origin.via) if self.origin is not None else [],
-            "signs": self.terms.signing is not None,
-            "signed": self.totals.signed,
-            "bad_signature": self.totals.bad_signature,
-            "subscriptions": len(self.topic.table),
-            "partitioned": self.topic.table.parts is not None,
-            "kept": len(self.topic.buffer.kept),
+    def status(self, publisher: str | UnsetType = UNSET) -> RegistrationStatus:
+        """Its status; `publisher` is the name of its connection."""
+        return RegistrationStatus(
+            uid=self.uid,
+            type=str(self.gate.type),
+            published=self.totals.published,
+            refused=self.totals.refused,
+            unmatched=self.totals.unmatched,
+            persist=self.persist,
+            via=list(self.origin.via) if self.origin is not None else [],
+            signs=self.terms.signing is not None,
+            signed=self.totals.signed,
+            bad_signature=self.totals.bad_signature,
+            subscriptions=len(self.topic.table),
+            partitioned=self.topic.table.parts is not None,
+            kept=len(self.topic.buffer.kept),
+            publisher=publisher,
             **self.topic.table.stats(),
-        }
+        )

@@ -16,6 +16,7 @@ from jbi_pubsub.core.scheduling import QueuedObject, Work
 from jbi_pubsub.core.wire import hub
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
+from jbi_pubsub.protocol.status.quality import QualityStatus, SeriesStatus
 
 if TYPE_CHECKING:
     from jbi_pubsub.lookup.client.join import JoinManager
@@ -187,13 +188,12 @@ class Quality(Protocol):
         """Note that a contract is over."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> QualityStatus:
+        """All but its series."""
         ...
 
-    def series(self) -> dict[str, Any]:
-        """The last seconds of every number in the status, by name: `at`, `last`, `mean`, `deviation`, `trend`,
-        `per_second`, `points`."""
+    def series(self) -> dict[str, SeriesStatus]:
+        """The last seconds of every number in the status, by name."""
         ...
 
     def measurement_type(self) -> tuple[SchemaBundle, bytes]:

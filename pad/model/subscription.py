@@ -7,9 +7,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
+from msgspec import UNSET
 
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, Unmet
@@ -17,12 +17,16 @@ from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.conditions import compile_conditions
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.status.delegate import SubscriptionStatus
+from jbi_pubsub.protocol.status.quality import ContractStatus
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.wire.endpoint import Caller
     from jbi_pubsub.pad.model.durable import Durable
     from jbi_pubsub.pad.model.rights import Rights
 
+
+S = TypeVar("S", bound=SubscriptionStatus)
 
 FAR: Final = sys.maxsize
 """A position that no object reaches: of a subscription that is on its way into the match tables."""
@@ -129,58 +133,59 @@ class Subscription:
             charges.append((wanted, CHARGED * wanted.cost))
         return tuple(charges)
 
-    def status(self) -> dict[str, object]:
-        """Plain data for status pages."""
+    def status(self, kind: type[S], **more: object) -> S:
+        """One of its status, with `more` where that has more."""
         request = self.request
         evaluated = [each for each in (self.predicate, self.combined, self.payload_filter) if each is not None]
-        return {
-            "uid": self.uid,
-            "owner": shown(self.owner),
-            "template": [shown_entry(e) for e in request.entries],
-            "predicate": request.predicate,
-            "filter": request.payload_filter,
-            **({"view": request.view} if request.view != "metadata" else {}),
-            **({"unlike": request.unlike} if request.unlike else {}),
-            **({"local": request.local} if request.local else {}),
-            "narrowed_by": self.narrowed_by,
-            "recipients": list(request.recipients),
-            "direct": request.direct,
-            "policy": request.policy,
-            "bound": request.bound,
-            "matched": self.matched,
-            "delivered": self.delivered,
-            "mailed": self.mailed,
-            "mail_waiting": self.mail_waiting,
-            "mail_suspended": dict(self.mail_suspended),
-            "mail_digest_seconds": self.digest_seconds,
-            "suppressed": self.suppressed,
-            "unfiltered": self.unfiltered,
-            "unshaped": self.unshaped,
-            "saved": self.saved,
-            "failed": sum(each.errors for each in evaluated),
-            "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
-            "replayed": self.replayed,
-            "lost": dict(self.lost),
-            **({"set_aside": self.set_aside} if self.set_aside else {}),
-            **({"qos": _qos(self.contract)} if self.contract is not None else {}),
-            **({"unmet": msgspec.to_builtins(self.unmet)} if self.unmet else {}),
-        }
+        return kind(
+            uid=self.uid,
+            owner=shown(self.owner),
+            template=[shown_entry(e) for e in request.entries],
+            predicate=request.predicate,
+            filter=request.payload_filter,
+            view=request.view if request.view != "metadata" else UNSET,
+            unlike=request.unlike or UNSET,
+            local=request.local or UNSET,
+            narrowed_by=self.narrowed_by,
+            recipients=list(request.recipients),
+            direct=request.direct,
+            policy=request.policy,
+            bound=request.bound,
+            matched=self.matched,
+            delivered=self.delivered,
+            mailed=self.mailed,
+            mail_waiting=self.mail_waiting,
+            mail_suspended=dict(self.mail_suspended),
+            mail_digest_seconds=self.digest_seconds,
+            suppressed=self.suppressed,
+            unfiltered=self.unfiltered,
+            unshaped=self.unshaped,
+            saved=self.saved,
+            failed=sum(each.errors for each in evaluated),
+            last_failure=next((each.last_error for each in evaluated if each.last_error), ""),
+            replayed=self.replayed,
+            lost=dict(self.lost),
+            set_aside=self.set_aside or UNSET,
+            qos=_qos(self.contract) if self.contract is not None else UNSET,
+            unmet=list(self.unmet) or UNSET,
+            **more,
+        )
 
 
-def _qos(contract: Contract) -> dict[str, object]:
-    """Plain data: what is in force, and what came of it."""
+def _qos(contract: Contract) -> ContractStatus:
+    """What is in force, and what came of it."""
     settings = contract.settings
     rate = settings.max_rate
-    return {
-        "importance": settings.importance,
-        "deadline": settings.deadline,
-        "shapes": [str(shape) for shape in settings.shapes],
-        "max_size": settings.max_size,
-        "max_rate": f"{rate.amount:g} {rate.unit}/s" if rate is not None else None,
-        "replace": settings.replace,
-        "version": settings.version,
+    return ContractStatus(
+        importance=settings.importance,
+        deadline=settings.deadline,
+        shapes=[str(shape) for shape in settings.shapes],
+        max_size=settings.max_size,
+        max_rate=f"{rate.amount:g} {rate.unit}/s" if rate is not None else None,
+        replace=settings.replace,
+        version=settings.version,
         **(contract.meter.status(time.monotonic()) if contract.meter is not None else {}),
-    }
+    )
 
 
 def shown(uid: str) -> str:

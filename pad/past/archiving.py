@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -36,6 +36,7 @@ from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
 from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
+from jbi_pubsub.protocol.status.archive import ArchiveStatus, QueriesStatus
 
 TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
@@ -308,9 +309,10 @@ class Archiving:
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**self.keeping.status(), "refused": self.refused, "rules": [rule.name for _, rule in self._rules]}
+    def status(self) -> ArchiveStatus:
+        """The archive's, with what goes into it."""
+        kept = {**self.keeping.status(), "queries": QueriesStatus()}  # ours are told beside
+        return ArchiveStatus(**kept, refused=self.refused, rules=[rule.name for _, rule in self._rules])
 
     def close(self) -> None:
         """Sync what waits, and close the archive."""

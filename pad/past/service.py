@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from jbi_pubsub.core.access import AccessPolicy, Subject
 from jbi_pubsub.core.config import Config
@@ -20,6 +20,7 @@ from jbi_pubsub.pad.past.scopes import ArchiveScopes
 from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.replies import Deleted, Described
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.archive import QueriesStatus
 
 RETAIN_SECONDS: Final = 3_600.0
 """That a call to retain takes at most."""
@@ -103,10 +104,10 @@ class ArchiveService:
             self.catch_ups.ask_again()
         self.queries.ask_again()
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> QueriesStatus:
+        """Queries, and subscriptions that catch up."""
         replays = self.catch_ups.count if self.catch_ups is not None else 0
-        return {**self.queries.status(), "replays": replays, "results": self._thread.results}
+        return QueriesStatus(**self.queries.status(), replays=replays, results=self._thread.results)
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread, and all that is open without a word."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from jbi_pubsub.core.history import Consumer, Explanation, Found, GivenUp, KeepRule, Progress, Query, Source
 from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.protocol.status.archive import KeptStatus
 
 LOOK_SECONDS: Final = 0.1
 """Between two looks at results of which nobody tells."""
@@ -173,8 +174,8 @@ class Keeping(Protocol):
         """Make the index anew, in the background: its `status` says how far it is."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """Plain data."""
+    def status(self) -> KeptStatus:
+        """Sizes, positions and troubles."""
         ...
 
     def close(self) -> None:

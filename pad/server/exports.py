@@ -13,6 +13,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from jbi_pubsub.core.access import NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Question, Subject, denied
 from jbi_pubsub.core.errors import (
@@ -50,7 +51,14 @@ from jbi_pubsub.protocol.replies import (
 )
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_AT_ONCE, Claims
-from jbi_pubsub.protocol.status import Terms
+from jbi_pubsub.protocol.status.delegate import (
+    CountsStatus,
+    DelegateOverview,
+    DelegateStatus,
+    MailSubscription,
+    PageStatus,
+)
+from jbi_pubsub.protocol.status.terms import Terms
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.service import ArchiveAdministration, ArchiveService
@@ -242,7 +250,7 @@ class SubscriberCalls:
         return self._server.delegate.reports.explain_object(uid, object_id)
 
     @exported
-    def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
+    def mail_subscriptions(self, caller: Caller) -> list[MailSubscription]:
         self._server.guard.allow(caller, "administer")
         return self._server.delegate.mail.rows()
 
@@ -379,22 +387,25 @@ class DelegateStatusCalls:
     """Status for everybody; the terms of contracts are for administrators."""
 
     def __init__(
-        self, server: DelegateService, status: Callable[[], dict[str, Any]], overview: Callable[[], dict[str, Any]]
+        self,
+        server: DelegateService,
+        status: Callable[[], DelegateStatus],
+        overview: Callable[[], DelegateOverview],
     ) -> None:
         self._server, self._status, self._overview = server, status, overview
 
     @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
+    def status(self, caller: Caller) -> DelegateStatus:
         self._server.guard.allow(caller, "status")
         return shortened(self._status())
 
     @exported
-    def overview(self, caller: Caller) -> dict[str, Any]:
+    def overview(self, caller: Caller) -> DelegateOverview:
         self._server.guard.allow(caller, "status")
         return self._overview()
 
     @exported
-    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
+    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> PageStatus:
         self._server.guard.allow(caller, "status")
         return self._server.delegate.reports.page(search, order, start, count)
 
@@ -459,17 +470,17 @@ class AdminCalls(AccessAdmin):
         self._server.presence.resume()
 
 
-def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
+def shortened(status: DelegateStatus, most: int = STATUS_ROWS) -> DelegateStatus:
     """A delegate's status with at most so many rows in each list, and `counts`, which says how many there are; of each
     session's queues the longest. The whole of a large one would not go into an answer."""
-    lists = ("publishers", "registrations", "sessions", "subscriptions")
-    cut = {name: status[name][:most] for name in lists}
+    lists = CountsStatus.__struct_fields__
+    cut = {name: getattr(status, name)[:most] for name in lists}
     per_session = max(10, most // max(1, len(cut["sessions"])))
     cut["sessions"] = [
-        {**s, "queued": dict(nlargest(per_session, s["queued"].items(), key=lambda pair: pair[1]))}
+        structs.replace(s, queued=dict(nlargest(per_session, s.queued.items(), key=lambda pair: pair[1])))
         for s in cut["sessions"]
     ]
-    return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
+    return structs.replace(status, **cut, counts=CountsStatus(**{name: len(getattr(status, name)) for name in lists}))
 
 
 _decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode

@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, Decision, LoginCalls, Subject
 from jbi_pubsub.core.config import Config
@@ -48,7 +51,7 @@ from jbi_pubsub.pad.server.exports import (
 )
 from jbi_pubsub.pad.server.guard import CallGuard
 from jbi_pubsub.pad.server.measurements import Measurements
-from jbi_pubsub.pad.server.metrics import samples_of
+from jbi_pubsub.pad.server.metrics import delegate_samples
 from jbi_pubsub.pad.server.presence import DelegatePresence
 from jbi_pubsub.pad.server.repositories import Repositories
 from jbi_pubsub.pad.server.service import DelegateService
@@ -62,6 +65,14 @@ from jbi_pubsub.protocol.services import (
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
     TYPES,
+)
+from jbi_pubsub.protocol.status.archive import ArchiveStatus
+from jbi_pubsub.protocol.status.delegate import (
+    ClientStatus,
+    DelegateFacts,
+    DelegateOverview,
+    DelegateStatus,
+    LimitsStatus,
 )
 
 if TYPE_CHECKING:
@@ -290,56 +301,56 @@ class DisseminationServer:
         self.service.presence.join()
         return left
 
-    def status(self) -> dict[str, Any]:
-        """Plain data for status pages."""
-        return {**self._facts(), **self.delegate.status()}
+    def status(self) -> DelegateStatus:
+        """Everything a status page shows."""
+        return self.delegate.status(self._facts())
 
-    def clients(self) -> list[dict[str, Any]]:
+    def clients(self) -> list[ClientStatus]:
         """Publishers and subscriber processes, with who they are and where."""
         return self.delegate.reports.clients()
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> DelegateOverview:
         """The same for who looks every second (see pad/delegate/overview.py)."""
-        return {**self._facts(), **self.delegate.overview()}
+        return self.delegate.overview(self._facts())
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> DelegateFacts:
         """Facts that are not the delegate's."""
-        return {
-            "kind": "delegate" if self.characteristics else "peer",
-            "name": self.characteristics[0] if self.characteristics else "",
-            "location": self.characteristics[1] if self.characteristics else "",
-            "id": self.server_id,
-            "pid": os.getpid(),
-            "version": version(),
-            "time": round(time.time(), 3),
-            "address": self.address,
-            "uptime": round(self.delegate.tables.clock() - self._started, 1),
-            "connections": self.endpoints.connections,
-            "compressed": len(self.service.data.compressed),
-            "tls": self.endpoints.first.tls(),
-            "threads": threading.active_count(),
-            "calls": self._control.calls,
-            "faults": faults(),
-            "draining": self.service.presence.is_draining,
-            "state": self._config.pad.state,
-            "limits": {
-                "metadata": self._config.client.max_metadata,
-                "payload": self._config.client.max_payload,
-                "compressed": self._config.link.max_compressed,
-                "types": self._registry is not None,
-            },
-            "access": self._stages.access.status(),
-            **({"qos": self._stages.quality.status()} if self._stages.quality is not None else {}),
-            **self._archived(),
-            **({"foreign": self._stages.remote.status()} if self._stages.remote is not None else {}),
-            **({"node": self._node} if self._node else {}),
-        }
+        stages = self._stages
+        return DelegateFacts(
+            kind="delegate" if self.characteristics else "peer",
+            name=self.characteristics[0] if self.characteristics else "",
+            location=self.characteristics[1] if self.characteristics else "",
+            id=self.server_id,
+            pid=os.getpid(),
+            version=version(),
+            time=round(time.time(), 3),
+            address=self.address,
+            uptime=round(self.delegate.tables.clock() - self._started, 1),
+            connections=self.endpoints.connections,
+            compressed=len(self.service.data.compressed),
+            tls=self.endpoints.first.tls(),
+            threads=threading.active_count(),
+            calls=self._control.calls,
+            faults=faults(),
+            draining=self.service.presence.is_draining,
+            state=self._config.pad.state,
+            limits=LimitsStatus(
+                metadata=self._config.client.max_metadata,
+                payload=self._config.client.max_payload,
+                compressed=self._config.link.max_compressed,
+                types=self._registry is not None,
+            ),
+            access=stages.access.status(),
+            archive=self._archived(),
+            foreign=stages.remote.status() if stages.remote is not None else UNSET,
+            node=self._node or UNSET,
+        )
 
-    def _archived(self) -> dict[str, Any]:
+    def _archived(self) -> ArchiveStatus | UnsetType:
         if self._stages.archive is None or self.delegate.history is None:
-            return {}
-        return {"archive": {**self._stages.archive.status(), "queries": self.delegate.history.status()}}
+            return UNSET
+        return msgspec.structs.replace(self._stages.archive.status(), queries=self.delegate.history.status())
 
     def samples(self) -> Iterator[Sample]:
         """Samples that the metrics port shows."""
-        return samples_of(self.status(), self._stages.access.refused())
+        return delegate_samples(self.status(), self._stages.access.refused())

@@ -88,8 +88,8 @@ def test_trouble_is_told_and_is_an_exit_code(
 ) -> None:
     # Given an archive that knows of damage, in words for the terminal
     before = pad._archived()
-    worse = {**before["archive"], "troubles": ["\x1b[2Jpack is damaged"], "full": "payloads take 3 bytes"}
-    monkeypatch.setattr(pad, "_archived", lambda: {"archive": worse})
+    worse = msgspec.structs.replace(before, troubles=["\x1b[2Jpack is damaged"], full="payloads take 3 bytes")
+    monkeypatch.setattr(pad, "_archived", lambda: worse)
     for words in (("archive", "status"), ("archive", "check"), ("status",)):
         shown = jbi(*words)
         assert shown.code == ("archive" in words)

@@ -673,14 +673,18 @@ def test_a_clock_that_differs(
 ) -> None:  # fmt: skip
     told = federation.lookups[0].status
     monkeypatch.setattr(
-        federation.lookups[0], "status", lambda: told() | {"time": time.time() + off, "version": "0.0.9"}
+        federation.lookups[0],
+        "status",
+        lambda: msgspec.to_builtins(told()) | {"time": time.time() + off, "version": "0.0.9"},
     )
     *_, found = findings("clock", *flags)
     assert found["state"] == state
     assert ("timedatectl" in found["advice"]) == (state != "ok")
     # When its certificate ends soon; Expect a warning
     soon = {"tls": {"ends_soon": True, "days": 9.5, "identity": "lookup.example"}}
-    monkeypatch.setattr(federation.lookups[0], "status", lambda: told() | soon | {"version": "0.0.9"})
+    monkeypatch.setattr(
+        federation.lookups[0], "status", lambda: msgspec.to_builtins(told()) | soon | {"version": "0.0.9"}
+    )
     [found, *_] = findings("servers", *flags)
     assert (found["state"], "its certificate ends in 9.5 days" in found["found"]) == ("warning", True)
     assert "jbi certs renew lookup.example" in found["advice"]

@@ -29,7 +29,7 @@ from jbi_pubsub.pad.delegate.overview import page_of_terms
 from jbi_pubsub.pad.model.subscription import compile_subscription
 from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.requests import SubscriptionRequest
-from jbi_pubsub.protocol.status import Terms
+from jbi_pubsub.protocol.status.terms import Terms
 from jbi_pubsub.spark import dataset
 from jbi_pubsub.spark.dataset import Contracts
 from jbi_pubsub.spark.studies.study import data_in

@@ -15,14 +15,17 @@ from jbi_pubsub.cli.pages import PAGES, Page, Seen, spark
 from jbi_pubsub.cli.show import Column, Table, places
 from jbi_pubsub.cli.top import Look, lines_of, page_of, pressed
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.web.federation import Edge, Ending, Facts, Mail, Server, Snapshot
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, EndingLease, MailStatus
+from jbi_pubsub.web.federation import Edge, Server, Snapshot
 
 HOSTILE = "x\x1b[2J\u202e\u200b東京\nb" * 5
 REF = ServiceRef("", "status", ("127.0.0.1:1",))
 
 
 def server(name: str, *, error: str = "", **facts: Any) -> Server:
-    known = Facts(kind="delegate", address="127.0.0.1:40123", uptime=93_784.0, name=name, location="rome", **facts)
+    known = DelegateOverview(
+        kind="delegate", address="127.0.0.1:40123", uptime=93_784.0, name=name, location="rome", **facts
+    )
     rates = {"published": 12.5, "delivered": 1_234.0, "lost": 0.5, "lost.late": 0.5, "mailed": 0.0}
     return Server(name, "delegate", REF, known, {}, error, rates, listed=True)
 
@@ -58,8 +61,11 @@ def test_the_overview_tells_rates_losses_and_who_is_away() -> None:
 def test_the_other_pages() -> None:
     one = server(
         "alpha",
-        ending=[Ending("subscriber", "kabul", 12.34), Ending("publisher", "camera", 3.0)],
-        mail=Mail(queued=4, bytes=2_048, away="Connection refused", server="mx:25"),
+        ending=[
+            EndingLease(kind="subscriber", name="kabul", left=12.34),
+            EndingLease(kind="publisher", name="camera", left=3.0),
+        ],
+        mail=MailStatus(queued=4, bytes=2_048, away="Connection refused", server="mx:25"),
     )
     edges = (Edge("publish", "alpha", "camera", 1, 2, 3.5), Edge("mail", "alpha", "", 1, 1, None, 4))
     look = seen(one, edges=edges)
@@ -82,7 +88,11 @@ def test_the_other_pages() -> None:
 def test_a_page_fits_the_screen(
     width: int, height: int, page: str, helped: bool, first: int, count: int, text: str
 ) -> None:
-    facts = {"lost": {text: 3}, "ending": [Ending(text, HOSTILE, 1.0)], "mail": Mail(fault=text)}
+    facts = {
+        "lost": {text: 3},
+        "ending": [EndingLease(kind=text, name=HOSTILE, left=1.0)],
+        "mail": MailStatus(fault=text),
+    }
     many = [server(f"{number}{text}", error=HOSTILE if number % 5 == 4 else "", **facts) for number in range(count)]
     edges = tuple(Edge("deliver", s.id, text, 1, 1, 1.0) for s in many)
     lines = lines_of(seen(*many, edges=edges), Look(page, first=first, helped=helped), width, height, "12:00:00")

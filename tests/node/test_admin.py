@@ -25,6 +25,7 @@ from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.pad.model.events import Happening
 from jbi_pubsub.policy import users
 from jbi_pubsub.policy.users import Account, write_accounts
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, PublishedType
 
 from .conftest import of
 
@@ -113,10 +114,11 @@ def test_series_of_types_that_are_gone_are_not_kept() -> None:
     # Given statistics of two types, of which one goes; Expect that no more is kept than there is
     now = [0.0]
     statistics = Statistics(lambda: now[0])
-    status: dict[str, Any] = {"published": 0, "delivered": 0, "lost": {}, "counts": {}}
     for second, names in enumerate([("a", "b"), ("a", "b"), ("b",), ("b",)]):
         now[0] = float(second)
-        series = statistics.take({**status, "types": [{"name": name, "published": 10 * second} for name in names]})
+        counts = {"of": 1, "registrations": 1, "published": 10 * second, "unmatched": 0, "subscriptions": 0}
+        types = [PublishedType(name=name, **counts) for name in names]
+        series = statistics.take(DelegateOverview(kind="delegate", address="", uptime=0.0, types=types))
     assert [name for name in series if name.startswith("types.")] == ["types.b.published"]
     assert series["types.b.published"]["last"] == 10.0
 

@@ -7,25 +7,30 @@ from typing import Any
 import msgspec
 
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.server.exports import STATUS_ROWS, shortened
 from jbi_pubsub.protocol.services import STATUS, fetch_status
+from jbi_pubsub.protocol.status.delegate import DelegateStatus
 
 
-def _status(sessions: int, subscriptions: int) -> dict[str, Any]:
+def _status(sessions: int, subscriptions: int) -> DelegateStatus:
     """A status with rows such as real ones."""
     row = {"uid": "subscription-" + "0" * 32, "template": ["x" * 200], "predicate": "y" * 200, "lost": {}}
     each = max(1, subscriptions // max(1, sessions))
     queued = {f"subscription-{n:032}": n for n in range(each)}
-    return {
+    told = {
         "kind": "delegate",
+        "address": "",
+        "uptime": 1.0,
         "publishers": [],
         "registrations": [{"uid": "registration-1"}],
         "sessions": [{"session": f"session-{n}", "queued": queued} for n in range(sessions)],
         "subscriptions": [row] * subscriptions,
         "published": 7,
     }
+    return converted(told, DelegateStatus)
 
 
 def test_a_large_status_is_cut_and_says_how_much_there_is() -> None:

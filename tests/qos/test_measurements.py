@@ -16,6 +16,7 @@ from lxml import etree
 
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.pad.server import measurements
+from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
 pytestmark = pytest.mark.processes
@@ -38,7 +39,7 @@ SHAPED = "/Measurement[component='alpha@rome'][series='shaping.shaped']"
 
 @given(st.text(max_size=50), st.text(max_size=50), st.floats(allow_nan=False, allow_infinity=False))
 def test_each_series_is_a_document_of_the_schema(component: str, name: str, value: float) -> None:
-    told = {"at": 1_790_000_000.25, "last": value, "mean": value, "deviation": 0.0, "trend": -value}
+    told = SeriesStatus(at=1_790_000_000.25, last=value, mean=value, deviation=0.0, trend=-value)
     [document] = measurement.documents(component, {name: told})
     [(_, data)] = measurement.schema().documents
     root = etree.fromstring(document)

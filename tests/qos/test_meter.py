@@ -25,6 +25,7 @@ from jbi_pubsub.pad.delegate import subscribers
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.protocol.deliveries import Heard
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.status.quality import BinStatus, LinkStatus, PolicyInForce, TasksStatus
 from jbi_pubsub.qos import enforcement
 from jbi_pubsub.qos.enforcement import Enforcement
 from jbi_pubsub.qos.meter import (
@@ -195,7 +196,7 @@ def test_a_series_has_the_statistics_of_its_window() -> None:
     assert told["mean"] == pytest.approx(statistics.fmean(window), rel=1e-5)
     assert told["deviation"] == pytest.approx(statistics.pstdev(window), rel=1e-5)
     assert told["trend"] == pytest.approx(slope, rel=1e-5)
-    assert told["points"] == [[1_019.0 + n, value] for n, value in enumerate(window)]
+    assert told["points"] == [(1_019.0 + n, value) for n, value in enumerate(window)]
 
 
 def test_what_only_grows_is_told_by_what_it_grows_by() -> None:
@@ -207,7 +208,7 @@ def test_what_only_grows_is_told_by_what_it_grows_by() -> None:
         "bins.5.2.depth": False,
         "bins.5.2.served": True,
     }
-    assert told["bins.5.2.served"]["points"] == [[float(n), 10.0] for n in range(1, 5)]
+    assert told["bins.5.2.served"]["points"] == [(float(n), 10.0) for n in range(1, 5)]
     # When a bin is not told any more; Expect its series to be gone
     monitor.sample({}, 5.0, 5.0)
     assert monitor.status(5.0) == {}
@@ -378,21 +379,13 @@ def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     _, server = managed
     quality = server.delegate.contracts.quality
     tell = quality.status
-    quality.status = lambda: {
-        **tell(),
-        "tasks": {"bins": [{"importance": 5, "bin": 1, "depth": 7, "served": 3, "cpu": 0.5}]},
-        "links": [
-            {
-                "name": "satcom",
-                "limit": 100_000.0,
-                "estimate": None,
-                "sent": 1_000,
-                "backlog": 12,
-                "waiting_by_level": [4, 3, 2, 1, 0],
-            }
-        ],
-        "policy": {"version": 12, "fault": "policies.toml:3: what"},
-    }
+    link = LinkStatus(name="satcom", limit=100_000.0, sent=1_000, backlog=12, waiting_by_level=[4, 3, 2, 1, 0])
+    quality.status = lambda: msgspec.structs.replace(
+        tell(),
+        tasks=TasksStatus(bins=[BinStatus(importance=5, bin=1, depth=7, served=3, cpu=0.5)]),
+        links=[link],
+        policy=PolicyInForce(version=12, fault="policies.toml:3: what"),
+    )
     samples = {(s.name, s.labels): s.value for s in server.samples()}
     assert samples["qos_policy_version", ()] == 12
     assert samples["qos_policy_fault", ()] == 1

@@ -25,7 +25,9 @@ from jbi_pubsub.cli.top import Look, lines_of, page_of
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.web.federation import Facts, Quality, Server, Snapshot, checked
+from jbi_pubsub.protocol.status.delegate import DelegateOverview
+from jbi_pubsub.protocol.status.quality import QualityStatus
+from jbi_pubsub.web.federation import Server, Snapshot, checked
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 REF = ServiceRef("", "status", ("127.0.0.1:1",))
@@ -170,8 +172,8 @@ def test_hostile_names_and_numbers_stay_harmless(
 
 def test_the_pages_are_numbered_and_explained() -> None:
     assert list(PAGES)[-2:] == ["links", "types"]
-    assert msgspec.convert({}, Quality) == Quality()
-    assert Facts(kind="delegate", address="", uptime=0.0).qos is None
+    assert msgspec.convert({}, QualityStatus) == QualityStatus()
+    assert DelegateOverview(kind="delegate", address="", uptime=0.0).qos is msgspec.UNSET
 
 
 # -- a delegate ---------------------------------------------------------------------------------------------------

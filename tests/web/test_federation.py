@@ -84,9 +84,9 @@ def test_a_federation_is_seen_with_rates_on_its_edges(federation: Any, figures: 
     assert observer.history("published", "nobody") == []
     # Expect its subscriptions, of both servers one after the other
     total, rows, silent = observer.subscriptions([delegate.id, at_peer.id], search="INTEL", start=0, count=10)
-    assert (total, [r["server"] for r in rows], silent) == (2, [delegate.id, at_peer.id], [])
+    assert (total, [server for server, _ in rows], silent) == (2, [delegate.id, at_peer.id], [])
     total, rows, _ = observer.subscriptions([delegate.id, at_peer.id], start=1, count=1)
-    assert (total, [(r["server"], r["name"]) for r in rows]) == (2, [(at_peer.id, "kabul")])
+    assert (total, [(server, row.name) for server, row in rows]) == (2, [(at_peer.id, "kabul")])
 
 
 def test_a_server_that_ends_leaves_the_picture(federation: Any, observing: Any, seen: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_server_whose_subscriptions_make_no_sense_hides_no_others(
     shot = seen(observer, lambda s: len(s.servers) == 3 and all(x.facts for x in s.servers))
     bad, good = (next(s.id for s in shot.servers if s.title == f"{name}, rome") for name in ("alpha", "bravo"))
     total, rows, silent = observer.subscriptions([bad, good])
-    assert (total, [row["uid"] for row in rows], silent) == (1, ["good"], [bad])
+    assert (total, [row.uid for _, row in rows], silent) == (1, ["good"], [bad])
 
 
 def test_an_answer_without_an_end_is_refused(federation: Any, observing: Any, seen: Any) -> None:

@@ -12,7 +12,7 @@ from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.web.drawing import Drawing, cut
-from jbi_pubsub.web.federation import Edge, Facts, Server, Snapshot
+from jbi_pubsub.web.federation import KINDS, Edge, Server, Snapshot
 from jbi_pubsub.web.map import Location, chart, places
 from jbi_pubsub.web.objects import METADATA_SHOWN, looked_at, payload_shown
 from jbi_pubsub.web.picture import NARROW, WIDE, folded, per_second, picture, short, state_of
@@ -21,7 +21,8 @@ HOSTILE = "<img src=x onerror=alert(1)></script>"
 
 
 def _server(number: int, kind: Any = "delegate", **facts: Any) -> Server:
-    told = Facts(kind=kind, address=f"127.0.0.1:{number}", uptime=1.0, name=f"d{number}", location="rome", **facts)
+    named = {} if kind == "lookup" else {"name": f"d{number}", "location": "rome"}
+    told = KINDS[kind](kind=kind, address=f"127.0.0.1:{number}", uptime=1.0, **named, **facts)
     return Server(f"{kind}{number}", kind, ServiceRef("", "status", ("127.0.0.1:1",)), told, {}, "", {}, True)
 
 

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from jbi_pubsub.core.errors import (
     ConfigurationError,
@@ -35,6 +35,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.status import TlsStatus
 
 from . import transport
 from .credentials import LOOK_SECONDS, Facts
@@ -409,9 +410,9 @@ class Endpoint:
         """Contents of the certificates and lists in force: the same object until they change; None without TLS."""
         return self._tls.facts() if self._tls else None
 
-    def tls(self) -> dict[str, Any]:
-        """`TlsIdentity.status`, {} without TLS."""
-        return self._tls.status(time.time()) if self._tls else {}
+    def tls(self) -> TlsStatus:
+        """`TlsIdentity.status`, empty without TLS."""
+        return self._tls.status(time.time()) if self._tls else TlsStatus()
 
     @property
     def connections(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.status import AuthorityStatus, RevocationsStatus, TlsStatus
 
 from . import x509
 from .credentials import Credentials, Facts, ends_soon
@@ -87,25 +88,24 @@ class TlsIdentity:
         """Facts of the certificates in force: ours, the authorities', and which are revoked."""
         return self._credentials().facts
 
-    def status(self, now: float) -> dict[str, Any]:
-        """The same as plain data for status pages: times in seconds since 1970, `days` left at `now`."""
+    def status(self, now: float) -> TlsStatus:
+        """The same for status pages: times in seconds since 1970, `days` left at `now`."""
         own, authorities, revocations = self.facts()
-        told: dict[str, Any] = {
-            "identity": own.identity,
-            "names": list(own.names),
-            "issuer": own.issuer,
-            "serial": f"{own.serial:x}",
+        return TlsStatus(
+            identity=own.identity,
+            names=list(own.names),
+            issuer=own.issuer,
+            serial=f"{own.serial:x}",
             **_left(own.not_after, now),
-            "ends_soon": ends_soon(own.not_before, own.not_after, now),
-            "authorities": [{"name": each.subject, **_left(each.not_after, now)} for each in authorities],
-            "revocations": [
-                {"issuer": each.issuer, "certificates": len(each.serials), **_left(each.until, now)}
+            ends_soon=ends_soon(own.not_before, own.not_after, now),
+            authorities=[AuthorityStatus(name=each.subject, **_left(each.not_after, now)) for each in authorities],
+            revocations=[
+                RevocationsStatus(issuer=each.issuer, certificates=len(each.serials), **_left(each.until, now))
                 for each in revocations
             ],
-            "revoked": self.facts().is_revoked(own.holder),
-            "problem": self._credentials().problem,
-        }
-        return told
+            revoked=self.facts().is_revoked(own.holder),
+            problem=self._credentials().problem,
+        )
 
     def check_dates(self) -> None:
         """Refuse to serve with a certificate that no client takes: expired, not valid yet, revoked, or not made for

@@ -1,4 +1,4 @@
-"""Statuses of servers, as plain data."""
+"""Terms of subscriptions, for who studies them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Statuses of servers, a module for each kind: one definition that servers make and all others read."""
