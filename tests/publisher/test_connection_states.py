@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -379,6 +380,12 @@ class Life:
             self.delegate.sessions.pop(attachment.opened.uid, None)
             self.connection._lease_lost(attachment, UnknownLeaseError("not here"))
 
+    def lose_an_old_lease(self, _uid: str) -> None:
+        """That of a delegate of before, of which we are told late: nothing happens."""
+        before = self.link.state
+        self.connection._lease_lost(copy(self.link.attached()), UnknownLeaseError("not here"))
+        assert self.link.state is before
+
     def leave(self) -> None:
         self.connection._thread.is_alive = lambda: False  # type: ignore[method-assign]
         with mock.patch.object(self.connection._thread, "join"):
@@ -522,6 +529,10 @@ LIVES = (
     "open, register, publish, turn, register_again, publish",
     "open, register, unregister",
     "open, register, unregister deaf",
+    "open, register, unregister silent, unregister",
+    "open, register:s, publish:s, insist while lost turn, publish, turn",
+    "open, register, register:s, lost, turn while unregister:s, renew",
+    "open, register, lost, turn, lose_an_old_lease, publish, turn",
     "open, register, give_up silent",
     "open, register, publish, turn, certificate, renew while unregister",
     "open, register, certificate, renew after begin_to_unregister, end_to_unregister",

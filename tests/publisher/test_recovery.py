@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from copy import copy
 from typing import Any, cast
 
 import msgspec
@@ -32,10 +31,8 @@ from jbi_pubsub.protocol.publications import CHUNK, LAST_CHUNK, MAX_COMING, PUBL
 from jbi_pubsub.protocol.replies import Registered
 from jbi_pubsub.protocol.services import DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module
-from jbi_pubsub.publisher import registrations
 from jbi_pubsub.publisher.connection import ConnectionReports, DelegateConnection
 from jbi_pubsub.publisher.lanes import Lanes
-from jbi_pubsub.publisher.states import UNATTACHED
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -262,51 +259,6 @@ def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_
     assert pad.status()["publishers"] == pad.status()["registrations"] == []
 
 
-def test_a_registration_that_was_not_answered_to_does_not_stand_for_ever(
-    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
-) -> None:
-    # Given a publisher, and a delegate whose answer to the next registration is lost
-    monkeypatch.setattr(registrations, "ABANDONED_SECONDS", 0.0)
-    federation.leases(2.0)
-    pad, publisher, uids = _of_several(federation, figures, 1)
-    register = DelegateProxy.register
-
-    def loses_the_answer(proxy: DelegateProxy, *rest: Any) -> None:
-        register(proxy, *rest)
-        raise WireTimeoutError("no answer")
-
-    monkeypatch.setattr(DelegateProxy, "register", loses_the_answer)
-    # When it registers
-    with pytest.raises(WireTimeoutError):
-        publisher.register_publisher(next(iter(publisher._connections)), figures.schema, figures.figure_1)
-    assert len(_registered(pad)) == 2
-    # Expect the delegate to come to know that nobody publishes it
-    eventually(lambda: _registered(pad) == uids)
-
-
-def test_a_registration_whose_end_was_not_answered_to_can_be_ended_again(
-    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a publisher with a registration, and a delegate whose answer to its end is lost
-    pad, publisher, uids = _of_several(federation, figures, 1)
-    unregister = DelegateProxy.unregister
-    failures = iter([WireTimeoutError("no answer")])
-
-    def loses_the_answer(proxy: DelegateProxy, *rest: Any) -> None:
-        unregister(proxy, *rest)
-        for failure in failures:
-            raise failure
-
-    monkeypatch.setattr(DelegateProxy, "unregister", loses_the_answer)
-    # When it is ended, and again
-    with pytest.raises(WireTimeoutError):
-        publisher.unregister_publisher(uids[0])
-    publisher.unregister_publisher(uids[0])
-    # Expect it to be gone at both ends
-    assert publisher.status()["registrations"] == {}
-    assert _registered(pad) == []
-
-
 def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,66 +337,6 @@ def test_a_delegate_that_does_not_answer_holds_up_no_other_call(
     leaving.join(60.0)
     asking.join(60.0)
     assert was_done
-
-
-def test_a_registration_that_is_made_while_we_come_back_stands_where_we_have_come_to(
-    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
-) -> None:
-    # Given a publisher that registers, and whose delegate takes long to answer, and has forgotten it meanwhile
-    pad, publisher, uids = _of_several(federation, figures, 1)
-    (at, connection), *_ = publisher._connections.items()
-    register, came_back, asked = DelegateProxy.register, threading.Event(), threading.Event()
-
-    def late(proxy: DelegateProxy, connection_id: str, request: Any, uid: str, number: int) -> Registered:
-        granted = register(proxy, connection_id, request, uid, number)
-        if uid not in uids and not asked.is_set():
-            asked.set()
-            assert came_back.wait(60.0)
-        return granted
-
-    monkeypatch.setattr(DelegateProxy, "register", late)
-    made: list[str] = []
-    asking = threading.Thread(
-        target=lambda: made.append(publisher.register_publisher(at, figures.schema, figures.figure_1))
-    )
-    asking.start()
-    assert asked.wait(60.0)
-    before = connection._link.attachment
-    # When it has come back before the answer comes
-    _forget(pad)
-    eventually(lambda: connection._link.attachment is not before)
-    came_back.set()
-    asking.join(60.0)
-    # Expect both registrations to stand, and to take objects
-    eventually(lambda: _registered(pad) == [*uids, *made] and len(made) == 1)
-    publisher.publish(made[0], figures.figure_1)
-    publisher.flush(60.0)
-
-
-def test_a_registration_that_is_ended_while_we_come_back_does_not_stand_for_ever(
-    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
-) -> None:
-    # Given a publisher with two registrations, which comes back, and whose delegate is about to take the second
-    federation.leases(2.0)
-    pad, publisher, uids = _of_several(federation, figures, 2)
-    hanging = _Hanging(monkeypatch, "register")
-    _forget(pad)
-    assert hanging.asked.wait(60.0)
-    # When the first one, which stands there already, is ended
-    publisher.unregister_publisher(uids[0])
-    hanging.answers.set()
-    # Expect the delegate to be told of it, and the second one to stand
-    eventually(lambda: _registered(pad) == uids[1:])
-    assert publisher.status()["delegates"].popitem()[1]["registrations"] == uids[1:]
-
-
-def test_the_end_of_a_lease_that_does_not_count_any_more_is_nothing(federation: Any, figures: Any) -> None:
-    # Given a publisher that has come back
-    _, publisher, _ = _of_several(federation, figures, 1)
-    (connection,) = publisher._connections.values()
-    # When it is told late that the lease of before has run out; Expect it to stay
-    connection._lease_lost(copy(connection._link.attachment), WireError("unknown lease"))
-    assert connection._link.state not in UNATTACHED
 
 
 def test_a_publisher_that_looks_for_its_delegate_closes_at_once(
