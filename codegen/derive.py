@@ -51,7 +51,7 @@ _WHY_LEFT: Final = {
 }
 
 
-class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One condition that the predicate makes necessary. `went` is "template" or "predicate", `reason` says why.
 
     For "template": the entry class, its field and the canonical value.
@@ -65,16 +65,16 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str = ""
 
 
-class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Derivation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Explanation of a predicate: each condition, and the templates they add up to."""
 
     predicate: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Demand, ...]
     templates: tuple[EntryRep, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
+class _Spot:
     """Where a path has led: an element (`node`), a leaf of it (`slot`), the document node (neither), or `unknown`.
 
     `identity` is equal for two mentions that must mean the same element.
@@ -83,15 +83,15 @@ class _Place:
     node: Node | None = None
     slot: Slot | None = None
     identity: tuple[str, ...] = ()
-    above: _Place | None = None
+    above: _Spot | None = None
     unknown: str = ""
 
 
-_DOCUMENT: Final = _Place()
+_DOCUMENT: Final = _Spot()
 _Key = tuple[str, tuple[str, ...], int]
 
 
-def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Explanation:
+def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Derivation:
     """The entry templates that `predicate` makes necessary, with reasons. Never raises for a bad predicate."""
     if len(predicate) > MAX_PREDICATE_CHARS:
         return _nothing(predicate, f"longer than {MAX_PREDICATE_CHARS} characters")
@@ -101,16 +101,16 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Exp
     try:
         tree = XPath1Parser(namespaces=known).parse(predicate)
         work = _Derivation(binder, known)
-        work.necessary(tree, _Place(binder.root, identity=("",), above=_DOCUMENT))
+        work.necessary(tree, _Spot(binder.root, identity=("",), above=_DOCUMENT))
     except ElementPathError as exc:
         return _nothing(predicate, f"not understood here ({exc}); it is evaluated as it stands")
     except RecursionError:  # a tower of brackets or minus signs: lxml decides what becomes of it
         return _nothing(predicate, "nested too deeply")
-    return Explanation(predicate, tuple(work.conditions), work.templates())
+    return Derivation(predicate, tuple(work.conditions), work.templates())
 
 
-def _nothing(predicate: str, reason: str) -> Explanation:
-    return Explanation(predicate, (Condition(predicate[:200], "predicate", reason),), ())
+def _nothing(predicate: str, reason: str) -> Derivation:
+    return Derivation(predicate, (Demand(predicate[:200], "predicate", reason),), ())
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class _Derivation:
 
     binder: Binder
     namespaces: Mapping[str, str]
-    conditions: list[Condition] = field(default_factory=list)
+    conditions: list[Demand] = field(default_factory=list)
     found: dict[_Key, tuple[Node, dict[int, str]]] = field(default_factory=dict)
     fresh: Any = field(default_factory=count)
 
@@ -131,7 +131,7 @@ class _Derivation:
         }
         return tuple(reps)
 
-    def necessary(self, tree: Any, context: _Place) -> None:
+    def necessary(self, tree: Any, context: _Spot) -> None:
         """Note what must hold for `tree` to be true as a boolean at `context`."""
         waiting = [tree]
         while waiting:
@@ -148,7 +148,7 @@ class _Derivation:
             else:
                 self._left(token, _WHY_LEFT.get(token.symbol, "no equality of a path with a literal"))
 
-    def _comparison(self, token: Any, context: _Place) -> None:
+    def _comparison(self, token: Any, context: _Spot) -> None:
         left, right = _unwrap(token[0]), _unwrap(token[1])
         if _is_path(right) and not _is_path(left):
             left, right = right, left
@@ -166,7 +166,7 @@ class _Derivation:
         else:
             self._equality(token, place, literal)
 
-    def _equality(self, token: Any, place: _Place, literal: str | Decimal) -> None:
+    def _equality(self, token: Any, place: _Spot, literal: str | Decimal) -> None:
         slot = place.slot or (place.node.text if place.node is not None else None)
         if slot is None or place.node is None:
             self._left(token, place.unknown or "the path does not lead to an invariant value")
@@ -176,18 +176,18 @@ class _Derivation:
             self._left(token, reason)
             return
         self._demand(place, place.node, slot.at, value)
-        self.conditions.append(Condition(token.source, "template", reason, place.node.entry, slot.field.name, value))
+        self.conditions.append(Demand(token.source, "template", reason, place.node.entry, slot.field.name, value))
 
-    def _demand(self, place: _Place, node: Node, at: int, value: str) -> None:
+    def _demand(self, place: _Spot, node: Node, at: int, value: str) -> None:
         for attempt in count():
             _, values = self.found.setdefault((node.entry, place.identity, attempt), (node, {}))
             if values.setdefault(at, value) == value:
                 return  # else: one element with two values, which is never true: two templates, neither in vain
 
     def _left(self, token: Any, reason: str) -> None:
-        self.conditions.append(Condition(token.source, "predicate", reason))
+        self.conditions.append(Demand(token.source, "predicate", reason))
 
-    def _walk(self, token: Any, at: _Place) -> _Place:
+    def _walk(self, token: Any, at: _Spot) -> _Spot:
         """Where `token`, a location path or step, leads from `at`; predicates on the way are noted."""
         symbol = token.symbol
         if symbol == "/":
@@ -199,7 +199,7 @@ class _Derivation:
         if symbol == "//":
             if len(token) == 2:
                 self._walk(token[0], at)
-            return self._walk(token[-1], _Place(unknown=_WHY_LEFT["//"]))
+            return self._walk(token[-1], _Spot(unknown=_WHY_LEFT["//"]))
         if symbol == "[":
             place = self._walk(token[0], at)
             if _literal(token[1]) is None:
@@ -209,41 +209,41 @@ class _Derivation:
             return self._walk(token[0], at)
         return self._step(token, at)
 
-    def _step(self, token: Any, at: _Place) -> _Place:
+    def _step(self, token: Any, at: _Spot) -> _Spot:
         symbol = token.symbol
         if symbol == "." or (symbol == "self" and token[0].symbol == "node"):
             return at
         if symbol == "..":
-            return at.above or _Place(unknown="the path leaves the document")
+            return at.above or _Spot(unknown="the path leaves the document")
         if symbol in ("@", "attribute"):
             return self._attribute(self._name(token[0]), at)
         if symbol == "child":
             return self._child(token[0], at)
         if symbol in ("(name)", ":", "*"):
             return self._child(token, at)
-        return _Place(unknown=f"{symbol} is not followed here")
+        return _Spot(unknown=f"{symbol} is not followed here")
 
-    def _child(self, test: Any, at: _Place) -> _Place:
+    def _child(self, test: Any, at: _Spot) -> _Spot:
         node = at.node
         if at.unknown or at.slot is not None:
-            return _Place(unknown=at.unknown or "nothing invariant lies below a value", above=at)
+            return _Spot(unknown=at.unknown or "nothing invariant lies below a value", above=at)
         root = self.binder.root
         if test.symbol == "*" and len(test) == 0 and node is None:
-            return _Place(root, identity=("",), above=_DOCUMENT)  # a document has one element
+            return _Spot(root, identity=("",), above=_DOCUMENT)  # a document has one element
         name = self._name(test)
         if node is None:
-            return _Place(root, identity=("",), above=_DOCUMENT) if name == self.binder.root_tag else _unknown(test, at)
+            return _Spot(root, identity=("",), above=_DOCUMENT) if name == self.binder.root_tag else _unknown(test, at)
         if name in node.leaves:
-            return _Place(node, node.leaves[name], at.identity, at)
+            return _Spot(node, node.leaves[name], at.identity, at)
         if name in node.nodes:
             mention = "" if name in node.single else f" {next(self.fresh)}"
-            return _Place(node.nodes[name], identity=(*at.identity, f"{name}{mention}"), above=at)
+            return _Spot(node.nodes[name], identity=(*at.identity, f"{name}{mention}"), above=at)
         return _unknown(test, at)
 
-    def _attribute(self, name: str, at: _Place) -> _Place:
+    def _attribute(self, name: str, at: _Spot) -> _Spot:
         if at.node is None or at.slot is not None or name not in at.node.attributes:
-            return _Place(unknown=at.unknown or f"the attribute {name or '*'} is not invariant here")
-        return _Place(at.node, at.node.attributes[name], at.identity, at)
+            return _Spot(unknown=at.unknown or f"the attribute {name or '*'} is not invariant here")
+        return _Spot(at.node, at.node.attributes[name], at.identity, at)
 
     def _name(self, test: Any) -> str:
         """The Clark name of a name test, "" for anything else."""
@@ -255,9 +255,9 @@ class _Derivation:
         return ""
 
 
-def _unknown(test: Any, at: _Place) -> _Place:
+def _unknown(test: Any, at: _Spot) -> _Spot:
     where = at.identity[-1].partition(" ")[0] if at.identity else "the document"
-    return _Place(unknown=f"{test.source} is not in the invariant part of {where or 'the document element'}", above=at)
+    return _Spot(unknown=f"{test.source} is not in the invariant part of {where or 'the document element'}", above=at)
 
 
 def _unwrap(token: Any) -> Any:

@@ -82,7 +82,7 @@ class Below(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     default: str | None = None
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Part of documents at an element of the invariant part; recursive ones share a part.
 
     `entry` names its class ("" when no field is invariant here). `below` are the child elements that have parts of
@@ -105,7 +105,7 @@ class TypeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: TypeName
     root: str
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     entries: tuple[EntryModel, ...]
     prefixes: tuple[tuple[str, str], ...] = ()
     documentation: str = ""

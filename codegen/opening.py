@@ -67,7 +67,7 @@ _FORMAT: Final = "4"  # changes with the meaning of what is kept; the library ve
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
 
-class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpenedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of opening a schema. `documents` are the bundle's, made ready for libxml2, `main` names one of them,
     `names` says what they were called. `digest` is of the meaning. `seconds` is what compiling takes."""
 
@@ -79,7 +79,7 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-def opened(bundle: SchemaBundle, most: float = math.inf) -> Opened:
+def opened(bundle: SchemaBundle, most: float = math.inf) -> OpenedSchema:
     """Open a schema in this process, without limits but `most` seconds to compile it. Raises SchemaError."""
     from jbi_pubsub.codegen.bundle import (
         circle,
@@ -121,7 +121,7 @@ def opened(bundle: SchemaBundle, most: float = math.inf) -> Opened:
         what = one_line(f"{type(exc).__name__}: {exc}")
         raise SchemaError(f"schema {sources.names[sources.main]} can't be read here: {what}", hint=OUR_FAULT) from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
-    return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
+    return OpenedSchema(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
 
 
 def _told_circle(exc: SchemaError, chain: Sequence[str]) -> SchemaError:
@@ -160,7 +160,7 @@ def work(data: bytes) -> bytes:
     return msgspec.msgpack.encode(opened(decoder_of(SchemaBundle).decode(data), MAX_COMPILE_SECONDS))
 
 
-class _Memory:
+class _SchemaMemory:
     """Memory of schemas by the digest of their bundles, bounded in bytes. Several threads may use it."""
 
     def __init__(self) -> None:
@@ -198,11 +198,11 @@ class Opener:
     def __init__(self, *, limits: Limits = LIMITS, children: Children | None = None) -> None:
         self._limits = limits
         self._children = children or Children(allowance=Allowance())
-        self._memory = _Memory()
+        self._memory = _SchemaMemory()
         self._lock = threading.Lock()
         self._coming: dict[str, Future[bytes]] = {}
 
-    def open(self, bundle: SchemaBundle, *, cache_dir: Path | None = None, caller: str = "") -> Opened:
+    def open(self, bundle: SchemaBundle, *, cache_dir: Path | None = None, caller: str = "") -> OpenedSchema:
         """Open `bundle`. `caller` names who asks, for a fair share of time; `cache_dir` keeps it on disk.
 
         Raises SchemaError; among others if it takes more than its limits. ChildError: not now, try again.
@@ -217,7 +217,7 @@ class Opener:
             found = self._once(key, data, path, caller)
         elif path is not None and not path.exists():
             _store(path, found)
-        return decoder_of(Opened).decode(found)
+        return decoder_of(OpenedSchema).decode(found)
 
     def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
         """Have a schema opened, by one of several threads that come with it."""
@@ -248,7 +248,7 @@ class Opener:
         if path is not None:
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: made anew
                 found = path.read_bytes()
-                decoder_of(Opened).decode(found)
+                decoder_of(OpenedSchema).decode(found)
                 self._memory.keep(key, found)
                 return found
         try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from jbi_pubsub.codegen.model import TEXT, Below, EntryModel, Field, Part, TypeModel, readable
+from jbi_pubsub.codegen.model import TEXT, Below, EntryModel, Field, ModelPart, TypeModel, readable
 from jbi_pubsub.codegen.walk import Draft, ElementShape, Key, Leaf
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.info_object import TypeName
@@ -282,15 +282,15 @@ def _entry(naming: Naming, shape: ElementShape) -> EntryModel:
     )
 
 
-def _parts(naming: Naming) -> tuple[Part, ...]:
+def _parts(naming: Naming) -> tuple[ModelPart, ...]:
     """The parts that documents lead to, by number: that of the document element first."""
     shapes = naming.draft.shapes
     order = _in_document_order(naming.draft)
     number = {key: at for at, key in enumerate(order)}
 
-    def part(shape: ElementShape) -> Part:
+    def part(shape: ElementShape) -> ModelPart:
         content = shapes[shape.like] if shape.like is not None else shape
-        return Part(
+        return ModelPart(
             naming.names.get(shape.reads or shape.key, ""),
             tuple(Below(tag, number[below.key], below.repeated, below.default) for tag, below in content.below.items()),
             (*content.variant, *(leaf.tag for leaf in content.leaves if shape.reads is not None)),  # base's wildcards

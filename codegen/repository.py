@@ -14,7 +14,7 @@ from jbi_pubsub.codegen.binder import Binder
 from jbi_pubsub.codegen.bundle import parse_schema
 from jbi_pubsub.codegen.compiled import validator
 from jbi_pubsub.codegen.model import one_line
-from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, checked_name, opened
+from jbi_pubsub.codegen.opening import OPENER, OpenedSchema, Opener, checked_name, opened
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.descriptors import Descriptor, Kind, conflict
@@ -26,7 +26,7 @@ from jbi_pubsub.core.xml import Element
 from jbi_pubsub.lookup.entry import EntryRep
 
 if TYPE_CHECKING:
-    from jbi_pubsub.codegen.derive import Explanation
+    from jbi_pubsub.codegen.derive import Derivation
     from jbi_pubsub.codegen.types.registry import Registry
 
 MAX_TYPES: Final = 1_000
@@ -45,7 +45,7 @@ class InformationType:
     `digest` is of the bundle's meaning: two bundles that differ in comments, layout or file names have one digest.
     """
 
-    def __init__(self, found: Opened, bundle: SchemaBundle) -> None:
+    def __init__(self, found: OpenedSchema, bundle: SchemaBundle) -> None:
         """Compiles the schema for validation. Raises SchemaError."""
         model = found.model
         self.type: TypeName = model.type
@@ -146,7 +146,7 @@ class InformationType:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""
         return self.explain(predicate, namespaces).templates
 
-    def explain(self, predicate: str, namespaces: Mapping[str, str] = {}) -> Explanation:
+    def explain(self, predicate: str, namespaces: Mapping[str, str] = {}) -> Derivation:
         """The same as plain data: for each condition where it went and why."""
         from jbi_pubsub.codegen.derive import derive  # it takes a while to load, and not every process derives
 
@@ -244,7 +244,7 @@ class TypeRepository:
         if known is not None and known.digest != digest:
             raise conflict(type_, known.digest, digest, removed=known.state == "removed")
 
-    def _kept(self, found: Opened, bundle: SchemaBundle) -> InformationType:
+    def _kept(self, found: OpenedSchema, bundle: SchemaBundle) -> InformationType:
         with self._lock:
             known = self._types.get(found.model.type)
         if known is not None and known.digest != found.digest:

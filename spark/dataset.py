@@ -56,7 +56,7 @@ MAX_TIME: Final = 253_402_300_800.0
 """The year 10000, in seconds since 1970."""
 
 
-class Registration(msgspec.Struct, frozen=True, kw_only=True):
+class RegistrationRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `registrations`. `entries`: what the lookup service matches, of this registration's item."""
 
     registration: str
@@ -67,7 +67,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[EntryRep, ...] = ()
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `subscriptions`: what a subscriber has said (pad's SubscriptionRequest), and whose it is. `subscriber`
     is its process: what several subscriptions of a process want goes there once."""
 
@@ -86,8 +86,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 class Contracts(msgspec.Struct, frozen=True):
     """All contracts of a data set: what is sent to each process that judges."""
 
-    registrations: tuple[Registration, ...] = ()
-    subscriptions: tuple[Subscription, ...] = ()
+    registrations: tuple[RegistrationRow, ...] = ()
+    subscriptions: tuple[SubscriptionRow, ...] = ()
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Reject(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Publication(msgspec.Struct, frozen=True, gc=False):
+class PublicationRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `publications`. `publisher` is the id of the registration; `payload` None where it was not kept; `time`
     None where nobody says it; `payload_bytes` NOT_SAID, which is a fault, where a row leaves out what others say."""
 
@@ -115,9 +115,9 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
 _JSON: Final = {"entries", "template", "namespaces"}
 """Columns that hold JSON text: entries are data of any class."""
 
-CONTRACTS: Final[Mapping[str, type[Registration] | type[Subscription]]] = {
-    "registrations": Registration,
-    "subscriptions": Subscription,
+CONTRACTS: Final[Mapping[str, type[RegistrationRow] | type[SubscriptionRow]]] = {
+    "registrations": RegistrationRow,
+    "subscriptions": SubscriptionRow,
 }
 _REQUIRED: Final = {
     "registrations": "registration",
@@ -195,7 +195,7 @@ def _fits(found: Any, wanted: Any, pa: Any) -> bool:
     return bool(found == wanted)
 
 
-def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
+def publications_of(batch: pa.RecordBatch) -> Iterator[PublicationRow]:
     """The rows of a batch of publications, sound or not (fault). What is not there: an id made of all that the row
     says, version 1.0, the type's name as the publisher, the payload's length; of a table without payloads and their
     sizes no object has one. A time that is not there is none."""
@@ -221,7 +221,7 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
         time, size = times[n], sizes[n]
         if size is None:
             size = none if payload is None else len(payload)
-        yield Publication(
+        yield PublicationRow(
             ids[n] or id_of(types[n], versions[n], time, document, payload),
             types[n],
             versions[n],
@@ -255,7 +255,7 @@ def values_of(column: Any) -> list[Any]:
         return [None if v is None else v.decode("utf-8", "surrogateescape") for v in found]
 
 
-def fault(given: Publication) -> str:
+def fault(given: PublicationRow) -> str:
     """Fault in a row of publications but its metadata; "" if it is sound."""
     for name in ("object_id", "type", "version", "publisher"):
         if wrong := text_fault(getattr(given, name)):
@@ -332,7 +332,7 @@ def sound(contracts: Iterable[Any], table: str, rejects: list[Reject]) -> Iterat
             yield each
 
 
-def _check(made: Registration | Subscription, known: Collection[str]) -> None:
+def _check(made: RegistrationRow | SubscriptionRow, known: Collection[str]) -> None:
     """Raises ValidationError for ids and names that are none, an id that is there already, and odd numbers, EntryError
     for entries."""
     for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
@@ -387,7 +387,7 @@ def _entries(text: str) -> tuple[EntryRep, ...]:
 _decode_entries: Final = msgspec.json.Decoder(tuple[EntryRep, ...]).decode
 
 
-def row_of(contract: Registration | Subscription) -> dict[str, Any]:
+def row_of(contract: RegistrationRow | SubscriptionRow) -> dict[str, Any]:
     """The row of a contract."""
     given = {name: getattr(contract, name) for name in contract.__struct_fields__}
     return {key: msgspec.json.encode(value).decode() if key in _JSON else value for key, value in given.items()}
@@ -420,7 +420,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 def write(
     folder: Path,
     contracts: Contracts,
-    publications: Iterable[Publication],
+    publications: Iterable[PublicationRow],
     *,
     source: str,
     progress: Progress | None = None,
@@ -502,13 +502,13 @@ class Writer:
         with self._held, report.writing(self._folder):
             self._stack.__exit__(kind, error, trace)
 
-    def add(self, publication: Publication) -> None:
+    def add(self, publication: PublicationRow) -> None:
         """Add one. Raises StudyError when the disk is full."""
         with report.writing(self._folder):
             if self._rows is None:
                 part = f"part-{self._next:05d}"
                 self._rows = self._stack.enter_context(table(self._folder, "publications", part))
-            self._rows.add_named({name: getattr(publication, name) for name in Publication.__struct_fields__})
+            self._rows.add_named({name: getattr(publication, name) for name in PublicationRow.__struct_fields__})
         self.count += 1
         self.size += len(publication.metadata) + len(publication.payload or b"")
 

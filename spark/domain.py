@@ -19,7 +19,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
 
 MAXIMUM: Final = 10**9
 """Rows of a table at most."""
@@ -35,7 +35,7 @@ TARGETS: Final = 8
 """Targets of a list on average."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class DomainType(msgspec.Struct, frozen=True):
     """A type: its name, its share, the entry class of its invariants with their values, and how it is written."""
 
     name: str
@@ -90,16 +90,16 @@ def _alert(draw: random.Random, values: tuple[str | None, ...]) -> tuple[str, st
 
 _product: Final = define("domain.Product", {})
 KINDS: Final = (
-    Kind(
+    DomainType(
         "imagery",
         3,
         define("domain.Imagery", {"country": str, "sensor": str}, _product),
         (COUNTRIES, SENSORS),
         _imagery,
     ),
-    Kind("track", 9, define("domain.Track", {"platform": str}, _product), (PLATFORMS,), _track),
-    Kind("targets", 2, define("domain.Targets", {"country": str}, _product), (COUNTRIES,), _targets),
-    Kind("alert", 2, define("domain.Alert", {"sender": str}, _product), (COUNTRIES,), _alert),
+    DomainType("track", 9, define("domain.Track", {"platform": str}, _product), (PLATFORMS,), _track),
+    DomainType("targets", 2, define("domain.Targets", {"country": str}, _product), (COUNTRIES,), _targets),
+    DomainType("alert", 2, define("domain.Alert", {"sender": str}, _product), (COUNTRIES,), _alert),
 )
 _SHARES: Final = tuple(accumulate(kind.share for kind in KINDS))
 
@@ -134,7 +134,7 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
             tuple(map(self._subscription, range(self.subscriptions))),
         )
 
-    def published(self, start: int = 0, step: int = 1) -> Iterator[Publication]:
+    def published(self, start: int = 0, step: int = 1) -> Iterator[PublicationRow]:
         """Every `step`-th publication from `start`."""
         registrations = [self._registration(n) for n in range(self.registrations)]
         kinds = {kind.name: kind for kind in KINDS}
@@ -146,13 +146,13 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
             body = payload.encode() if isinstance(payload, str) else None
             size = payload if isinstance(payload, int) else len(payload)
             at = START + number / self.rate
-            yield Publication(f"{number:012x}", chosen.type, "1.0", at, chosen.registration, metadata, size, body)
+            yield PublicationRow(f"{number:012x}", chosen.type, "1.0", at, chosen.registration, metadata, size, body)
 
-    def _registration(self, number: int) -> Registration:
+    def _registration(self, number: int) -> RegistrationRow:
         draw = self._draw("registration", number)
         kind = KINDS[bisect(_SHARES, draw.randrange(_SHARES[-1]))]
         values = tuple(known[self._zipf(draw, len(known))] for known in kind.values)
-        return Registration(
+        return RegistrationRow(
             registration=f"registration-{number}",
             publisher=f"publisher-{number // 4}",
             delegate=f"delegate-{number % self.delegates}",
@@ -161,13 +161,13 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
             entries=(EntryRep(kind.cls, values),),
         )
 
-    def _subscription(self, number: int) -> Subscription:
+    def _subscription(self, number: int) -> SubscriptionRow:
         draw = self._draw("subscription", number)
         kind = KINDS[bisect(_SHARES, draw.randrange(_SHARES[-1]))]
         fixed = tuple(
             None if draw.random() < self.wildcards else known[self._zipf(draw, len(known))] for known in kind.values
         )
-        return Subscription(
+        return SubscriptionRow(
             subscription=f"subscription-{number}",
             subscriber=f"subscriber-{self._zipf(draw, max(1, self.subscriptions // 10))}",
             template=(EntryRep(kind.cls, fixed),),
@@ -175,7 +175,7 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
             filter="//target[@priority > 3]" if kind.name == "targets" and draw.random() < 0.5 else "",
         )
 
-    def _predicate(self, draw: random.Random, kind: Kind) -> str:
+    def _predicate(self, draw: random.Random, kind: DomainType) -> str:
         if self.selectivity >= 1:
             return ""
         high, wide = 180 * sqrt(self.selectivity), 360 * sqrt(self.selectivity)

@@ -102,7 +102,7 @@ CLASSES: Final = (
 """The entry classes; a row's `cls` column is the index here."""
 
 
-class Shape(msgspec.Struct, frozen=True):
+class TemplateShape(msgspec.Struct, frozen=True):
     """Shape of a template: the index of its class and a bit per fixed field (bit n: column `f<n>`)."""
 
     cls: int
@@ -118,7 +118,9 @@ class Shape(msgspec.Struct, frozen=True):
         return f"{study_class.cls.name}({', '.join(study_class.cls.fields[n] for n in self.fields)})"
 
 
-SHAPES: Final = tuple(Shape(c, sum(1 << int(n) for n in digits)) for c, k in enumerate(CLASSES) for digits in k.shapes)
+SHAPES: Final = tuple(
+    TemplateShape(c, sum(1 << int(n) for n in digits)) for c, k in enumerate(CLASSES) for digits in k.shapes
+)
 """The 32 template shapes; a template's `shape` column is the index here."""
 
 # A template that fixes more is commoner, four times for each field up to three: few ask for everything.

@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, MAX_XML_PAYLOAD_BYTES, Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.spark import dataset, passes
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Reject, hashed
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, Reject, hashed
 from jbi_pubsub.spark.judging import Judge
 
 Form = Literal["xml", "lines", "parquet"]
@@ -36,7 +36,7 @@ METADATA, PAYLOAD = ".metadata.xml", ".payload"
 """Endings of what `jbi subscribe --out` writes."""
 
 
-class Described(msgspec.Struct, frozen=True):
+class DocumentDescription(msgspec.Struct, frozen=True):
     """Description of a document: its type, and the entries of its invariant part."""
 
     type: str
@@ -44,11 +44,11 @@ class Described(msgspec.Struct, frozen=True):
     entries: tuple[EntryRep, ...]
 
 
-Describe = Callable[[Element], Described]
+Describe = Callable[[Element], DocumentDescription]
 """By the type's schema. Raises MetadataError for a document that is not of the type."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class PublicationLine(msgspec.Struct, frozen=True):
     """A line of JSON that is a publication. null is what is not there, as in a column of Parquet; but a line that names
     `payload_bytes` says it, or has a payload."""
 
@@ -70,13 +70,13 @@ class Intake:
         """Without `describe` a document's type is what its row says, or its root's name. More than `most` rejects (-1:
         any number) are a StudyError."""
         self.rejects: list[Reject] = []
-        self.registrations: dict[str, Registration] = {}
+        self.registrations: dict[str, RegistrationRow] = {}
         self._describe = describe
         self._most = most
         self.known: set[str] | None = None
         """Registrations that publications have to be of one of; None: of any. Not asked with `describe`."""
 
-    def publications(self, source: Path, form: Form, leave: Collection[Path] = ()) -> Iterator[Publication]:
+    def publications(self, source: Path, form: Form, leave: Collection[Path] = ()) -> Iterator[PublicationRow]:
         """The publications of `source`; of a folder the files in `leave` are something else. Raises StudyError for an
         input that is none, or empty, or has other columns."""
         read = {"xml": self._documents, "lines": self._lines, "parquet": self._parquet}[form]
@@ -113,7 +113,7 @@ class Intake:
                 rejected=len(self.rejects),
             )
 
-    def _checked(self, given: Publication) -> Publication | None:
+    def _checked(self, given: PublicationRow) -> PublicationRow | None:
         """With type and registration; None for one that no delegate would take."""
         try:
             if wrong := dataset.fault(given):
@@ -133,18 +133,18 @@ class Intake:
             return None
         return msgspec.structs.replace(given, type=type_, publisher=publisher)
 
-    def _registered(self, given: Publication, what: Described) -> Publication:
+    def _registered(self, given: PublicationRow, what: DocumentDescription) -> PublicationRow:
         """Those of equal invariants, from one publisher, are of one registration."""
         uid = f"of-{hashed(msgspec.msgpack.encode((given.publisher, what))):015x}"
         if uid not in self.registrations:
             if len(self.registrations) >= dataset.MAX_CONTRACTS:
                 raise StudyError(f"more than {dataset.MAX_CONTRACTS:,} different invariants")
-            self.registrations[uid] = Registration(
+            self.registrations[uid] = RegistrationRow(
                 registration=uid, publisher=given.publisher, type=what.type, version=what.version, entries=what.entries
             )
         return msgspec.structs.replace(given, type=what.type, version=what.version, publisher=uid)
 
-    def _documents(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
+    def _documents(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:
         paths = self._below(source) if source.is_dir() else [source]
         left = {path.resolve() for path in leave}
         for path in paths:
@@ -170,7 +170,7 @@ class Intake:
         walked = os.walk(source, onerror=note)
         return sorted(Path(folder) / name for folder, _, names in walked for name in names)
 
-    def _lines(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
+    def _lines(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:
         left = {path.resolve() for path in leave}
         paths = [source] if source.is_file() else [p for p in self._below(source) if _form(p) == "lines"]
         for path in paths:
@@ -207,7 +207,7 @@ class Intake:
         except OSError as error:
             raise StudyError(f"{path} can't be read: {error.strerror}") from error
 
-    def _parquet(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:  # noqa: ARG002  # as the others
+    def _parquet(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:  # noqa: ARG002  # as the others
         paths = [source] if source.is_file() else [p for p in self._below(source) if p.suffix == ".parquet"]
         if not paths:
             passes.parquet_files(source)  # says so
@@ -252,7 +252,7 @@ def _form(path: Path) -> Form | None:
     return ENDINGS.get(path.suffix.lower())
 
 
-def _document(path: Path, name: str) -> Publication:
+def _document(path: Path, name: str) -> PublicationRow:
     payload: bytes | None = None
     size = 0
     stem = name.removesuffix(".xml").removesuffix(".metadata")
@@ -261,15 +261,15 @@ def _document(path: Path, name: str) -> Publication:
         size = beside.stat().st_size
         payload = beside.read_bytes() if size <= MAX_XML_PAYLOAD_BYTES else None  # a larger one is not cut by filters
     size = size if payload is None else len(payload)
-    return Publication(stem, "", "1.0", path.stat().st_mtime, "", path.read_bytes(), size, payload)
+    return PublicationRow(stem, "", "1.0", path.stat().st_mtime, "", path.read_bytes(), size, payload)
 
 
-def _of_line(line: Line, where: str) -> Publication:
+def _of_line(line: PublicationLine, where: str) -> PublicationRow:
     payload = line.payload_base64 if line.payload is None else line.payload.encode()
     size = line.payload_bytes
     if size is msgspec.UNSET or (size is None and payload is not None):
         size = len(payload or b"")
-    return Publication(
+    return PublicationRow(
         line.object_id or where,
         line.type or "",
         line.version or "1.0",
@@ -281,7 +281,7 @@ def _of_line(line: Line, where: str) -> Publication:
     )
 
 
-_decode_line: Final = msgspec.json.Decoder(Line).decode
+_decode_line: Final = msgspec.json.Decoder(PublicationLine).decode
 _decode_row: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 

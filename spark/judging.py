@@ -16,7 +16,7 @@ from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription, fault, sayable
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, Reject, SubscriptionRow, fault, sayable
 
 MAX_REJECTS: Final = 1_000
 """Rejects of a pass that are kept with their reason, the first by row and reason; all are counted."""
@@ -29,11 +29,11 @@ MOST_KEPT: Final = 20_000_000
 """Candidates of all topics that are kept, 200 MB: then they are made again as they come."""
 
 
-class Wanted(msgspec.Struct, frozen=True, eq=False):
+class RowMatcher(msgspec.Struct, frozen=True, eq=False):
     """A subscription, compiled."""
 
     number: int
-    subscription: Subscription
+    subscription: SubscriptionRow
     predicate: Predicate | None
     filter: PayloadFilter | None
 
@@ -46,29 +46,29 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
 class Delivery(NamedTuple):
     """Delivery of a publication to one subscription: `payload` is what its filter has left, None for the whole."""
 
-    wanted: Wanted
+    wanted: RowMatcher
     payload: bytes | None
 
 
-class Topic(msgspec.Struct, eq=False):
+class JudgingTopic(msgspec.Struct, eq=False):
     """Registrations with equal entries: the subscriptions that their objects are judged for, and their predicates.
 
     `index` has the predicates of all candidates, made when first needed. Where they `share` one, `chosen` has a byte
     for each subscription, 1 for the candidates with a predicate; `always` are those without.
     """
 
-    candidates: tuple[Wanted, ...]
+    candidates: tuple[RowMatcher, ...]
     index: PredicateIndex[int] | None = None
     shared: PredicateIndex[int] | None = None
     chosen: bytearray = bytearray()
     always: tuple[int, ...] = ()
 
 
-class Seen(msgspec.Struct, eq=False, gc=False):
+class MatchedRow(msgspec.Struct, eq=False, gc=False):
     """A publication that was judged: its topic and registration, its document, and whom it matches, ascending."""
 
-    publication: Publication
-    topic: Topic
+    publication: PublicationRow
+    topic: JudgingTopic
     root: Element
     matched: list[int]
 
@@ -90,10 +90,10 @@ class Judge:
 
     def __init__(self, contracts: Contracts | Packed) -> None:
         packed = contracts if isinstance(contracts, Packed) else _packed(contracts)
-        self.wanted: list[Wanted | None] = []
+        self.wanted: list[RowMatcher | None] = []
         self.rejects: list[Reject] = []
         self._entries, self._registrations = packed.entries, packed.registrations
-        self._topics: dict[int, Topic] = {}
+        self._topics: dict[int, JudgingTopic] = {}
         self._kept = 0
         # By the classes of entries the index that topics share, and whose predicates are in it.
         self._shared: dict[tuple[EntryClass, ...], tuple[PredicateIndex[int], set[int]]] = {}
@@ -104,7 +104,7 @@ class Judge:
         for number, subscription in enumerate(packed.subscriptions):
             self.wanted.append(self._compiled(number, subscription))
 
-    def _compiled(self, number: int, given: Subscription) -> Wanted | None:
+    def _compiled(self, number: int, given: SubscriptionRow) -> RowMatcher | None:
         try:
             predicate = wanted = None
             if given.predicate:
@@ -121,9 +121,9 @@ class Judge:
             self._always.add(number)
         elif predicate.evaluates or predicate.plan.is_relative:
             self._alone.add(number)
-        return Wanted(number, given, predicate, wanted)
+        return RowMatcher(number, given, predicate, wanted)
 
-    def topic(self, registration: str) -> Topic:
+    def topic(self, registration: str) -> JudgingTopic:
         """Topic of a registration; one that the contracts don't know has no entries, and only subscriptions without a
         template match it."""
         number = self._registrations.get(registration, NOBODY)
@@ -137,9 +137,9 @@ class Judge:
             self._topics[number] = found
         return found
 
-    def _made(self, entries: tuple[EntryRep, ...]) -> Topic:
+    def _made(self, entries: tuple[EntryRep, ...]) -> JudgingTopic:
         numbers = sorted(self._templates.find(entries))
-        topic = Topic(tuple([each for n in numbers if (each := self.wanted[n]) is not None]))
+        topic = JudgingTopic(tuple([each for n in numbers if (each := self.wanted[n]) is not None]))
         if len(numbers) <= LARGEST_OWN or not self._alone.isdisjoint(numbers):
             return topic
         classes = tuple(entry.cls for entry in entries)
@@ -157,7 +157,7 @@ class Judge:
             known.add(number)
         return topic
 
-    def judge(self, publication: Publication) -> Seen:
+    def judge(self, publication: PublicationRow) -> MatchedRow:
         """Judge a publication. Raises MetadataError or OversizeError, as a delegate refuses it, and StudyError for a
         row that makes no sense."""
         if wrong := fault(publication):
@@ -166,9 +166,9 @@ class Judge:
         root = parse_metadata(publication.metadata)
         matched = _matched(topic, root, len(publication.metadata))
         matched.sort()
-        return Seen(publication, topic, root, matched)
+        return MatchedRow(publication, topic, root, matched)
 
-    def deliveries(self, seen: Seen) -> list[Delivery]:
+    def deliveries(self, seen: MatchedRow) -> list[Delivery]:
         """Deliveries, with the payload that is left, ascending: without those whose filter selects nothing and who want
         nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
         kept (`has_unknown`); XML beyond what is filtered goes to nobody with a filter."""
@@ -190,7 +190,7 @@ class Judge:
         return found
 
 
-def has_unknown(seen: Seen, delivery: Delivery) -> bool:
+def has_unknown(seen: MatchedRow, delivery: Delivery) -> bool:
     """Whether its filter could not be applied, as the payload was not kept."""
     publication = seen.publication
     return delivery.wanted.filter is not None and publication.payload is None and publication.payload_bytes > 0
@@ -204,7 +204,7 @@ def contents(deliveries: Iterable[Delivery]) -> dict[str, set[bytes | None]]:
     return found
 
 
-def _matched(topic: Topic, root: Element, size: int) -> list[int]:
+def _matched(topic: JudgingTopic, root: Element, size: int) -> list[int]:
     if topic.shared is not None:
         before = topic.shared.by_lxml()
         found = topic.shared.match(root, size)
@@ -226,7 +226,7 @@ MANY: Final = "\0"
 """Stands for the values of something that has more than one."""
 
 
-class Tally:
+class TaskSums:
     """Counts of the publications of a task. All that it comes to are sums."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class Tally:
         return self.sums
 
 
-See = Callable[[Judge, Seen, Tally], None]
+See = Callable[[Judge, MatchedRow, TaskSums], None]
 """Function by which a study counts one publication: of a module, for it goes to other processes by its name."""
 
 
@@ -283,7 +283,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     entries: tuple[tuple[EntryRep, ...], ...]
     registrations: dict[str, int]
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[SubscriptionRow, ...]
 
 
 def _packed(contracts: Contracts) -> Packed:
@@ -306,10 +306,10 @@ def pack(contracts: Contracts) -> bytes:
     return msgspec.msgpack.encode(_packed(contracts))
 
 
-def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]) -> Sums:
+def judged(packed: bytes, see: See, publications: Iterable[PublicationRow], rejects: list[Reject]) -> Sums:
     """The sums of publications. To `rejects` what a delegate would refuse, not much more than MAX_REJECTS; all are
     counted as ("rejected", ""). Raises StudyError for more than MAX_SUMS."""
-    judge, tally = judge_of(packed), Tally()
+    judge, tally = judge_of(packed), TaskSums()
     for publication in publications:
         try:
             seen = judge.judge(publication)

@@ -60,7 +60,7 @@ Kind = Literal["text", "integer", "number"]
 Value = str | int | float
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
     """Rows with their columns: name and kind of each; a number that is not there is NaN. `note` says what they mean."""
 
     name: str
@@ -74,7 +74,7 @@ def laid_out(
     title: str,
     lead: str,
     facts: Sequence[tuple[str, str]],
-    tables: Sequence[Table],
+    tables: Sequence[ResultTable],
     drawn: Sequence[tuple[Plot, str]],
     footer: str,
     *,
@@ -97,7 +97,7 @@ def laid_out(
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: ResultTable) -> str:
     heads = "".join(f"<th scope=col{_class(kind)}><button>{escape(name)}</button></th>" for name, kind in table.columns)
     first = table.rows[:ROWS_MOST]
     rows = "".join(

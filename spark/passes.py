@@ -130,7 +130,7 @@ def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
         yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def publications_in(path: Path) -> Iterator[dataset.Publication]:
+def publications_in(path: Path) -> Iterator[dataset.PublicationRow]:
     """The publications of a Parquet file. Raises StudyError."""
     return _rows(_batches(path))
 
@@ -174,7 +174,7 @@ def _told(batches: Iterable[pa.RecordBatch], tell: Callable[[int], None]) -> Ite
         tell(batch.num_rows)
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dataset.Publication]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dataset.PublicationRow]:
     for batch in batches:
         yield from dataset.publications_of(batch)
 

@@ -43,7 +43,7 @@ _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 
 
-class Cell(msgspec.Struct, frozen=True):
+class GroupSums(msgspec.Struct, frozen=True):
     """Sums over the groups of one shape that match about equally often: `bucket` is the number of bits of the number
     of registrations matched (0: none, 1: one, 2: 2-3, 3: 4-7, ...)."""
 
@@ -73,7 +73,7 @@ class ShapeRow(msgspec.Struct, frozen=True):
     pairs: int
 
 
-class Check(msgspec.Struct, frozen=True):
+class SampleCheck(msgspec.Struct, frozen=True):
     """Comparisons that found all equal; a difference raises instead.
 
     `registrations` sampled ones (every `step`-th) had the same `hits` on Spark as in this process (0: the study ran in
@@ -117,7 +117,7 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str
     distribution: tuple[DistributionRow, ...]
     shapes: tuple[ShapeRow, ...]
-    check: Check
+    check: SampleCheck
     timings: tuple[tuple[str, float], ...]
     out: str
     files: tuple[OutputFile, ...]
@@ -154,13 +154,13 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def distribution(cells: Iterable[Cell]) -> tuple[DistributionRow, ...]:
+def distribution(cells: Iterable[GroupSums]) -> tuple[DistributionRow, ...]:
     """Templates by the number of registrations each matches, fewest first."""
     sums = _sums((cell.bucket, (cell.templates, cell.pairs)) for cell in cells)
     return tuple(DistributionRow(1 << b >> 1, max(0, (1 << b) - 1), *sums[b]) for b in sorted(sums))
 
 
-def by_shape(cells: Iterable[Cell]) -> tuple[ShapeRow, ...]:
+def by_shape(cells: Iterable[GroupSums]) -> tuple[ShapeRow, ...]:
     """Templates by their shape, in the order of SHAPES."""
     sums = _sums((cell.shape, (cell.templates, cell.groups, cell.pairs)) for cell in cells)
     return tuple(ShapeRow(str(SHAPES[n]), *sums[n]) for n in sorted(sums))

@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.plots import Plot
 
 FORMAT: Final = "jbi-result-1"
@@ -38,11 +38,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     facts: tuple[tuple[str, str], ...]
     numbers: dict[str, float]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ResultTable, ...] = ()
     plots: tuple[Plot, ...] = ()
 
 
-class _Told(msgspec.Struct, frozen=True):
+class ResultFacts(msgspec.Struct, frozen=True):
     """result.json: what is told of a Result."""
 
     study: str
@@ -50,7 +50,7 @@ class _Told(msgspec.Struct, frozen=True):
     numbers: dict[str, float]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class StudyRun(msgspec.Struct, frozen=True, kw_only=True):
     """Run that found it. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds);
     `resumed` says what was taken from an earlier run."""
 
@@ -65,14 +65,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_of(
-    result: Result, run: Run, tables: Sequence[Table], drawn: Sequence[tuple[Plot, str]], *, refresh: int = 0
+    result: Result, run: StudyRun, tables: Sequence[ResultTable], drawn: Sequence[tuple[Plot, str]], *, refresh: int = 0
 ) -> str:
     """The page of a result. `drawn`: its plots with their SVG; `refresh`: seconds until a browser reads it again."""
     title = f"Study: {result.study}"
     return page.laid_out(title, result.question, result.facts, tables, drawn, _how(run), refresh=refresh)
 
 
-def _how(run: Run) -> str:
+def _how(run: StudyRun) -> str:
     engine = f"Spark {run.spark}, Java {run.java}" if run.spark else "one process"
     parameters = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in run.timings)
@@ -80,7 +80,7 @@ def _how(run: Run) -> str:
     return "".join(f"{each}. " for each in told if each).strip()
 
 
-def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
+def finish(folder: Path, result: Result, run: StudyRun, rejects: Sequence[Reject] = ()) -> list[str]:
     """Write all of it, the manifest last; the files' names. Raises StudyError (full disk, no matplotlib)."""
     names = leave(folder, result, run, rejects)
     manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
@@ -90,7 +90,7 @@ def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = (
     return names
 
 
-def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
+def leave(folder: Path, result: Result, run: StudyRun, rejects: Sequence[Reject] = ()) -> list[str]:
     """Write all but the manifest, and remove what an earlier result has left; the files' names. Raises StudyError."""
     told = [*result.tables, *([_rejected(rejects)] if rejects else [])]
     drawn = [(plot, *plots.drawn(plot)) for plot in result.plots]
@@ -117,7 +117,7 @@ def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()
     return sorted(files)
 
 
-def read(folder: Path) -> tuple[Result, Run]:
+def read(folder: Path) -> tuple[Result, StudyRun]:
     """A finished result, without its tables and plots, and how it was found. Raises StudyError for what is none, or not
     finished."""
     manifest, found = (report.json_in(folder / name) for name in (report.MANIFEST, "result.json"))
@@ -126,8 +126,8 @@ def read(folder: Path) -> tuple[Result, Run]:
     if manifest.get("state") != "complete":
         raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
     try:
-        told = converted(found, _Told)
-        run = converted(manifest.get("run") or {"input": "", "engine": ""}, Run)  # a made-up one's is in its facts
+        told = converted(found, ResultFacts)
+        run = converted(manifest.get("run") or {"input": "", "engine": ""}, StudyRun)  # a made-up one's is in its facts
     except (msgspec.ValidationError, RecursionError) as error:
         raise StudyError(
             f"{folder} is not as a study has left it: {error}"[:400], hint="Run the study again"
@@ -135,8 +135,8 @@ def read(folder: Path) -> tuple[Result, Run]:
     return Result(study=told.study, question="", facts=told.facts, numbers=told.numbers), run
 
 
-def _rejected(rejects: Sequence[Reject]) -> Table:
-    return Table(
+def _rejected(rejects: Sequence[Reject]) -> ResultTable:
+    return ResultTable(
         name="rejects",
         title="What could not be read",
         columns=(("table", "text"), ("row", "text"), ("reason", "text")),
@@ -145,7 +145,7 @@ def _rejected(rejects: Sequence[Reject]) -> Table:
     )
 
 
-def _csv(table: Table) -> bytes:
+def _csv(table: ResultTable) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in table.columns])
@@ -165,7 +165,7 @@ _FORMULA: Final = re.compile(r"[=+@]|-(?!\d*\.?\d*(e[+-]\d+)?\Z)")
 """Text that a spreadsheet takes for a formula; a number below 0 is one."""
 
 
-def _parquet(table: Table) -> bytes:
+def _parquet(table: ResultTable) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

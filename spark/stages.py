@@ -50,7 +50,7 @@ def digest(parts: Iterable[bytes | Path]) -> str:
     return whole.hexdigest()
 
 
-class Stages:
+class StudyStages:
     """The stages of one run, in a claimed result folder. `skipped`: those that were found finished."""
 
     def __init__(self, folder: Path, made_from: str, *, resume: bool) -> None:

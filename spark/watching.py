@@ -26,10 +26,10 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES
 from jbi_pubsub.spark import dataset, report, session
-from jbi_pubsub.spark.dataset import Contracts, Publication, Reject
-from jbi_pubsub.spark.judging import Judge, Seen, Sums, Tally, judged, pack
-from jbi_pubsub.spark.page import Table
-from jbi_pubsub.spark.result import Result, Run, page_of
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, Reject
+from jbi_pubsub.spark.judging import Judge, MatchedRow, Sums, TaskSums, judged, pack
+from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.result import Result, StudyRun, page_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ _ANY_AGE: Final = "1000000d"
 """By its default Spark passes over files a week older than the newest it has seen: one wrong clock would lose all."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings: a restart must ask the same. `folder` has the files, Parquet publications or (`xml`) a document
     each, then of registration `publisher`; `window` and `delay` are seconds."""
 
@@ -70,7 +70,7 @@ class _Handed(msgspec.Struct):
     batchId: int  # noqa: N815  # Spark's name
 
 
-class Window(msgspec.Struct):
+class WatchWindow(msgspec.Struct):
     """Sums of the publications of a window that begins at `start` (seconds since 1970)."""
 
     start: int
@@ -88,7 +88,7 @@ class Window(msgspec.Struct):
 class State(msgspec.Struct):
     """All that is known after batch `batch`."""
 
-    settings: Settings
+    settings: WatchSettings
     format: str = _FORMAT
     batch: int = -1
     watermark: float = 0.0
@@ -99,13 +99,13 @@ class State(msgspec.Struct):
     late: int = 0
     ahead: int = 0
     closed: int = 0
-    open: dict[str, Window] = {}
+    open: dict[str, WatchWindow] = {}
     """By their start; JSON has no other keys."""
-    history: list[Window] = []
+    history: list[WatchWindow] = []
     """Closed ones, the latest last."""
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
     """Count an object's deliveries, by subscription."""
     deliveries = judge.deliveries(seen)
     for wanted, payload in deliveries:
@@ -114,11 +114,11 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:
 
 
 def judged_by_window(
-    packed: bytes, settings: Settings, publications: Iterable[Publication]
+    packed: bytes, settings: WatchSettings, publications: Iterable[PublicationRow]
 ) -> Iterator[tuple[int, float, Sums]]:
     """(start of the window, latest time in it, sums) of publications. Those without a time, or with one that is none,
     are rejected, in the window of 1970."""
-    windows: dict[int, list[Publication]] = {}
+    windows: dict[int, list[PublicationRow]] = {}
     latest: dict[int, float] = {}
     for each in publications:
         if each.time is None:
@@ -151,7 +151,7 @@ def count(state: State, batch: int, parts: Iterable[tuple[int, float, Sums]], no
             if not known and len(state.open) >= OPEN_MOST:
                 state.ahead += number
                 continue
-            _add(state, state.open.setdefault(str(start), Window(start)), sums)
+            _add(state, state.open.setdefault(str(start), WatchWindow(start)), sums)
     state.latest = latest
     state.watermark = max(state.watermark, latest - settings.delay)
     for key in sorted(state.open, key=int):
@@ -166,7 +166,7 @@ def count(state: State, batch: int, parts: Iterable[tuple[int, float, Sums]], no
     return True
 
 
-def _add(state: State, window: Window, sums: Sums) -> None:
+def _add(state: State, window: WatchWindow, sums: Sums) -> None:
     for (what, key), (number, size, _) in sums.items():
         if what == "publications":
             window.publications += number
@@ -224,7 +224,7 @@ def told(state: State) -> Result:
             "ahead": state.ahead, "closed": state.closed,
         },
         tables=(
-            Table(
+            ResultTable(
                 name="windows", title="Windows, the latest first", note="Times are UTC.",
                 columns=(
                     ("window", "text"), ("state", "text"), ("publications", "integer"), ("a_second", "number"),
@@ -233,7 +233,7 @@ def told(state: State) -> Result:
                 ),
                 rows=rows,
             ),
-            Table(
+            ResultTable(
                 name="hottest", title="Subscriptions that get most, of the last windows",
                 columns=(("window", "text"), ("subscription", "text"), ("deliveries", "integer")), rows=hot,
             ),
@@ -244,7 +244,7 @@ def told(state: State) -> Result:
 class Watch:
     """A stream over a folder, with its state in `out`. Goes on from what is there."""
 
-    def __init__(self, out: Path, settings: Settings, contracts: Callable[[], Contracts]) -> None:
+    def __init__(self, out: Path, settings: WatchSettings, contracts: Callable[[], Contracts]) -> None:
         """`contracts` is asked before each batch: they may change meanwhile. Raises ConfigurationError for a folder
         with something else, or with a watch that counts otherwise."""
         before = _read(out / _STATE)
@@ -363,7 +363,7 @@ class Watch:
             if table.num_rows:
                 self.batches += 1
                 self.changed = time.monotonic()
-        run = Run(input=settings.folder, engine="spark", spark=spark.version)
+        run = StudyRun(input=settings.folder, engine="spark", spark=spark.version)
         shown = page_of(found, run, found.tables, [], refresh=REFRESH_SECONDS)
         report.write(self.folder / "report.html", shown.encode())
 
@@ -445,7 +445,7 @@ def _last(log: Path) -> int:
     return max((int(path.name) for path in log.glob("*") if path.name.isdecimal()), default=-1)
 
 
-def _differences(before: Settings, now: Settings) -> str:
+def _differences(before: WatchSettings, now: WatchSettings) -> str:
     names = [name for name in now.__struct_fields__ if getattr(before, name) != getattr(now, name)]
     return ", ".join(f"{name} {getattr(before, name)!r}, not {getattr(now, name)!r}" for name in names)
 

@@ -17,7 +17,7 @@ REASONS_MOST: Final = 20
 REASON_CHARS: Final = 300
 
 
-class Reason(msgspec.Struct, frozen=True):
+class SampleRefusal(msgspec.Struct, frozen=True):
     """Documents that were refused for their first error at one place: how many, the name of the first of them, and
     what that error was."""
 
@@ -36,13 +36,13 @@ class Trial(msgspec.Struct, frozen=True):
     before: int
     unreadable: int
     others: int
-    reasons: tuple[Reason, ...]
+    reasons: tuple[SampleRefusal, ...]
 
 
 def tried(new: InformationType, old: InformationType, documents: Iterable[tuple[str, bytes]]) -> Trial:
     """Ask both schemas about (name, metadata) one by one."""
     count = refused = before = unreadable = others = 0
-    reasons: dict[str, Reason] = {}
+    reasons: dict[str, SampleRefusal] = {}
     for name, data in documents:
         count += 1
         try:
@@ -65,7 +65,7 @@ def tried(new: InformationType, old: InformationType, documents: Iterable[tuple[
                 reasons[path] = msgspec.structs.replace(known, documents=known.documents + 1)
             elif len(reasons) < REASONS_MOST:
                 said = str(exc.facts.get("reason", exc.message))
-                reasons[path] = Reason(path, 1, name, f"line {exc.facts.get('line', 0)}: {said}"[:REASON_CHARS])
+                reasons[path] = SampleRefusal(path, 1, name, f"line {exc.facts.get('line', 0)}: {said}"[:REASON_CHARS])
             else:
                 others += 1
     ordered = sorted(reasons.values(), key=lambda each: -each.documents)

@@ -330,7 +330,7 @@ def _decoded(line: bytes) -> tuple[ObjectRow | None, str]:
         return None, why
 
 
-def _of_fields(of: dataset.Publication, beside: dict[str, Any]) -> tuple[ObjectRow | None, str]:
+def _of_fields(of: dataset.PublicationRow, beside: dict[str, Any]) -> tuple[ObjectRow | None, str]:
     """A row of Parquet: the columns of studies, and ours."""
     given = {name: getattr(of, name) for name in ("object_id", "type", "version", "time", "publisher", "payload_bytes")}
     own = {name: value for name, value in beside.items() if value is not None}

@@ -10,7 +10,7 @@ import click
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable
 from jbi_pubsub.spark import page, plots
-from jbi_pubsub.spark.page import Kind, Table
+from jbi_pubsub.spark.page import Kind, ResultTable
 from jbi_pubsub.spark.plots import Plot
 
 
@@ -41,14 +41,14 @@ def _page(title: str, lead: str, outcome: ExampleOutcome, drawn: Sequence[tuple[
     return page.laid_out(title, lead, facts, tables, drawn, footer)
 
 
-def _table(number: int, told: OutcomeTable) -> Table:
+def _table(number: int, told: OutcomeTable) -> ResultTable:
     columns: list[tuple[str, Kind]] = []
     for at, head in enumerate(told.columns):
         cells = [row[at] for row in told.rows]
         are_numbers = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
         is_whole = all(isinstance(cell, int) for cell in cells)
         columns.append((head, "text" if not are_numbers else "integer" if is_whole else "number"))
-    return Table(name=f"table-{number}", title=told.title, columns=tuple(columns), rows=tuple(told.rows))
+    return ResultTable(name=f"table-{number}", title=told.title, columns=tuple(columns), rows=tuple(told.rows))
 
 
 def _write(files: dict[Path, str]) -> None:

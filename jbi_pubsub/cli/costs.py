@@ -33,7 +33,7 @@ from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.spark import passes
-from jbi_pubsub.spark.dataset import Contracts, Publication, fault
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, fault
 from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data
 
@@ -69,7 +69,7 @@ def measure(data: Data) -> Costs:
         return Costs(tuple(filter(None, (bench.round(part) for part in parts))), bench.refused)
 
 
-def _sample(where: str) -> Iterator[Publication]:
+def _sample(where: str) -> Iterator[PublicationRow]:
     from pathlib import Path
 
     size = 0
@@ -81,7 +81,7 @@ def _sample(where: str) -> Iterator[Publication]:
         yield each
 
 
-def _is_sound(each: Publication) -> bool:
+def _is_sound(each: PublicationRow) -> bool:
     """Whether a publisher could have published it; the study counts the others as rejects."""
     try:
         parse_metadata(each.metadata)
@@ -113,7 +113,7 @@ class _Gate:
 class _Bench:
     """The delegate, and who publishes and subscribes there. It is its own repository of types and announcer."""
 
-    def __init__(self, contracts: Contracts, sample: Sequence[Publication], stack: ExitStack) -> None:
+    def __init__(self, contracts: Contracts, sample: Sequence[PublicationRow], stack: ExitStack) -> None:
         self.refused = 0
         """Subscriptions that the delegate would not take."""
         reference = ServiceRef("", "subscriptions", ("127.0.0.1:1",))
@@ -128,7 +128,7 @@ class _Bench:
         self._registrations = self._publishers(contracts, sample)
         self._subscribers(contracts, stack)
 
-    def round(self, part: Sequence[Publication]) -> tuple[float, float, int, int] | None:
+    def round(self, part: Sequence[PublicationRow]) -> tuple[float, float, int, int] | None:
         """Publish some objects: seconds to judge them and to deliver them, their number, their deliveries."""
         before = self._matched()
         judging = delivering = out = 0.0
@@ -154,7 +154,7 @@ class _Bench:
     def _matched(self) -> int:
         return self._delegate.status().matched
 
-    def _publishers(self, contracts: Contracts, sample: Sequence[Publication]) -> dict[str, Registration]:
+    def _publishers(self, contracts: Contracts, sample: Sequence[PublicationRow]) -> dict[str, Registration]:
         known = {each.registration: each for each in contracts.registrations}
         connection = self._delegate.publishers.connect("publisher", 3600.0)[0].connection_id
         found: dict[str, Registration] = {}
@@ -234,7 +234,7 @@ class _Bench:
     def leave(self, *service_ids: str) -> None: ...
 
 
-def _parcel(registration: Registration, number: int, each: Publication) -> Parcel:
+def _parcel(registration: Registration, number: int, each: PublicationRow) -> Parcel:
     """As it comes over the wire; a payload that was not kept is as many zeros."""
     payload = each.payload if each.payload is not None else bytes(each.payload_bytes)
     uid, kind, sequence = registration.uid, registration.gate.type, registration.sequence + number

@@ -30,7 +30,7 @@ from jbi_pubsub.protocol.entries import PAD_TYPE, PUBLISHER_TYPE, InformationTyp
 from jbi_pubsub.protocol.services import fetch_status, fetch_terms
 from jbi_pubsub.protocol.status.terms import Terms
 from jbi_pubsub.spark import dataset, report
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Reject, Subscription, Writer
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, Reject, SubscriptionRow, Writer
 from jbi_pubsub.spark.judging import MAX_REJECTS
 from jbi_pubsub.spark.studies.study import contracts_in
 
@@ -164,10 +164,10 @@ def _interrupted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
+def publication_of(came: InfoObject, *, payloads: bool) -> PublicationRow:
     """The row of an object."""
     at = came.platform
-    return Publication(
+    return PublicationRow(
         came.object_id, came.type.name, came.type.version, at.published, at.registration, came.metadata,
         at.payload_length, came.payload if payloads and came.payload_size <= MEMORY_BYTES else None,
     )  # fmt: skip
@@ -261,12 +261,12 @@ def _delegate_name(item: ServiceItem) -> str:
     return item.service_id
 
 
-def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers: Mapping[str, str]) -> Registration:
+def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers: Mapping[str, str]) -> RegistrationRow:
     """The row of a registration. Its signing key is left out: nobody's template is about it."""
     entries = tuple(entry for entry in item.entries if entry.cls.name != SigningKeyEntry.entry_name)
     types = [entry.as_dict() for entry in entries if entry.cls.name == InformationType.entry_name]
     type_ = types[0] if types else {}
-    return Registration(
+    return RegistrationRow(
         registration=item.service_id,
         publisher=publishers.get(item.service_id, ""),
         delegate=delegates.get(item.proxy.service_id, f"peer {', '.join(item.proxy.endpoints)}"),
@@ -276,7 +276,7 @@ def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers:
     )
 
 
-def subscriptions_of(told: Mapping[str, Sequence[Terms]]) -> tuple[Subscription, ...]:
+def subscriptions_of(told: Mapping[str, Sequence[Terms]]) -> tuple[SubscriptionRow, ...]:
     """Rows of the subscriptions that servers tell of, each once. What one session holds is of one process, and an id is
     of one process at whatever server it stands: so processes of one name are told apart."""
     leader: dict[str, str] = {}
@@ -307,8 +307,8 @@ def subscriptions_of(told: Mapping[str, Sequence[Terms]]) -> tuple[Subscription,
     return tuple(_subscription(each, processes.get(lead(uid), "")) for uid, each in found.items())
 
 
-def _subscription(terms: Terms, subscriber: str) -> Subscription:
-    return Subscription(
+def _subscription(terms: Terms, subscriber: str) -> SubscriptionRow:
+    return SubscriptionRow(
         subscription=terms.uid,
         subscriber=subscriber,
         template=terms.entries,

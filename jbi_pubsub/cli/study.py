@@ -17,7 +17,7 @@ from jbi_pubsub.core.xml import Element
 from jbi_pubsub.spark import ENGINES, ingest, match_study, report
 from jbi_pubsub.spark.dataset import Contracts, Writer, write
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.result import Result, StudyRun, finish
 from jbi_pubsub.spark.studies import (
     aggregation,
     bandwidth,
@@ -147,7 +147,7 @@ def _match_data(given: _StudyMatch, path: Path) -> None:
         began = time.perf_counter()
         found = with_rejects(contracts.match(data.contracts), rejected)
         timings = (("match", round(time.perf_counter() - began, 3)),)
-        how = Run(input=str(path), engine="local", timings=timings, rejected=rejected)
+        how = StudyRun(input=str(path), engine="local", timings=timings, rejected=rejected)
         finish(folder, found, how, data.rejects)
     _show(given, found, how, given.out)
 
@@ -290,9 +290,9 @@ def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Descr
     name, version = opened.type.name, opened.type.version
     own = InformationType(name=name, version=version, schema=opened.digest, local=local_name(name)).rep()
 
-    def describe(root: Element) -> ingest.Described:
+    def describe(root: Element) -> ingest.DocumentDescription:
         opened.validate(root)
-        return ingest.Described(name, version, (own, *opened.entries(root)))
+        return ingest.DocumentDescription(name, version, (own, *opened.entries(root)))
 
     return describe
 
@@ -409,13 +409,13 @@ def compare(given: _Compare) -> None:
     if any(given.out.resolve().is_relative_to(each.resolve()) for each in (given.before, given.after)):
         raise ConfigurationError(f"--out {given.out} is in what is compared", hint="Name another folder")
     found = comparison.compare(given.before, given.after)
-    how = Run(input=f"{given.before} and {given.after}", engine="local")
+    how = StudyRun(input=f"{given.before} and {given.after}", engine="local")
     with report.claimed(given.out) as folder:
         finish(folder, found, how)
     _show(given, found, how, given.out)
 
 
-def _show(given: JsonArguments, found: Result, how: Run, out: Path | str) -> None:
+def _show(given: JsonArguments, found: Result, how: StudyRun, out: Path | str) -> None:
     facts = {"numbers": found.numbers, "facts": dict(found.facts)}
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in how.timings)
     engine = f"Spark {how.spark}, Java {how.java}" if how.spark else "this process"

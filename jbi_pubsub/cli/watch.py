@@ -22,7 +22,7 @@ from jbi_pubsub.core.child import end
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, plots, report, session, watching
 from jbi_pubsub.spark.dataset import Contracts
-from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.result import Result, StudyRun, finish
 from jbi_pubsub.spark.studies.study import contracts_in
 
 from .cluster import ClusterArguments
@@ -54,7 +54,7 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
         callback=try_folder
     )  # fmt: skip
 
-    def asked(self, where: Path, data: Path) -> watching.Settings:
+    def asked(self, where: Path, data: Path) -> watching.WatchSettings:
         """The settings of a watch over `where`, by the contracts of `data`. Raises ConfigurationError."""
         files = where / "publications" if (where / "publications").is_dir() else where
         if not files.is_dir():
@@ -67,7 +67,7 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
         xml = any(files.glob("*.xml"))
         if xml and any(files.glob("*.parquet")):
             raise ConfigurationError(f"{files} has both Parquet and XML", hint="Watch two folders")
-        return watching.Settings(
+        return watching.WatchSettings(
             folder=str(files.resolve()), xml=xml, publisher=self.publisher, window=self.window, delay=self.delay
         )
 
@@ -103,7 +103,7 @@ def watch(given: _StudyWatch) -> int:
             raise
         code = 130
     found = watched.shown()
-    finish(watched.folder, found, Run(input=watched.state.settings.folder, engine="spark"))
+    finish(watched.folder, found, StudyRun(input=watched.state.settings.folder, engine="spark"))
     rows = [*found.facts, ("report", str(given.out / "report.html"))]
     plain = {"study": "watch", "numbers": found.numbers, "out": str(given.out)}
     given.show(plain, lambda: show_facts(rows, title="watched"))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.judging import Judge, MatchedRow, TaskSums, contents
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -22,7 +22,7 @@ def domain_of(subscriber: str, domains: int) -> int:
     return hashed(subscriber.encode()) % domains
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
     """Copies to subscribers, and to domains of them: of an object as many as payloads that filters leave of it."""
     to = contents(judge.deliveries(seen))
     if not to:
@@ -35,7 +35,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:
         _count(tally, "domains", f"{domains:04d}", seen, of.values())
 
 
-def _count(tally: Tally, what: str, key: str, seen: Seen, copies: Iterable[set[bytes | None]]) -> None:
+def _count(tally: TaskSums, what: str, key: str, seen: MatchedRow, copies: Iterable[set[bytes | None]]) -> None:
     sizes = [seen.size_with(payload) for payloads in copies for payload in payloads]
     tally.add(what, key, len(sizes), sum(sizes))
 
@@ -72,7 +72,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             **{f"saved_{domains}": round(saved[domains], 6) for domains in told},
         },
         tables=(
-            Table(
+            ResultTable(
                 name="domains",
                 title="Domains",
                 columns=(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.spark.judging import Judge, Seen, Tally, contents, has_unknown
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.judging import Judge, MatchedRow, TaskSums, contents, has_unknown
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -24,7 +24,7 @@ _NOW: Final = 1_000_000
 _LAST: Final = 1 << 62
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
     """Count the bytes that each subscriber process gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
     if publication.time is None:
@@ -100,7 +100,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             **{f"fits_{rate}": link[-1] for rate, link in zip(rates, links, strict=True)},
         },
         tables=(
-            Table(
+            ResultTable(
                 name="subscribers",
                 title="Bytes of each subscriber",
                 columns=(
@@ -111,7 +111,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 rows=rows,
                 note="fits_N: the share of the compressed bytes that a link of N bit/s takes in that time.",
             ),
-            Table(
+            ResultTable(
                 name="links",
                 title="Subscribers whose load fits a link of its own",
                 columns=(

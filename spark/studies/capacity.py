@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import StudyError
-from jbi_pubsub.spark.judging import Judge, Seen, Tally
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.judging import Judge, MatchedRow, TaskSums
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
     """Count each object's deliveries, and their bytes."""
     deliveries = judge.deliveries(seen)
     tally.add("deliveries", "", len(deliveries), sum(seen.size_with(each.payload) for each in deliveries))
@@ -148,8 +148,8 @@ def _needed(row: Row) -> str:
     return f"{middle:,}{spread}, for {row[2]:,.0f} objects/s and {row[4]:,.0f} deliveries/s"
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    return Table(
+def _table(rows: Sequence[Row]) -> ResultTable:
+    return ResultTable(
         name="forecast",
         title="Over the years",
         columns=(

@@ -9,9 +9,9 @@ from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import report, result
-from jbi_pubsub.spark.page import Table
+from jbi_pubsub.spark.page import ResultTable
 from jbi_pubsub.spark.plots import Plot, Series
-from jbi_pubsub.spark.result import Result, Run
+from jbi_pubsub.spark.result import Result, StudyRun
 
 CHANGE_MOST: Final = 1e12
 """Per cent; what is beyond, as what was 0, is told without."""
@@ -38,7 +38,7 @@ def compare(before: Path, after: Path) -> Result:
         ),
         numbers={name: change for name, _, _, change in relative},
         tables=(
-            Table(
+            ResultTable(
                 name="numbers",
                 title="Numbers",
                 columns=(("number", "text"), ("before", "number"), ("after", "number"), ("change_percent", "number")),
@@ -77,7 +77,7 @@ def _change(name: str, was: float, now: float, change: float) -> str:  # noqa: A
     return " -> ".join(shown) + ("" if isnan(change) else f" ({change:+,.2f} %)")
 
 
-def _told(folder: Path, run: Run) -> str:
+def _told(folder: Path, run: StudyRun) -> str:
     """Message on what was asked of what."""
     asked = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
     return f"{folder}" + (f", of {run.input}" if run.input else "") + (f", {asked}" if asked else "")

@@ -13,7 +13,7 @@ from typing import Final
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.spark.dataset import Contracts
-from jbi_pubsub.spark.page import Table
+from jbi_pubsub.spark.page import ResultTable
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import share
@@ -87,13 +87,13 @@ def shown(template: Sequence[EntryRep]) -> str:
     return " and ".join(texts) or "everything"
 
 
-def _templates(groups: Mapping[Entries, int], matched: Mapping[Entries, int], registrations: int) -> Table:
+def _templates(groups: Mapping[Entries, int], matched: Mapping[Entries, int], registrations: int) -> ResultTable:
     rows = [
         (shown(group), count, matched[group], round(matched[group] / max(1, registrations), 6))
         for group, count in groups.items()
     ]
     rows.sort(key=lambda row: (-row[2], -row[1], row[0]))
-    return Table(
+    return ResultTable(
         name="templates",
         title="Templates by the registrations that they match",
         columns=(("template", "text"), ("subscriptions", "integer"), ("registrations", "integer"), ("share", "number")),
@@ -102,13 +102,13 @@ def _templates(groups: Mapping[Entries, int], matched: Mapping[Entries, int], re
     )
 
 
-def _registrations(contracts: Contracts, matched: Mapping[Entries, int]) -> Table:
+def _registrations(contracts: Contracts, matched: Mapping[Entries, int]) -> ResultTable:
     rows = [
         (each.registration, each.publisher, each.type, each.delegate, matched[each.entries])
         for each in contracts.registrations
     ]
     rows.sort(key=lambda row: (-row[4], row[0]))
-    return Table(
+    return ResultTable(
         name="registrations",
         title="Registrations by the subscriptions that match them",
         columns=(
@@ -135,7 +135,7 @@ def _spread(matched: Mapping[Entries, int], groups: Mapping[Entries, int]) -> Pl
     )
 
 
-def _hottest(templates: Table) -> Plot:
+def _hottest(templates: ResultTable) -> Plot:
     first = templates.rows[:20]
     return Plot(
         name="hottest",

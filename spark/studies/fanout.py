@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from jbi_pubsub.spark.dataset import Registration, hashed
-from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally, contents, has_unknown
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.dataset import RegistrationRow, hashed
+from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, TaskSums, contents, has_unknown
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -20,7 +20,7 @@ DELEGATES: Final = 4
 """Delegates that registrations are shared out to in thought, unless told otherwise."""
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
     """Count deliveries of each object, and those of subscriptions, subscribers and registrations."""
     publication, deliveries = seen.publication, judge.deliveries(seen)
     sizes = [seen.size_with(each.payload) for each in deliveries]
@@ -99,7 +99,7 @@ def _said(passed: Passed) -> list[tuple[str, str]]:
     return facts
 
 
-class _Load(Registration, frozen=True, kw_only=True):
+class _Load(RegistrationRow, frozen=True, kw_only=True):
     """A registration with what it brings: objects, deliveries, bytes delivered."""
 
     objects: int
@@ -117,8 +117,8 @@ def _loads(passed: Passed, data: Data) -> list[_Load]:
     delivered = passed.of("registration")
     found = []
     for uid, sums in passed.of("publications").items():
-        each = known.get(uid, Registration(registration=uid, type=uid))
-        fields = {name: getattr(each, name) for name in Registration.__struct_fields__}
+        each = known.get(uid, RegistrationRow(registration=uid, type=uid))
+        fields = {name: getattr(each, name) for name in RegistrationRow.__struct_fields__}
         number, size, _ = delivered[uid]
         found.append(_Load(**fields, objects=sums[0], deliveries=number, size=size))
     return found
@@ -162,8 +162,8 @@ def _balance(
     return max(work.values(), default=0) * len(work) / max(1, sum(work.values())), work
 
 
-def _fanout(spread: Mapping[int, int]) -> Table:
-    return Table(
+def _fanout(spread: Mapping[int, int]) -> ResultTable:
+    return ResultTable(
         name="fanout",
         title="Objects by their number of deliveries",
         columns=(("deliveries", "integer"), ("objects", "integer")),
@@ -171,7 +171,7 @@ def _fanout(spread: Mapping[int, int]) -> Table:
     )
 
 
-def _subscriptions(passed: Passed, judge: Judge) -> Table:
+def _subscriptions(passed: Passed, judge: Judge) -> ResultTable:
     rows: list[tuple[str, str, str, int, int]] = []
     for key, (number, size, _) in passed.of("subscription").items():
         found = judge.wanted[int(key)]
@@ -179,7 +179,7 @@ def _subscriptions(passed: Passed, judge: Judge) -> Table:
         said = found.subscription
         rows.append((said.subscription, said.subscriber, said.predicate, number, size))
     rows.sort(key=lambda row: (-row[3], row[0]))
-    return Table(
+    return ResultTable(
         name="subscriptions",
         title="Subscriptions by what they get",
         columns=(
@@ -193,10 +193,10 @@ def _subscriptions(passed: Passed, judge: Judge) -> Table:
     )
 
 
-def _subscribers(passed: Passed) -> Table:
+def _subscribers(passed: Passed) -> ResultTable:
     found = [(key, sums[0], sums[1]) for key, sums in passed.of("subscriber").items()]
     found.sort(key=lambda row: (-row[1], row[0]))
-    return Table(
+    return ResultTable(
         name="subscribers",
         title="Subscribers by what goes over their link",
         columns=(("subscriber", "text"), ("objects", "integer"), ("bytes", "integer")),
@@ -206,7 +206,7 @@ def _subscribers(passed: Passed) -> Table:
     )
 
 
-def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: Mapping[str, int]) -> Table:
+def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: Mapping[str, int]) -> ResultTable:
     rows = []
     for delegate in sorted(work):
         own = [load for load in loads if load.delegate == delegate]
@@ -219,7 +219,7 @@ def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: M
                 sum(each.size for each in own),
             )
         )
-    return Table(
+    return ResultTable(
         name="delegates",
         title="Delegates as they are",
         columns=(
@@ -233,9 +233,9 @@ def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: M
     )
 
 
-def _hot(passed: Passed) -> Table:
+def _hot(passed: Passed) -> ResultTable:
     kept = passed.kept("hot", HOTTEST).get("", [])
-    return Table(
+    return ResultTable(
         name="hottest",
         title="Objects with most deliveries",
         columns=(("object", "text"), ("type", "text"), ("deliveries", "integer")),
@@ -243,9 +243,9 @@ def _hot(passed: Passed) -> Table:
     )
 
 
-def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str]]) -> Table:
+def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str]]) -> ResultTable:
     columns = tuple((name.replace(" ", "_"), "integer") for name in assignments)
-    return Table(
+    return ResultTable(
         name="assignment",
         title="Registrations shared out anew",
         columns=(("registration", "text"), ("publisher", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals

@@ -12,8 +12,8 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Condition, examine
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally, Wanted
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, RowMatcher, TaskSums
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -31,7 +31,7 @@ _EQUALITY: Final = re.compile("(?<![<>!])=")
 """Sign without which a predicate need not be looked at."""
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the form of all studies
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:  # noqa: ARG001  # the form of all studies
     """The values of the leaves."""
     publication = seen.publication
     where = publication.publisher
@@ -91,7 +91,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             "movable": len({row[0] for row in moves}),
         },
         tables=(
-            Table(
+            ResultTable(
                 name="constant",
                 title="Elements that never change within a registration",
                 columns=(
@@ -105,7 +105,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 note="Of all registrations of the type. values: how many different ones there are among them; with one "
                 "alone it tells nothing apart.",
             ),
-            Table(
+            ResultTable(
                 name="movable",
                 title="Conditions that templates could say",
                 columns=(
@@ -191,7 +191,7 @@ def _moves(
     return sorted(moves, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
 
 
-def _conditions(wanted: Wanted, root: Element, size: int) -> Sequence[Condition]:
+def _conditions(wanted: RowMatcher, root: Element, size: int) -> Sequence[Condition]:
     if wanted.predicate is None or not _EQUALITY.search(wanted.predicate.expression):
         return ()
     try:
@@ -202,7 +202,7 @@ def _conditions(wanted: Wanted, root: Element, size: int) -> Sequence[Condition]
         return ()
 
 
-def _is_constant(condition: Condition, wanted: Wanted, root: Element, constants: Mapping[str, str]) -> bool:
+def _is_constant(condition: Condition, wanted: RowMatcher, root: Element, constants: Mapping[str, str]) -> bool:
     """Whether all that a condition looks at is constant, and there."""
     names = wanted.subscription.namespaces
     for found in condition.found:

@@ -20,11 +20,11 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import level1, plots, report, result, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
-from jbi_pubsub.spark.page import Table
+from jbi_pubsub.spark.page import ResultTable
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
-from jbi_pubsub.spark.report import Cell, Check, MatchReport
-from jbi_pubsub.spark.result import Result, Run
+from jbi_pubsub.spark.report import GroupSums, MatchReport, SampleCheck
+from jbi_pubsub.spark.result import Result, StudyRun
 from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     """Outcome of an engine: sums, the two checksums, and (rid, gid) of the sampled registrations; of a large study
     also (gid, tid) of the sampled templates."""
 
-    cells: list[Cell]
+    cells: list[GroupSums]
     hits_checksum: int
     groups_checksum: int
     sampled: set[tuple[int, int]]
@@ -113,7 +113,7 @@ def match_study(
         timings = _Timings()
         if chosen == "spark":
             made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
-            done = stages.Stages(folder, made_from, resume=resume)
+            done = stages.StudyStages(folder, made_from, resume=resume)
             opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
             outcome = _on_spark(opened, done, population, folder, step, timings, progress)
         else:
@@ -121,7 +121,7 @@ def match_study(
         with timings.stage("check"):
             check = _check(population, outcome, step, progress)
         made = _report(population, chosen, outcome, check, timings, folder)
-        how = Run(
+        how = StudyRun(
             input="a generated population", engine=chosen, spark=outcome.spark, java=outcome.java, timings=made.timings,
             parameters={"seed": seed, **made.checks()}, resumed=outcome.resumed,
         )  # fmt: skip
@@ -144,13 +144,13 @@ def result_of(found: MatchReport) -> Result:
             "never": found.templates - found.templates_matched,
         },
         tables=(
-            Table(
+            ResultTable(
                 name="distribution",
                 title="Templates by the number of registrations each matches",
                 columns=(("from", "integer"), ("to", "integer"), ("templates", "integer"), ("pairs", "integer")),
                 rows=tuple((r.low, r.high, r.templates, r.pairs) for r in found.distribution),
             ),
-            Table(
+            ResultTable(
                 name="shapes",
                 title="Templates by their shape",
                 columns=(("shape", "text"), ("templates", "integer"), ("distinct", "integer"), ("pairs", "integer")),
@@ -225,7 +225,7 @@ def _in_process(
 
 def _on_spark(
     opened: Callable[[], AbstractContextManager[SparkSession]],
-    done: stages.Stages,
+    done: stages.StudyStages,
     population: Population,
     folder: Path,
     step: int,
@@ -293,7 +293,9 @@ class _Views:
 
 
 def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int, thin: int) -> _Outcome:
-    cells = [Cell(**row.asDict()) for row in spark.sql(level1.cells_sql(names["templates"], names["counts"])).collect()]
+    cells = [
+        GroupSums(**row.asDict()) for row in spark.sql(level1.cells_sql(names["templates"], names["counts"])).collect()
+    ]
     [sums] = spark.sql(level1.checksum_sql(names["templates"], names["counts"])).collect()
     sample = spark.table(names["hits"]).where(f"rid % {step} = 0").select("rid", "gid").toArrow()
     return _Outcome(
@@ -312,7 +314,7 @@ def _spark_members(spark: SparkSession, templates: str, thin: int) -> tuple[tupl
     return tuple(zip(rows["gid"].to_pylist(), rows["tid"].to_pylist(), strict=True))
 
 
-def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> Check:
+def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> SampleCheck:
     """Compare the sample with the in-process matcher (when Spark ran), and pairs with the definition."""
     _tell(progress, "check", 0, 2)
     thin = template_step(population.templates)
@@ -332,10 +334,12 @@ def _check(population: Population, outcome: _Outcome, step: int, progress: Progr
     _tell(progress, "check", 1, 2)
     tried, matched = _check_by_definition(population, outcome.sampled, matcher, step)
     _tell(progress, "check", 2, 2)
-    return Check(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
+    return SampleCheck(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
 
 
-def _check_thinned(population: Population, outcome: _Outcome, step: int, thin: int, progress: Progress | None) -> Check:
+def _check_thinned(
+    population: Population, outcome: _Outcome, step: int, thin: int, progress: Progress | None
+) -> SampleCheck:
     """The same for every `thin`-th template alone: whose groups must be one exactly where the templates are equal, and
     which must match the sampled registrations that the in-process matcher says."""
     matcher = Matcher(population.template_rows(step=thin))
@@ -359,7 +363,7 @@ def _check_thinned(population: Population, outcome: _Outcome, step: int, thin: i
     _tell(progress, "check", 1, 2)
     tried, matched = _check_by_definition(population, found, matcher, step, thin)
     _tell(progress, "check", 2, 2)
-    return Check(step, compared, len(found), tried, matched)
+    return SampleCheck(step, compared, len(found), tried, matched)
 
 
 def template_step(templates: int) -> int:
@@ -396,7 +400,7 @@ def _equal(reference: str, what: str, found: set[tuple[int, int]], expected: set
 
 
 def _report(
-    population: Population, engine: str, outcome: _Outcome, check: Check, timings: _Timings, folder: Path
+    population: Population, engine: str, outcome: _Outcome, check: SampleCheck, timings: _Timings, folder: Path
 ) -> MatchReport:
     cells = outcome.cells
     return MatchReport(
@@ -421,14 +425,14 @@ def _report(
     )
 
 
-def _cells(groups: tuple[Group, ...], counts: Counter[int]) -> list[Cell]:
+def _cells(groups: tuple[Group, ...], counts: Counter[int]) -> list[GroupSums]:
     sums: dict[tuple[int, int], list[int]] = {}
     for group in groups:
         matched, size = counts[group.gid], len(group.tids)
         cell = sums.setdefault((_shape(group), matched.bit_length()), [0, 0, 0, 0])
         for n, value in enumerate((1, size, matched, matched * size)):
             cell[n] += value
-    return [Cell(shape, bucket, *values) for (shape, bucket), values in sums.items()]
+    return [GroupSums(shape, bucket, *values) for (shape, bucket), values in sums.items()]
 
 
 def _shape(group: Group) -> int:

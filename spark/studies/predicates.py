@@ -10,8 +10,8 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Condition, examine
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally, Topic, Wanted
-from jbi_pubsub.spark.page import Table, Value
+from jbi_pubsub.spark.judging import Judge, JudgingTopic, MatchedRow, RowMatcher, TaskSums
+from jbi_pubsub.spark.page import ResultTable, Value
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -25,7 +25,7 @@ EXAMINED: Final = 2_000
 """Examinations in all: some seconds."""
 
 
-def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the form of all studies
+def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:  # noqa: ARG001  # the form of all studies
     """Count how many objects each subscription matches, and which."""
     publication = seen.publication
     which = hashed(publication.object_id.encode())
@@ -81,7 +81,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 def _asked(judge: Judge, published: Mapping[str, int]) -> Counter[int]:
     """Publications that each subscription's predicate is asked about."""
-    topics: Counter[Topic] = Counter()
+    topics: Counter[JudgingTopic] = Counter()
     for registration, number in published.items():
         topics[judge.topic(registration)] += number
     asked: Counter[int] = Counter()
@@ -91,7 +91,7 @@ def _asked(judge: Judge, published: Mapping[str, int]) -> Counter[int]:
     return asked
 
 
-def _row(wanted: Wanted, asked: int, sums: Sequence[int]) -> tuple[Value, ...]:
+def _row(wanted: RowMatcher, asked: int, sums: Sequence[int]) -> tuple[Value, ...]:
     predicate = wanted.predicate
     cost = predicate.cost if predicate is not None and predicate.evaluates else 0.0
     kind = "none" if predicate is None else "evaluated" if predicate.evaluates else "indexed"
@@ -108,8 +108,8 @@ def _row(wanted: Wanted, asked: int, sums: Sequence[int]) -> tuple[Value, ...]:
     )
 
 
-def _predicates(rows: Sequence[tuple[Value, ...]]) -> Table:
-    return Table(
+def _predicates(rows: Sequence[tuple[Value, ...]]) -> ResultTable:
+    return ResultTable(
         name="predicates",
         title="Each subscription's predicate",
         columns=(
@@ -128,7 +128,7 @@ def _predicates(rows: Sequence[tuple[Value, ...]]) -> Table:
     )
 
 
-def _reasons(judge: Judge, never: Sequence[Wanted], passed: Passed) -> dict[int, tuple[str, int, int]]:
+def _reasons(judge: Judge, never: Sequence[RowMatcher], passed: Passed) -> dict[int, tuple[str, int, int]]:
     """Causes of never matching: the condition that fails most often, how often, and of how many samples."""
     samples = passed.kept("sample", SAMPLES)
     found: dict[int, tuple[str, int, int]] = {}
@@ -150,7 +150,7 @@ def _reasons(judge: Judge, never: Sequence[Wanted], passed: Passed) -> dict[int,
     return found
 
 
-def _failing(wanted: Wanted, text: str) -> list[str]:
+def _failing(wanted: RowMatcher, text: str) -> list[str]:
     """The conditions without which the predicate would be true of a document, or nearer to it."""
     assert wanted.predicate is not None
     data = text.encode("latin-1")
@@ -175,9 +175,11 @@ def conjuncts(conditions: Sequence[Condition]) -> list[Condition]:
     return found
 
 
-def _nevers(never: Sequence[Wanted], reasons: Mapping[int, tuple[str, int, int]], asked: Counter[int]) -> Table:
+def _nevers(
+    never: Sequence[RowMatcher], reasons: Mapping[int, tuple[str, int, int]], asked: Counter[int]
+) -> ResultTable:
     nothing = ("", 0, 0)
-    return Table(
+    return ResultTable(
         name="never",
         title="Predicates that never match",
         columns=(
@@ -211,13 +213,13 @@ def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _sames(judge: Judge, same: Sequence[Sequence[int]], matches: Mapping[int, Sequence[int]]) -> Table:
+def _sames(judge: Judge, same: Sequence[Sequence[int]], matches: Mapping[int, Sequence[int]]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for at, group in enumerate(sorted(same, key=lambda numbers: (-len(numbers), numbers[0])), 1):
         texts = [found.subscription for n in group if (found := judge.wanted[n]) is not None]
         alike = "yes" if len({each.predicate for each in texts}) == 1 else "no"
         rows += [(at, each.subscription, each.predicate, matches[group[0]][0], alike) for each in texts]
-    return Table(
+    return ResultTable(
         name="together",
         title="Predicates that match the same objects",
         columns=(

@@ -16,7 +16,7 @@ from jbi_pubsub.spark.dataset import Contracts, Reject
 from jbi_pubsub.spark.judging import Judge, See, pack
 from jbi_pubsub.spark.page import Value
 from jbi_pubsub.spark.passes import Passed
-from jbi_pubsub.spark.result import Result, Run
+from jbi_pubsub.spark.result import Result, StudyRun
 from jbi_pubsub.spark.session import Progress
 
 ANY: Final = -1
@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
 
 
-def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, Run]:
+def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, StudyRun]:
     """Do it, and write the result to `out`.
 
     Raises ConfigurationError (unknown engine, unusable folder) and StudyError (columns, Java, Spark, too many rejects,
@@ -83,9 +83,9 @@ def _apart(out: Path, data: Data) -> None:
             raise ConfigurationError(f"--out {out} lies in {tables / name}, which is read", hint="Name another folder")
 
 
-def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, Run]:
+def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, StudyRun]:
     timings: dict[str, float] = {}
-    done = stages.Stages(folder, _made_from(study, data), resume=options.resume)
+    done = stages.StudyStages(folder, _made_from(study, data), resume=options.resume)
     with _timed(timings, "judge"):
         passed = _judged(study, data, options, folder, done)
     judge = Judge(data.contracts)
@@ -94,7 +94,7 @@ def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Res
     check_rejects(rejected, rejects, options.max_rejects)
     with _timed(timings, "tell"):
         told = with_rejects(study.tell(passed, judge, data, options.parameters), rejected)
-    how = Run(
+    how = StudyRun(
         input=data.publications,
         engine="spark" if passed.spark else "local",
         spark=passed.spark,
@@ -128,7 +128,7 @@ def with_rejects(told: Result, rejected: int) -> Result:
     return msgspec.structs.replace(told, facts=(*told.facts, fact))
 
 
-def _judged(study: Study, data: Data, options: Options, folder: Path, done: stages.Stages) -> Passed:
+def _judged(study: Study, data: Data, options: Options, folder: Path, done: stages.StudyStages) -> Passed:
     """The one expensive stage: its sums are kept."""
     sums = folder / stages.FOLDER / "judge.parquet"
     facts = done.finished("judge")

@@ -16,7 +16,7 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.spark import dataset, passes
-from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription, hashed
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, SubscriptionRow, hashed
 from jbi_pubsub.spark.studies import predicates
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def compare(texts: Sequence[str], documents: Sequence[bytes], folder: Path, spar
         live.add(number, each)
     oracles = [compiled_xpath(f"boolean({text})", NAMESPACES) for text in texts]
     subscriptions = [
-        Subscription(subscription=f"s{n}", predicate=t, namespaces=NAMESPACES) for n, t in enumerate(texts)
+        SubscriptionRow(subscription=f"s{n}", predicate=t, namespaces=NAMESPACES) for n, t in enumerate(texts)
     ]
     contracts = Contracts((), tuple(subscriptions))
-    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", each, 0) for n, each in enumerate(documents)]
+    published = [PublicationRow(f"o{n}", "t", "1.0", 0.0, "r", each, 0) for n, each in enumerate(documents)]
     dataset.write(folder, contracts, published, source="test")
 
     as_lxml_parses = [etree.fromstring(each) for each in documents]

@@ -15,8 +15,8 @@ import pytest
 
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.spark import dataset, page, report, result
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
-from jbi_pubsub.spark.result import Run
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
+from jbi_pubsub.spark.result import StudyRun
 from jbi_pubsub.spark.studies import bandwidth, comparison, contracts, fanout
 from jbi_pubsub.spark.studies.match import match_study
 from jbi_pubsub.spark.studies.study import Options, data_in, run
@@ -64,20 +64,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("pages")
     cls = define("x.Y", {"a": str})
     registrations = tuple(
-        Registration(
+        RegistrationRow(
             registration=f"{HOSTILE}{n}", delegate=(HOSTILE, LONG)[n % 2], type=f"{HOSTILE}{n % 3}",
             entries=(EntryRep(cls, ((HOSTILE, LONG)[n % 2],)),),
         )
         for n in range(4)
     )  # fmt: skip
     subscriptions = tuple(
-        Subscription(
+        SubscriptionRow(
             subscription=f"{HOSTILE}{n}", subscriber=(LONG, HOSTILE, f"app {n}")[n % 3], predicate=f"//x > {n}"
         )
         for n in range(SUBSCRIPTIONS)
     )
     published = [
-        Publication(
+        PublicationRow(
             f"{HOSTILE}{n}", registrations[n % 4].type, "1.0", float(n), registrations[n % 4].registration,
             f"<t><x>{(n * 37) % 300}</x></t>".encode(), 10 ** (8 - n),
         )
@@ -88,7 +88,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for study in (fanout.STUDY, bandwidth.STUDY):
         run(study, data, home / study.name, Options(engine="local"))
     run(fanout.STUDY, data, home / "more", Options(engine="local", parameters={"delegates": 9}))
-    how = Run(input="test", engine="local")
+    how = StudyRun(input="test", engine="local")
     result.finish(report.claim(home / "match"), contracts.match(data.contracts), how)
     result.finish(report.claim(home / "compare"), comparison.compare(home / "fanout", home / "more"), how)
     dataset.write(home / "nobody", Contracts(registrations), published, source="test")

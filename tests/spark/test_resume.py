@@ -17,8 +17,8 @@ import pytest
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, match_study, passes, plots
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.result import Run
-from jbi_pubsub.spark.stages import Stages, digest
+from jbi_pubsub.spark.result import StudyRun
+from jbi_pubsub.spark.stages import StudyStages, digest
 from jbi_pubsub.spark.studies import fanout, predicates
 from jbi_pubsub.spark.studies.study import Options, data_in, run
 
@@ -48,7 +48,7 @@ def interrupted(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             run(fanout.STUDY, data_in(data), out, Options(engine="local"))
 
 
-def resumed(data: Path, out: Path, **more: Any) -> Run:
+def resumed(data: Path, out: Path, **more: Any) -> StudyRun:
     return run(fanout.STUDY, data_in(data), out, Options(engine="local", resume=True, parameters=more))[1]
 
 
@@ -85,7 +85,7 @@ def test_parameters_of_the_answer_alone_may_be_others(data: Path, tmp_path: Path
 
 
 def test_rejects_are_told_again_by_a_run_that_goes_on(data: Path, tmp_path: Path) -> None:
-    bad = [dataset.Publication("bad", "t", "1.0", 0.0, "r", b"<t>", 0)]
+    bad = [dataset.PublicationRow("bad", "t", "1.0", 0.0, "r", b"<t>", 0)]
     dataset.write(data, SMALL.contracts(), [*SMALL.published(), *bad], source="generated")
     run(fanout.STUDY, data_in(data), tmp_path / "out", Options(engine="local"))
 
@@ -136,8 +136,8 @@ def test_without_the_flag_nothing_is_taken_over(data: Path, tmp_path: Path, monk
 def test_a_stage_that_begins_again_is_no_longer_finished(tmp_path: Path) -> None:
     (tmp_path / "file.parquet").write_bytes(b"1")
     made_from = digest([b"x"])
-    Stages(tmp_path, made_from, resume=False).finish("one", [tmp_path / "file.parquet"], {"n": 1})
-    again = Stages(tmp_path, made_from, resume=True)
+    StudyStages(tmp_path, made_from, resume=False).finish("one", [tmp_path / "file.parquet"], {"n": 1})
+    again = StudyStages(tmp_path, made_from, resume=True)
     assert again.finished("one") == {"n": 1}
 
     again.begin("one")

@@ -24,9 +24,9 @@ from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
 from jbi_pubsub.spark import dataset, judging, passes
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.judging import Judge, Sums, Tally, judged, pack
+from jbi_pubsub.spark.judging import Judge, Sums, TaskSums, judged, pack
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.match import match_study
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def written(folder: Path, contracts: Contracts, publications: Sequence[Publication]) -> Data:
+def written(folder: Path, contracts: Contracts, publications: Sequence[PublicationRow]) -> Data:
     dataset.write(folder, contracts, publications, source="test")
     return data_in(folder)
 
@@ -97,9 +97,9 @@ def test_topics_that_share_an_index_match_what_each_would_alone(lonely: str, mon
     # Given predicates of all topics, one of which lxml may have to decide, and documents with several nodes at a path
     made = SMALL.contracts()
     more = [
-        Subscription(subscription="all"),
-        Subscription(subscription="one of several", predicate="/track[p[a = 1 and b = 2]]"),
-        *([Subscription(subscription="lonely", predicate=lonely)] if lonely else []),
+        SubscriptionRow(subscription="all"),
+        SubscriptionRow(subscription="one of several", predicate="/track[p[a = 1 and b = 2]]"),
+        *([SubscriptionRow(subscription="lonely", predicate=lonely)] if lonely else []),
     ]
     contracts = Contracts(made.registrations, (*made.subscriptions, *more))
     several = [
@@ -109,7 +109,7 @@ def test_topics_that_share_an_index_match_what_each_would_alone(lonely: str, mon
         )
         for each in list(SMALL.published())[::3]
     ]
-    published = [*SMALL.published(), *several, Publication("o", "t", "1.0", 0.0, "nobody knows", b"<t/>", 0)]
+    published = [*SMALL.published(), *several, PublicationRow("o", "t", "1.0", 0.0, "nobody knows", b"<t/>", 0)]
     alone = [Judge(contracts).judge(each).matched for each in published]
 
     monkeypatch.setattr(judging, "LARGEST_OWN", 0)
@@ -179,11 +179,13 @@ def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], 
 
 def test_a_predicate_that_never_matches_is_told_with_the_condition_that_fails_most(tmp_path: Path) -> None:
     contracts = Contracts((), (
-        Subscription(subscription="fast", predicate="/track[speed > 2000 and lat < 95]"),
-        Subscription(subscription="north", predicate="/track[lat > 0]"),
+        SubscriptionRow(subscription="fast", predicate="/track[speed > 2000 and lat < 95]"),
+        SubscriptionRow(subscription="north", predicate="/track[lat > 0]"),
     ))  # fmt: skip
     published = [
-        Publication(f"o{n}", "track", "1.0", 0.0, "r", f"<track><speed>{n}</speed><lat>{n}</lat></track>".encode(), 0)
+        PublicationRow(
+            f"o{n}", "track", "1.0", 0.0, "r", f"<track><speed>{n}</speed><lat>{n}</lat></track>".encode(), 0
+        )
         for n in range(30)
     ]
 
@@ -201,8 +203,8 @@ def test_a_predicate_that_never_matches_is_told_with_the_condition_that_fails_mo
 
 def test_predicates_that_match_the_same_objects_are_found_whatever_their_text(tmp_path: Path) -> None:
     texts = ("/t[a = 1]", "/t[not(a != 1)]", "/t[a < 1]", "/t[a = 1]", "/t[a = 7]")
-    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=p) for n, p in enumerate(texts)))
-    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", f"<t><a>{n % 3}</a></t>".encode(), 0) for n in range(9)]
+    contracts = Contracts((), tuple(SubscriptionRow(subscription=f"s{n}", predicate=p) for n, p in enumerate(texts)))
+    published = [PublicationRow(f"o{n}", "t", "1.0", 0.0, "r", f"<t><a>{n % 3}</a></t>".encode(), 0) for n in range(9)]
 
     _, out = asked(predicates.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
 
@@ -227,9 +229,9 @@ def test_fan_out_adds_up_and_the_greedy_share_is_never_worse_than_its_bound(made
 def test_a_delegate_without_work_counts_in_the_mean(tmp_path: Path) -> None:
     # Given all work at one of two delegates, by one registration
     contracts = Contracts(
-        (Registration(registration="r", delegate="a", type="t"), Registration(registration="idle", delegate="b"))
+        (RegistrationRow(registration="r", delegate="a", type="t"), RegistrationRow(registration="idle", delegate="b"))
     )
-    data = written(tmp_path / "data", contracts, [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)])
+    data = written(tmp_path / "data", contracts, [PublicationRow("o", "t", "1.0", 0.0, "r", b"<t/>", 0)])
 
     found, out = asked(fanout.STUDY, data, tmp_path, delegates=4)
 
@@ -242,8 +244,8 @@ def test_a_delegate_without_work_counts_in_the_mean(tmp_path: Path) -> None:
 
 
 def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of_it(tmp_path: Path) -> None:
-    def said(name: str, process: str, **more: Any) -> Subscription:
-        return Subscription(subscription=name, subscriber=process, predicate="/t[a = 1]", **more)
+    def said(name: str, process: str, **more: Any) -> SubscriptionRow:
+        return SubscriptionRow(subscription=name, subscriber=process, predicate="/t[a = 1]", **more)
 
     contracts = Contracts((), (
         said("whole", "one"), said("again", "one"), said("part", "two", filter="//keep"),
@@ -252,8 +254,8 @@ def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of
     payload = b"<p><keep>yes</keep>" + b"<drop>no</drop>" * 50 + b"</p>"
     metadata = b"<t><a>1</a></t>"
     published = [
-        Publication("o1", "t", "1.0", 100.0, "r", metadata, len(payload), payload),
-        Publication("o2", "t", "1.0", 110.0, "r", b"<t><a>2</a></t>", len(payload), payload),
+        PublicationRow("o1", "t", "1.0", 100.0, "r", metadata, len(payload), payload),
+        PublicationRow("o2", "t", "1.0", 110.0, "r", b"<t><a>2</a></t>", len(payload), payload),
     ]
 
     found, out = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path, rates="8000")
@@ -274,15 +276,15 @@ def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of
 @pytest.mark.parametrize("study", [fanout.STUDY, aggregation.STUDY], ids=["fanout", "aggregation"])
 def test_what_filters_leave_out_or_suppress_is_no_delivery(study: Any, tmp_path: Path) -> None:
     # Given an object with an item and one without, and subscriptions with and without filters
-    def said(name: str, process: str, **more: Any) -> Subscription:
-        return Subscription(subscription=name, subscriber=process, **more)
+    def said(name: str, process: str, **more: Any) -> SubscriptionRow:
+        return SubscriptionRow(subscription=name, subscriber=process, **more)
 
     contracts = Contracts((), (
         said("silent", "one", filter="//item", suppress_empty=True), said("empty", "two", filter="//item"),
         said("whole", "three"), said("again", "three"),
     ))  # fmt: skip
     published = [
-        Publication(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<m/>", len(payload), payload)
+        PublicationRow(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<m/>", len(payload), payload)
         for n, payload in enumerate([b"<p><item/><rest/></p>", b"<p/>"])
     ]
     item = b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1"><item/></jbi:selection>'
@@ -303,8 +305,10 @@ def test_what_filters_leave_out_or_suppress_is_no_delivery(study: Any, tmp_path:
 
 
 def test_nothing_is_told_of_rates_where_a_time_is_missing(tmp_path: Path) -> None:
-    contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
-    published = [Publication(f"o{n}", "t", "1.0", time, "r", b"<t/>", 0) for n, time in enumerate([10.0, None, 30.0])]
+    contracts = Contracts((), (SubscriptionRow(subscription="all", subscriber="one"),))
+    published = [
+        PublicationRow(f"o{n}", "t", "1.0", time, "r", b"<t/>", 0) for n, time in enumerate([10.0, None, 30.0])
+    ]
 
     found, _ = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
 
@@ -315,10 +319,10 @@ def test_nothing_is_told_of_rates_where_a_time_is_missing(tmp_path: Path) -> Non
 
 def test_who_needs_nothing_is_no_point_of_the_curve_and_each_link_has_its_line(tmp_path: Path) -> None:
     contracts = Contracts((), (
-        Subscription(subscription="all", subscriber="one"),
-        Subscription(subscription="none", subscriber="two", predicate="/no"),
+        SubscriptionRow(subscription="all", subscriber="one"),
+        SubscriptionRow(subscription="none", subscriber="two", predicate="/no"),
     ))  # fmt: skip
-    published = [Publication(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<t/>", 0) for n in range(2)]
+    published = [PublicationRow(f"o{n}", "t", "1.0", 10.0 * n, "r", b"<t/>", 0) for n in range(2)]
 
     found, _ = asked(
         bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path, rates="7200,23000,1000000"
@@ -334,8 +338,8 @@ def test_who_needs_nothing_is_no_point_of_the_curve_and_each_link_has_its_line(t
 
 
 def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path) -> None:
-    contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
-    published = [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 1000)]
+    contracts = Contracts((), (SubscriptionRow(subscription="all", subscriber="one"),))
+    published = [PublicationRow("o", "t", "1.0", 0.0, "r", b"<t/>", 1000)]
 
     found, _ = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
 
@@ -349,8 +353,8 @@ def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path
 
 def test_equal_predicates_are_examined_once_for_a_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ("//country = 'c1'", "//country = 'c2'")
-    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=texts[n % 2]) for n in range(40)))
-    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", b"<t><country>c1</country></t>", 0) for n in range(3)]
+    contracts = Contracts((), tuple(SubscriptionRow(subscription=f"s{n}", predicate=texts[n % 2]) for n in range(40)))
+    published = [PublicationRow(f"o{n}", "t", "1.0", 0.0, "r", b"<t><country>c1</country></t>", 0) for n in range(3)]
     examined: list[str] = []
     examine = invariants.examine
     monkeypatch.setattr(invariants, "examine", lambda p, *of: (examined.append(p.expression), examine(p, *of))[1])
@@ -363,14 +367,16 @@ def test_equal_predicates_are_examined_once_for_a_registration(tmp_path: Path, m
 
 def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_the_second_level(tmp_path: Path) -> None:
     contracts = Contracts(
-        tuple(Registration(registration=f"r{n}", type="t") for n in range(3)),
+        tuple(RegistrationRow(registration=f"r{n}", type="t") for n in range(3)),
         (
-            Subscription(subscription="one", predicate="/t[country = 'c1' and n > 1]"),
-            Subscription(subscription="two", predicate="/t[n = 2]"),
+            SubscriptionRow(subscription="one", predicate="/t[country = 'c1' and n > 1]"),
+            SubscriptionRow(subscription="two", predicate="/t[n = 2]"),
         ),
     )
     published = [
-        Publication(f"o{n}", "t", "1.0", 0.0, f"r{n % 3}", f"<t><country>c{n % 3}</country><n>{n}</n></t>".encode(), 0)
+        PublicationRow(
+            f"o{n}", "t", "1.0", 0.0, f"r{n % 3}", f"<t><country>c{n % 3}</country><n>{n}</n></t>".encode(), 0
+        )
         for n in range(12)
     ]
 
@@ -400,13 +406,13 @@ def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: P
 
 def test_what_cannot_be_read_is_counted_told_and_left_out(tmp_path: Path) -> None:
     contracts = Contracts((), (
-        Subscription(subscription="good"),
-        Subscription(subscription="bad", predicate="/t[a ="),
+        SubscriptionRow(subscription="good"),
+        SubscriptionRow(subscription="bad", predicate="/t[a ="),
     ))  # fmt: skip
     published = [
-        Publication("o1", "t", "1.0", 0.0, "r", b"<t/>", 0),
-        Publication("o2", "t", "1.0", 0.0, "r", b"<t>", 0),
-        Publication("o3", "t", "1.0", 0.0, "r", b"<!DOCTYPE t [<!ENTITY a 'b'>]><t>&a;</t>", 0),
+        PublicationRow("o1", "t", "1.0", 0.0, "r", b"<t/>", 0),
+        PublicationRow("o2", "t", "1.0", 0.0, "r", b"<t>", 0),
+        PublicationRow("o3", "t", "1.0", 0.0, "r", b"<!DOCTYPE t [<!ENTITY a 'b'>]><t>&a;</t>", 0),
     ]
     data = written(tmp_path / "data", contracts, published)
 
@@ -463,10 +469,10 @@ def test_columns_as_other_libraries_write_texts_are_taken(tmp_path: Path) -> Non
 
 
 def test_what_was_tapped_of_a_federation_is_not_written_over(tmp_path: Path) -> None:
-    def write(folder: Path, published: list[Publication], source: str) -> None:
+    def write(folder: Path, published: list[PublicationRow], source: str) -> None:
         dataset.write(folder, Contracts(), published, source=source)
 
-    one = Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)
+    one = PublicationRow("o", "t", "1.0", 0.0, "r", b"<t/>", 0)
     # Given a data set of a federation, one of contracts alone, and one that was made up
     for name, published, source in (("a", [one], "exported"), ("b", [], "exported"), ("c", [one], "generated")):
         write(tmp_path / name, published, source)
@@ -493,10 +499,10 @@ def test_a_page_needs_nothing_else_and_takes_text_as_text(tmp_path: Path) -> Non
     hostile = "<img src=x onerror=alert(1)>$\\frac"
     cls = define("x.Y", {"a": str})
     contracts = Contracts(
-        (Registration(registration=hostile, delegate=hostile, type=hostile, entries=(EntryRep(cls, (hostile,)),)),),
-        (Subscription(subscription=hostile, subscriber=hostile),),
+        (RegistrationRow(registration=hostile, delegate=hostile, type=hostile, entries=(EntryRep(cls, (hostile,)),)),),
+        (SubscriptionRow(subscription=hostile, subscriber=hostile),),
     )
-    published = [Publication(hostile, hostile, "1.0", 0.0, hostile, b"<t/>", 0)]
+    published = [PublicationRow(hostile, hostile, "1.0", 0.0, hostile, b"<t/>", 0)]
 
     _, out = asked(fanout.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
 
@@ -556,8 +562,8 @@ def test_from_the_command_line_a_made_up_data_set_is_studied(tmp_path: Path, mon
 
 
 def test_values_and_kept_texts_do_not_depend_on_who_saw_them_first() -> None:
-    def seen(values: Sequence[str]) -> Tally:
-        tally = Tally()
+    def seen(values: Sequence[str]) -> TaskSums:
+        tally = TaskSums()
         for value in values:
             tally.value("leaf", "k", value)
             tally.keep("hot", "", len(value), value, 2)

@@ -14,7 +14,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.costs import ROUNDS, measure
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, plots
-from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, SubscriptionRow
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import Judge
 from jbi_pubsub.spark.studies import capacity
@@ -29,7 +29,7 @@ def test_the_delegate_that_is_measured_delivers_what_a_study_says(tmp_path: Path
     # Given a data set, with a subscription that no delegate takes
     domain = Domain(registrations=6, subscriptions=40, publications=100, selectivity=0.3, seed=5)
     contracts = domain.contracts()
-    bad = Subscription(subscription="bad", predicate="/a[")
+    bad = SubscriptionRow(subscription="bad", predicate="/a[")
     dataset.write(
         tmp_path, Contracts(contracts.registrations, (*contracts.subscriptions, bad)), domain.published(), source="x"
     )
@@ -52,8 +52,10 @@ def test_the_delegate_that_is_measured_delivers_what_a_study_says(tmp_path: Path
 
 def test_delegates_are_what_rates_and_costs_come_to(tmp_path: Path) -> None:
     # Given a data set where each of four subscriptions gets half of the objects, and costs of a known spread
-    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate="/t[a=1]") for n in range(4)))
-    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", f"<t><a>{n % 2}</a></t>".encode(), 85) for n in range(10)]
+    contracts = Contracts((), tuple(SubscriptionRow(subscription=f"s{n}", predicate="/t[a=1]") for n in range(4)))
+    published = [
+        PublicationRow(f"o{n}", "t", "1.0", 0.0, "r", f"<t><a>{n % 2}</a></t>".encode(), 85) for n in range(10)
+    ]
     dataset.write(tmp_path / "data", contracts, published, source="x")
     told: dict[str, Any] = {"publishers": 100, "rate": 10, "subscribers": 40, "growth": 1.0, "years": 1,
                             "utilisation": 0.5, "object_p10": 100, "object_p50": 200, "object_p90": 300,

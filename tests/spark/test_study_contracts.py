@@ -13,7 +13,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.lookup.entry import matches
 from jbi_pubsub.spark import dataset
-from jbi_pubsub.spark.dataset import Contracts, Reject, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Reject, SubscriptionRow
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.studies.contracts import match, shown
 
@@ -27,7 +27,7 @@ def test_templates_and_registrations_of_a_data_set_match_as_each_pair_does(
     # Given contracts, a subscription of everything among them
     monkeypatch.chdir(tmp_path)
     made = Domain(registrations=60, subscriptions=80, seed=9).contracts()
-    contracts = Contracts(made.registrations, (*made.subscriptions, Subscription(subscription="all")))
+    contracts = Contracts(made.registrations, (*made.subscriptions, SubscriptionRow(subscription="all")))
     dataset.write(tmp_path / "data", contracts, [], source="x")
     pairs = {
         (registration.registration, subscription.subscription)

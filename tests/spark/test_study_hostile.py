@@ -18,11 +18,11 @@ from jbi_pubsub.cli.costs import measure
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.spark import dataset, ingest, judging, passes, report, result
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow, Writer
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import MAX_REJECTS, Judge
-from jbi_pubsub.spark.page import Table
-from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.result import Result, StudyRun, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
@@ -43,7 +43,7 @@ def parquet(path: Path, **columns: Any) -> Path:
 
 def asked(
     study: Study, given: Path, out: Path, contracts: Contracts | None = None, **options: Any
-) -> tuple[Result, Run]:
+) -> tuple[Result, StudyRun]:
     options = {"engine": "local", **options}
     return run(study, Data(str(given), contracts or Contracts()), out, Options(**options))
 
@@ -134,8 +134,8 @@ def test_lines_that_are_no_json_in_any_way_are_rejects_and_a_mark_of_utf8_is_non
 def test_documents_of_any_encoding_are_studied(encoding: str, tmp_path: Path) -> None:
     document = f"<?xml version='1.0' encoding='{encoding}'?><t><a>\xe9</a></t>".encode(encoding)
     given = parquet(tmp_path / "given.parquet", metadata=[document] * 2)
-    wanted = Contracts((), (Subscription(subscription="s", predicate="/t[a = '\xe9']"),
-                            Subscription(subscription="never", predicate="/t[a = 'e']")))  # fmt: skip
+    wanted = Contracts((), (SubscriptionRow(subscription="s", predicate="/t[a = '\xe9']"),
+                            SubscriptionRow(subscription="never", predicate="/t[a = 'e']")))  # fmt: skip
 
     found = {study.name: asked(study, given, tmp_path / study.name, wanted)[0].numbers for study in STUDIES}
 
@@ -251,7 +251,7 @@ def test_a_result_that_somebody_has_edited_is_not_compared(
     finish(
         report.claim(tmp_path / "one"),
         Result(study="fanout", question="", facts=(), numbers={}),
-        Run(input="", engine="local"),
+        StudyRun(input="", engine="local"),
     )
     (tmp_path / "one" / name).write_bytes(text)
     code, error = said(capsys, "compare", tmp_path / "one", tmp_path / "one", "--out", tmp_path / "out")
@@ -264,7 +264,7 @@ def test_numbers_as_large_as_they_get_are_compared(tmp_path: Path) -> None:
         finish(
             report.claim(tmp_path / name),
             Result(study="s", question="", facts=(), numbers=numbers),
-            Run(input="", engine="local"),
+            StudyRun(input="", engine="local"),
         )
     done = CliRunner().invoke(
         jbi, ["study", "compare", *(str(tmp_path / n) for n in ("one", "two")), "--out", str(tmp_path / "out")]
@@ -283,7 +283,7 @@ def test_a_forecast_without_measure_is_refused() -> None:
     known = {"publishers": 1e9, "rate": 1e6, "subscribers": 1e9, "growth": 10.0, "years": 50, "utilisation": 0.7}
     costs = Costs(((1.0, 1.0, 1, 1),)).parameters()
     passed = passes.Passed({("publications", "r"): [1, 1, 0], ("deliveries", ""): [1, 1, 0]}, [])
-    wanted = Data("", Contracts((), (Subscription(subscription="s"),)))
+    wanted = Data("", Contracts((), (SubscriptionRow(subscription="s"),)))
     with pytest.raises(StudyError, match="deliveries a second in year 0, more than"):
         capacity.STUDY.tell(passed, Judge(wanted.contracts), wanted, {**known, **costs})
 
@@ -295,13 +295,13 @@ def resumed(folder: Path) -> Writer:
 def test_an_export_goes_on_behind_its_last_part_and_not_over_it(tmp_path: Path) -> None:
     with resumed(tmp_path / "d") as writer:
         for n in range(2):
-            writer.add(Publication(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+            writer.add(PublicationRow(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0))
             writer.close_part()
     (tmp_path / "d" / "publications" / "part-00000.parquet").unlink()
 
     with resumed(tmp_path / "d") as writer:
         assert writer.count == 1
-        writer.add(Publication("o2", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+        writer.add(PublicationRow("o2", "t", "1.0", 1.0, "r", DOCUMENT, 0))
         writer.finish(Contracts())
 
     files = passes.parquet_files(tmp_path / "d" / "publications")
@@ -310,7 +310,7 @@ def test_an_export_goes_on_behind_its_last_part_and_not_over_it(tmp_path: Path) 
 
 def test_a_part_or_manifest_that_is_damaged_is_told_or_started_anew(tmp_path: Path) -> None:
     with resumed(tmp_path / "d") as writer:
-        writer.add(Publication("o", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+        writer.add(PublicationRow("o", "t", "1.0", 1.0, "r", DOCUMENT, 0))
         writer.finish(Contracts())
     manifest = tmp_path / "d" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"facts": {}', '"facts": [1]'))
@@ -353,7 +353,7 @@ def test_of_more_rejects_than_are_kept_the_same_are_kept_whoever_reads_them(tmp_
 
 def test_objects_that_are_there_twice_do_not_make_predicates_the_same(tmp_path: Path) -> None:
     given = parquet(tmp_path / "given.parquet", metadata=[b"<t><a>1</a></t>", b"<t><a>2</a></t>"] * 2)
-    wanted = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=f"/t[a = {n}]") for n in (1, 2)))
+    wanted = Contracts((), tuple(SubscriptionRow(subscription=f"s{n}", predicate=f"/t[a = {n}]") for n in (1, 2)))
     assert asked(predicates.STUDY, given, tmp_path / "out", wanted)[0].numbers["groups_of_same"] == 0
 
 
@@ -379,12 +379,12 @@ def test_hostile_texts_reach_no_reader_of_a_result(tmp_path: Path, capsys: pytes
     # Given templates and predicates with such texts
     cls = define("x.Y", {"a": str})
     wanted = tuple(
-        Subscription(subscription=f"={n}", predicate=f"/t[a = '{text.replace(chr(39), '')}']",
+        SubscriptionRow(subscription=f"={n}", predicate=f"/t[a = '{text.replace(chr(39), '')}']",
                      template=(EntryRep(cls, (text,)),))
         for n, text in enumerate(HOSTILE)
     )  # fmt: skip
     owners = tuple(
-        Registration(registration=f"r{n}", entries=(EntryRep(cls, (text,)),)) for n, text in enumerate(HOSTILE)
+        RegistrationRow(registration=f"r{n}", entries=(EntryRep(cls, (text,)),)) for n, text in enumerate(HOSTILE)
     )
     dataset.write(tmp_path / "data", Contracts(owners, wanted), [], source="test")
     parquet(tmp_path / "given.parquet", metadata=[DOCUMENT] * len(HOSTILE), object_id=HOSTILE, type=HOSTILE)
@@ -414,7 +414,7 @@ def test_hostile_texts_reach_no_reader_of_a_result(tmp_path: Path, capsys: pytes
 
 
 def test_numbers_below_nothing_are_no_formulas() -> None:
-    told = Table(name="t", title="", columns=(("a", "text"), ("b", "number")), rows=(("-12.5", -1.5), ("-", 0.0)))
+    told = ResultTable(name="t", title="", columns=(("a", "text"), ("b", "number")), rows=(("-12.5", -1.5), ("-", 0.0)))
     assert result._csv(told) == b"a,b\n-12.5,-1.5\n-,0.0\n"
 
 
@@ -451,12 +451,15 @@ def test_a_payload_that_is_too_large_to_be_kept_still_counts(tmp_path: Path, mon
 
 
 def test_costs_are_measured_by_what_a_publisher_could_have_published(tmp_path: Path) -> None:
-    good = [Publication(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0) for n in range(40)]
+    good = [PublicationRow(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0) for n in range(40)]
     bad = [
-        Publication("a", "t", "1.0", float("nan"), "r", DOCUMENT, 0), Publication("b", "t", "1.0", 1.0, "r", b"<t>", 0),
-        Publication("c", "t", "1.0", 1.0, "r", DOCUMENT, -5), Publication("d", "t", "1.0", 1.0, "r", DOCUMENT, 1 << 60),
+        PublicationRow(name, "t", "1.0", time, "r", document, size)
+        for name, time, document, size in (
+            ("a", float("nan"), DOCUMENT, 0), ("b", 1.0, b"<t>", 0),
+            ("c", 1.0, DOCUMENT, -5), ("d", 1.0, DOCUMENT, 1 << 60),
+        )
     ]  # fmt: skip
-    dataset.write(tmp_path / "d", Contracts((), (Subscription(subscription="s"),)), [*bad, *good], source="test")
+    dataset.write(tmp_path / "d", Contracts((), (SubscriptionRow(subscription="s"),)), [*bad, *good], source="test")
     costs = measure(data_in(tmp_path / "d"))
     assert sum(number for _, _, number, _ in costs.rounds) == 40
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from jbi_pubsub.cli.app import jbi, run
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, passes
-from jbi_pubsub.spark.dataset import Publication
+from jbi_pubsub.spark.dataset import PublicationRow
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.studies.study import Data, data_in
 
@@ -32,7 +32,7 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(jbi, ["study", *map(str, arguments)])
 
 
-def imported(tmp_path: Path, source: Path, *more: object) -> tuple[Data, list[Publication], dict[str, Any]]:
+def imported(tmp_path: Path, source: Path, *more: object) -> tuple[Data, list[PublicationRow], dict[str, Any]]:
     told = command("import", source, "--out", tmp_path / "data", "--json", *more)
     assert told.exit_code == 0, (told.output, told.exception)
     files = passes.parquet_files(tmp_path / "data" / "publications")

@@ -16,7 +16,7 @@ from jbi_pubsub.lookup.entry import EntryRep, define, matches
 from jbi_pubsub.protocol.deliveries import ITEM, SHARED
 from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.spark import passes
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
 from jbi_pubsub.spark.judging import Judge, judged, pack
 from jbi_pubsub.spark.page import Value
 from jbi_pubsub.spark.result import Result
@@ -63,10 +63,10 @@ LIVE = st.tuples(
     ),
     st.lists(st.tuples(st.integers(0, 2), DOCUMENTS, PAYLOADS), min_size=1, max_size=10),
 )
-Pairs = list[tuple[Publication, list[int], list[int]]]
+Pairs = list[tuple[PublicationRow, list[int], list[int]]]
 
 
-def told(study: Study, contracts: Contracts, publications: Sequence[Publication], **given: Value) -> Result:
+def told(study: Study, contracts: Contracts, publications: Sequence[PublicationRow], **given: Value) -> Result:
     sums = judged(pack(contracts), study.see, publications, [])
     parameters: dict[str, Value] = {"delegates": 2, "rates": "800", **given}
     return study.tell(passes.Passed(sums, []), Judge(contracts), Data("", contracts), parameters)
@@ -76,7 +76,7 @@ def rows(result: Result, name: str) -> list[tuple[object, ...]]:
     return next(list(table.rows) for table in result.tables if table.name == name)
 
 
-def by_definition(contracts: Contracts, publications: Sequence[Publication]) -> Pairs:
+def by_definition(contracts: Contracts, publications: Sequence[PublicationRow]) -> Pairs:
     """Each publication, the subscriptions whose templates match its registration, and those that get it."""
     entries = {each.registration: each.entries for each in contracts.registrations}
     found: Pairs = []
@@ -97,16 +97,16 @@ def by_definition(contracts: Contracts, publications: Sequence[Publication]) -> 
 def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ignore[type-arg]  # as drawn
     published_by, wanted, documents = world
     registrations = tuple(
-        Registration(registration=f"r{n}", delegate=f"d{n % 2}", type="t", entries=tuple(entries))
+        RegistrationRow(registration=f"r{n}", delegate=f"d{n % 2}", type="t", entries=tuple(entries))
         for n, entries in enumerate(published_by)
     )
     subscriptions = tuple(
-        Subscription(subscription=f"s{n}", subscriber=who, template=tuple(template), predicate=predicate)
+        SubscriptionRow(subscription=f"s{n}", subscriber=who, template=tuple(template), predicate=predicate)
         for n, (template, (predicate, _), who) in enumerate(wanted)
     )
     contracts = Contracts(registrations, subscriptions)
     publications = [
-        Publication(
+        PublicationRow(
             f"o{n}", "t", "1.0", 10.0 + n, f"r{at % len(registrations)}",
             f"<t><c>{c}</c>{''.join(f'<n>{each}</n>' for each in numbers)}</t>".encode(), size, b"z" * size,
         )
@@ -228,11 +228,11 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
         ]  # fmt: skip
         contracts = Contracts(
             tuple(
-                Registration(registration=made.uid, type="t", entries=tuple(entries))
+                RegistrationRow(registration=made.uid, type="t", entries=tuple(entries))
                 for made, entries in zip(registrations, published_by, strict=True)
             ),
             tuple(
-                Subscription(
+                SubscriptionRow(
                     subscription=name, subscriber=process, template=tuple(template), predicate=predicate,
                     filter=wanted_part, suppress_empty=suppresses,
                 )
@@ -247,7 +247,9 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
             made = registrations[at % len(registrations)]
             metadata = f"<t><c>{c}</c>{''.join(f'<n>{each}</n>' for each in numbers)}</t>".encode()
             live.publish(made, metadata, payload)
-            publications.append(Publication(f"o{n}", "t", "1.0", 10.0 + n, made.uid, metadata, len(payload), payload))
+            publications.append(
+                PublicationRow(f"o{n}", "t", "1.0", 10.0 + n, made.uid, metadata, len(payload), payload)
+            )
         live.read()
     finally:
         live.delegate.subscribers.late_joiners._thread = None

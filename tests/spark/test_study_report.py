@@ -9,13 +9,13 @@ import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark import report
-from jbi_pubsub.spark.report import Cell, Check, DistributionRow, MatchReport
+from jbi_pubsub.spark.report import DistributionRow, GroupSums, MatchReport, SampleCheck
 from jbi_pubsub.spark.studies.match import FEWEST_SAMPLED, MOST_SAMPLED, result_of, sample_step
 
 CELLS = [
-    Cell(shape=0, bucket=0, groups=1, templates=5, hits=0, pairs=0),
-    Cell(shape=0, bucket=3, groups=2, templates=3, hits=10, pairs=16),
-    Cell(shape=8, bucket=3, groups=1, templates=1, hits=7, pairs=7),
+    GroupSums(shape=0, bucket=0, groups=1, templates=5, hits=0, pairs=0),
+    GroupSums(shape=0, bucket=3, groups=2, templates=3, hits=10, pairs=16),
+    GroupSums(shape=8, bucket=3, groups=1, templates=1, hits=7, pairs=7),
 ]
 
 
@@ -34,7 +34,7 @@ def made_report(**changes: object) -> MatchReport:
         checksum="0" * 32,
         distribution=report.distribution(CELLS),
         shapes=report.by_shape(CELLS),
-        check=Check(step=10, registrations=100, hits=3, defined_pairs=900, defined_matches=3),
+        check=SampleCheck(step=10, registrations=100, hits=3, defined_pairs=900, defined_matches=3),
         timings=(("match", 1.25),),
         out="/somewhere",
         files=(),
@@ -50,7 +50,7 @@ def test_distribution_joins_shapes_by_number_of_matches() -> None:
 
 
 def test_shapes_are_named_by_class_and_fixed_fields() -> None:
-    rows = report.by_shape([*CELLS, Cell(shape=3, bucket=1, groups=1, templates=2, hits=1, pairs=2)])
+    rows = report.by_shape([*CELLS, GroupSums(shape=3, bucket=1, groups=1, templates=2, hits=1, pairs=2)])
 
     assert [(row.shape, row.templates, row.pairs) for row in rows] == [
         ("study.Product()", 8, 16),

@@ -26,12 +26,12 @@ from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.cli.watch import contracts_of
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, watching
-from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription
+from jbi_pubsub.spark.dataset import Contracts, PublicationRow, SubscriptionRow
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import pack
 from jbi_pubsub.spark.studies import fanout
 from jbi_pubsub.spark.studies.study import Options, data_in, run
-from jbi_pubsub.spark.watching import Settings, State, Watch, count, judged_by_window, told
+from jbi_pubsub.spark.watching import State, Watch, WatchSettings, count, judged_by_window, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,19 +39,21 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
 
-CONTRACTS = Contracts((), (Subscription(subscription="all"), Subscription(subscription="odd", predicate="/t[n = 1]")))
+CONTRACTS = Contracts(
+    (), (SubscriptionRow(subscription="all"), SubscriptionRow(subscription="odd", predicate="/t[n = 1]"))
+)
 NOW = 100_000.0
 
 
-def at(when: float, n: int = 0, *, broken: bool = False) -> Publication:
-    return Publication(f"o{when}-{n}", "t", "1.0", when, "r", b"<t>" if broken else f"<t><n>{n}</n></t>".encode(), 0)
+def at(when: float, n: int = 0, *, broken: bool = False) -> PublicationRow:
+    return PublicationRow(f"o{when}-{n}", "t", "1.0", when, "r", b"<t>" if broken else f"<t><n>{n}</n></t>".encode(), 0)
 
 
-def asked(**more: Any) -> Settings:
-    return Settings(folder="/x", window=10, delay=20, **more)
+def asked(**more: Any) -> WatchSettings:
+    return WatchSettings(folder="/x", window=10, delay=20, **more)
 
 
-def fed(state: State, batch: int, *publications: Publication) -> bool:
+def fed(state: State, batch: int, *publications: PublicationRow) -> bool:
     return count(state, batch, judged_by_window(pack(CONTRACTS), state.settings, publications), NOW)
 
 
@@ -136,21 +138,21 @@ def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_page_and_a_table_take_names_as_text() -> None:
     hostile = "<img src=x onerror=alert(1)>"
     state = State(asked())
-    contracts = Contracts((), (Subscription(subscription=hostile),))
+    contracts = Contracts((), (SubscriptionRow(subscription=hostile),))
     count(state, 0, judged_by_window(pack(contracts), state.settings, [at(1000)]), NOW)
     found = told(state)
 
-    shown = watching.page_of(found, watching.Run(input="x", engine="spark"), found.tables, [], refresh=5)
+    shown = watching.page_of(found, watching.StudyRun(input="x", engine="spark"), found.tables, [], refresh=5)
 
     assert "<img" not in shown
     assert '<meta http-equiv="refresh" content="5">' in shown
 
 
-def put(folder: Path, part: str, publications: Sequence[Publication]) -> None:
+def put(folder: Path, part: str, publications: Sequence[PublicationRow]) -> None:
     """A part that arrives: whole or not at all, as dataset.table does."""
     with dataset.table(folder.parent, folder.name, part) as rows:
         for each in publications:
-            rows.add_named({name: getattr(each, name) for name in Publication.__struct_fields__})
+            rows.add_named({name: getattr(each, name) for name in PublicationRow.__struct_fields__})
 
 
 @pytest.fixture
@@ -163,7 +165,7 @@ def watched(data: Path, out: Path, spark: SparkSession, batches: int) -> Watch:
     """Until so many batches have been counted."""
     files = data / "publications" if (data / "publications").is_dir() else data
     xml = any(files.glob("*.xml"))
-    given = Settings(folder=str(files), xml=xml, publisher="r" if xml else "", window=10, delay=20)
+    given = WatchSettings(folder=str(files), xml=xml, publisher="r" if xml else "", window=10, delay=20)
     watch = Watch(out, given, lambda: CONTRACTS)
     until = time.monotonic() + 100
     watch.run(spark, 0.1, lambda: watch.batches < batches and time.monotonic() < until)
@@ -174,7 +176,7 @@ def watched(data: Path, out: Path, spark: SparkSession, batches: int) -> Watch:
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_it_is_not_idle_before_it_has_looked(data: Path, tmp_path: Path, spark: SparkSession) -> None:
-    watch = Watch(tmp_path / "out", Settings(folder=str(data), window=10, delay=20), lambda: CONTRACTS)
+    watch = Watch(tmp_path / "out", WatchSettings(folder=str(data), window=10, delay=20), lambda: CONTRACTS)
     # Given Spark, which takes an hour to begin
     watch.changed -= 3600
     idle: list[float] = []
@@ -212,7 +214,7 @@ def test_a_watch_that_was_killed_goes_on_and_counts_nothing_twice(
     assert 'http-equiv="refresh"' in page
     assert "http" not in page.replace('http-equiv="refresh"', "")
     with pytest.raises(ConfigurationError, match="watches with other settings: window 10, not 11"):
-        Watch(out, Settings(folder=str(data / "publications"), window=11, delay=20), lambda: CONTRACTS)
+        Watch(out, WatchSettings(folder=str(data / "publications"), window=11, delay=20), lambda: CONTRACTS)
 
 
 @pytest.mark.spark
@@ -413,7 +415,7 @@ def test_killed_at_any_time_it_counts_what_a_study_counts(form: str, tmp_path: P
     arriving, out = tmp_path / "arriving" / "publications", tmp_path / "out"
     arriving.mkdir(parents=True)
 
-    def arrive(number: int, part: Sequence[Publication]) -> None:
+    def arrive(number: int, part: Sequence[PublicationRow]) -> None:
         if form == "parquet":
             put(arriving, f"part-{number:05d}", part)
         for n, each in enumerate(part if form == "xml" else ()):
