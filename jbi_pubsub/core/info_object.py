@@ -7,6 +7,7 @@ import io
 import re
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, cast
 
 import msgspec
@@ -438,6 +439,7 @@ def object_id_of(registration: str, sequence: int) -> str:
     return numbered(prefix_of(registration), sequence)
 
 
+@lru_cache(1_024)
 def prefix_of(registration: str) -> str:
     """Prefix of the ids of a registration's objects."""
     return registration.rpartition("-")[2]
