@@ -35,7 +35,7 @@ from jbi_pubsub.lookup.entry import Entry, EntryRep
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.model.type_repository import ServedTypes
-from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.pad.server.server import DisseminationServer, ServerHost
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
 from jbi_pubsub.trust.settings import signer_of
@@ -151,7 +151,7 @@ def _disseminating(
     also: Mapping[str, object],
     node: str,
 ) -> DisseminationServer:
-    return DisseminationServer(config, types, characteristics=strings, entries=entries, also=also, node=node)
+    return DisseminationServer(config, types, characteristics=strings, host=ServerHost(entries, also, node))
 
 
 def _reporting(config: Config, dissemination: Dissemination, name: str) -> NodeReporter:

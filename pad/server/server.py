@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -87,6 +87,18 @@ REAP_SECONDS: Final = 0.2
 """Interval at which leases are looked at: the grace within which an expired one is cleaned up."""
 
 
+@dataclass(frozen=True)
+class ServerHost:
+    """Process of somebody else's that a server is part of: a node."""
+
+    entries: tuple[EntryRep, ...] = ()
+    """Entries for its item, beside its own."""
+    exports: Mapping[str, object] = field(default_factory=dict)
+    """Objects that it exports besides."""
+    node: str = ""
+    """The id that the process has for good."""
+
+
 class LeaseReaper:
     """Looks at leases, certificates and the balance of what predicates cost."""
 
@@ -127,16 +139,14 @@ class DisseminationServer:
         access: AccessPolicy | None = None,
         remote: RemoteArchive | None = None,
         clock: Callable[[], float] = time.monotonic,
-        entries: tuple[EntryRep, ...] = (),
-        also: Mapping[str, object] = {},
-        node: str = "",
+        host: ServerHost | None = None,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names. Whoever
-        has it in a process of his own adds `entries` to its item, and `also` to what it exports; `node` is the
-        id that he has for good. `remote` answers queries from another platform: then we are a bridge's."""
+        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names; `host`:
+        of whoever has it in a process of his own. `remote` answers queries from another platform: then we are a
+        bridge's."""
         self.server_id: Final = uuid4().hex
         self.characteristics: Final = characteristics
-        self._node = node
+        self._host = host or ServerHost()
         self._config = config
         self._started = clock()
         self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
@@ -147,8 +157,8 @@ class DisseminationServer:
             for stage in (self._stages.access, self._stages.quality, self._stages.archive):
                 if stage is not None:
                     undo.callback(stage.close)
-            self.service: Final = self._open(types, clock, entries, undo)
-            self._control = ControlServer(self._exports(types) | dict(also))
+            self.service: Final = self._open(types, clock, undo)
+            self._control = ControlServer(self._exports(types) | dict(self._host.exports))
             stages = self._stages
             self._reaper = LeaseReaper(self.delegate, self.endpoints, self.service.data, stages)
             self._measurements: Measurements | None = None
@@ -158,9 +168,7 @@ class DisseminationServer:
             self.metrics = MetricsServer(metrics, self.samples, stages.access) if metrics.port >= 0 else None
             undo.pop_all()
 
-    def _open(
-        self, types: ServedTypes, clock: Callable[[], float], entries: tuple[EntryRep, ...], undo: ExitStack
-    ) -> DelegateService:
+    def _open(self, types: ServedTypes, clock: Callable[[], float], undo: ExitStack) -> DelegateService:
         config, stages, name = self._config, self._stages, self.name
         self.endpoints = DelegateEndpoints(
             config, name, self.server_id,
@@ -190,13 +198,14 @@ class DisseminationServer:
             clock=clock,
             stages=stages,
             options=DelegateOptions(
-                peer=self.characteristics is None, store=store, mails=mails, node=self._node, stall=STALL_SECONDS
+                peer=self.characteristics is None, store=store, mails=mails, node=self._host.node, stall=STALL_SECONDS
             ),
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(delegate.close)
         guard = CallGuard(stages.access, delegate.contracts.permissions)
-        presence = DelegatePresence(config, self.characteristics, community, self.endpoints, stages, types, entries)
+        shown = self._host.entries
+        presence = DelegatePresence(config, self.characteristics, community, self.endpoints, stages, types, shown)
         repositories = Repositories(self.server_id, types, community, config.security(), delegate.registrations)
         if stages.archive is not None:
             repositories.users.append(stages.archive.uses)
@@ -343,7 +352,7 @@ class DisseminationServer:
             access=stages.access.status(),
             archive=self._archived(),
             foreign=stages.remote.status() if stages.remote is not None else UNSET,
-            node=self._node or UNSET,
+            node=self._host.node or UNSET,
         )
 
     def _archived(self) -> ArchiveStatus | UnsetType:
