@@ -153,6 +153,18 @@ def test_what_makes_no_sense_is_refused(told: dict[str, Any]) -> None:
         checked(told, REF)
 
 
+def test_a_status_of_an_older_or_a_newer_version_is_read() -> None:
+    # Given a status that lacks most keys, and has one that nobody knows, beside one that is inside another
+    server = {"kind": "delegate", "address": "", "uptime": 1.0}
+    told = {**server, "published": 3, "mail": {"queued": 2, "newer": 1}, "new": [7]}
+    facts = checked(told, REF)
+    assert (facts.published, facts.delivered, facts.mail.queued, facts.mail.fault) == (3, 0, 2, "")
+    # Expect it to be told on as the plain data that it was made of, with defaults
+    assert facts["mail"]["queued"] == 2
+    assert "qos" not in facts
+    assert "new" not in facts
+
+
 def test_hostile_texts_are_bounded_and_have_nothing_a_terminal_obeys() -> None:
     facts = checked({"kind": "delegate", "address": HOSTILE * 1000, "uptime": 1.0, "name": HOSTILE}, REF)
     assert facts.name == "<img src=x onerror=alert(1)> [2J "
@@ -197,7 +209,7 @@ def test_a_server_whose_subscriptions_make_no_sense_hides_no_others(
 
 def test_an_answer_without_an_end_is_refused(federation: Any, observing: Any, seen: Any) -> None:
     pad = federation.pad()
-    pad.overview = lambda: {"kind": "delegate", "address": "", "uptime": 1.0, "more": ["x" * 1000] * 2000}
+    pad.delegate.overview = lambda _: {"kind": "delegate", "address": "", "uptime": 1.0, "more": ["x" * 1000] * 2000}
     observer = observing(federation.config, addresses=(pad.address,))
     shot = seen(observer, lambda s: s.servers and s.servers[0].error)
     assert "refused frame" in shot.servers[0].error
@@ -211,7 +223,7 @@ def test_an_answer_that_was_taken_long_after_it_was_given_makes_no_peak(
     now = 0.0
     pad = federation.pad()
     said = pad.overview()
-    monkeypatch.setattr(pad, "overview", lambda: {**said, "published": int(now * 10)})
+    monkeypatch.setattr(pad.delegate, "overview", lambda _: {**said, "published": int(now * 10)})
     observer = Observer(federation.config, addresses=(pad.address,), clock=lambda: now)
     watched = _Watched(observer._fixed[pad.address], "delegate", Backoff(1.0, 1.0))
     call = observer._call
@@ -242,7 +254,7 @@ def test_the_delay_of_all_servers_is_that_of_the_slowest(federation: Any, observ
     for name, delay in (("alpha", 5.0), ("bravo", 9.0)):
         pad = federation.pad(name)
         said = pad.overview()
-        pad.overview = lambda said=said, delay=delay: {**said, "delay_ms": delay}
+        pad.delegate.overview = lambda _, said=said, delay=delay: {**said, "delay_ms": delay}
     observer = observing(federation.config)
     eventually(lambda: [p.value for p in observer.history("delay_ms")][-1:] == [9.0])
     ids = {s.title: s.id for s in observer.snapshot().servers}
