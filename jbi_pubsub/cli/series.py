@@ -7,46 +7,28 @@ import fnmatch
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.values import converted
+from jbi_pubsub.protocol.status.quality import SeriesStatus
 
 from .near import told
 from .show import Column, Table, View, printable, show_json, show_tables
-
-Value = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
-"""No infinity, no number that is none."""
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-"""Seconds since the epoch."""
 
 SERIES: Final = (
     Column("series", long=True, name=True), Column("at", spare=1), Column("last", right=True),
     Column("mean", right=True), Column("deviation", right=True, spare=1), Column("trend", right=True, spare=2),
     Column("points", right=True, spare=4), Column("server", long=True, name=True, spare=3),
 )  # fmt: skip
-POINTS_MOST: Final = 1_000
-"""Points of one series; a server tells as many as [qos] monitor_window has seconds."""
 FORMULA: Final = ("=", "+", "-", "@")
 """Characters that make a table calculation take a name for a formula."""
 
 
-class Series(msgspec.Struct, frozen=True):
-    """As a server tells it (see qos/meter.py)."""
-
-    at: Moment
-    last: Value
-    points: Annotated[list[tuple[Moment, Value]], msgspec.Meta(max_length=POINTS_MOST)] = []
-    per_second: bool = False
-    mean: Value | None = None
-    deviation: Value | None = None
-    trend: Value | None = None
-
-
-Found = list[tuple[str, str, Series]]
+Found = list[tuple[str, str, SeriesStatus]]
 """Server, name and series."""
 
 
@@ -69,23 +51,23 @@ def show_series(servers: Sequence[Mapping[str, Any]], wanted: str, view: View, *
         show_tables([Table(SERIES, [_row(*each) for each in found])], view)
 
 
-def _series_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Series]]:
+def _series_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, SeriesStatus]]:
     qos = facts.get("qos")
     if not isinstance(qos, Mapping):
         return
     server = str(facts["address"])
     try:
-        series = converted(qos.get("series", {}), dict[str, Series])
+        series = converted(qos.get("series", {}), dict[str, SeriesStatus])
     except msgspec.ValidationError as exc:
         raise ProtocolError(f"{server} tells series that no server of ours tells: {str(exc)[:200]}") from exc
     for name in sorted(series):
         yield server, name, series[name]
 
 
-def _row(server: str, name: str, series: Series) -> tuple[object, ...]:
+def _row(server: str, name: str, series: SeriesStatus) -> tuple[object, ...]:
     unit = "/s" if series.per_second else ""
     statistics = (series.last, series.mean, series.deviation, series.trend)
-    shown = ("-" if value is None else _number(value) + unit for value in statistics)
+    shown = ("-" if value is msgspec.UNSET else _number(value) + unit for value in statistics)
     return name, time.strftime("%H:%M:%S", time.localtime(series.at)), *shown, len(series.points), server
 
 
@@ -107,5 +89,6 @@ def _facts(found: Found) -> list[dict[str, Any]]:
     """By server."""
     by_server: dict[str, dict[str, Any]] = {}
     for server, name, series in found:
-        by_server.setdefault(server, {})[name] = msgspec.to_builtins(series)
+        unknown = dict.fromkeys(("mean", "deviation", "trend"))
+        by_server.setdefault(server, {})[name] = {**unknown, **msgspec.to_builtins(series)}
     return [{"address": server, "series": series} for server, series in by_server.items()]

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.pages import PAGES, Seen
-from jbi_pubsub.cli.series import POINTS_MOST, _number, show_series
+from jbi_pubsub.cli.series import _number, show_series
 from jbi_pubsub.cli.show import View, places
 from jbi_pubsub.cli.top import Look, lines_of, page_of
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.status.delegate import DelegateOverview
-from jbi_pubsub.protocol.status.quality import QualityStatus
+from jbi_pubsub.protocol.status.quality import POINTS_MOST, QualityStatus
 from jbi_pubsub.web.federation import Server, Snapshot, checked
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
