@@ -331,7 +331,9 @@ def test_another_delegate_takes_a_registration_over_before_the_lease_of_the_dead
 
     def holder() -> str:
         template = ServiceTemplate(service_id=registration)
-        [item] = federation.lookups[0].read(lambda registrar, now: registrar.lookup_all(template, now, 1)).items
+        [item] = (
+            federation.lookups[0].registrar.read(lambda registrar, now: registrar.lookup_all(template, now, 1)).items
+        )
         return str(item.proxy.service_id)
 
     first = holder()

@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
-from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup.client.proxy import EVENT, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
@@ -74,7 +74,7 @@ def test_a_listener_that_hangs_holds_up_no_other_and_learns_what_it_missed(
 ) -> None:
     # Given a lookup service that keeps 1,000 events for a listener, a process that watches 100 printers there, and
     # another listener
-    monkeypatch.setattr(server_module, "EVENTS_WAITING", 1_000)
+    monkeypatch.setattr(channels, "EVENTS_WAITING", 1_000)
     field.leases(lookup=60.0)
     lookup = federation.lookups[0]
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())

@@ -32,10 +32,10 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
-from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
+from jbi_pubsub.lookup.durable import REAP_AT_ONCE
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
@@ -90,7 +90,7 @@ def party(federation: Any) -> Callable[..., JoinManager]:
 
 def listed(server: LookupServer) -> dict[str, LookupService]:
     """The lookup services registered there: address -> what each says of itself."""
-    found = server.read(lambda registrar, now: registrar.lookup_all(LOOKUPS, now, 100)).items
+    found = server.registrar.read(lambda registrar, now: registrar.lookup_all(LOOKUPS, now, 100)).items
     return {item.proxy.endpoints[0]: LookupService.from_rep(item.entries[0]) for item in found}
 
 
@@ -174,7 +174,7 @@ def test_a_lookup_service_registered_without_an_id_is_a_source_of_its_own(
     # Given two that leave their ids to the registrar, expect what they suggest to stand under what they got
     server = lookup()
     heard: list[ServiceItem] = []
-    monkeypatch.setattr(server._community, "heard_of", heard.append)
+    monkeypatch.setattr(server._presence._community, "heard_of", heard.append)
     refs = [ServiceRef("", EXPORTED, (f"127.0.0.1:{port}",)) for port in (1, 2)]
     granted = [proxy(server).register(ServiceItem("", (LOOKUP_TYPE,), ref), 60.0).service_id for ref in refs]
     assert [item.service_id for item in heard] == granted
@@ -288,7 +288,7 @@ def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is
     federation: Any,
 ) -> None:
     server = lookup()
-    old, was = server._endpoint, ServiceRef("", EXPORTED, (server.address,))
+    old, was = server._presence.endpoint, ServiceRef("", EXPORTED, (server.address,))
     token = proxy(server).open_events("listener")
 
     def connect() -> None:
@@ -298,9 +298,9 @@ def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is
         greet(Line(sock), Hello(token))
         # Expect the old endpoint to have handed it over, and not to have closed it
         eventually(lambda: any(place.kept for place in old._open.values()))
-        eventually(lambda: server._channels["listener"].connected)
+        eventually(lambda: server._events._channels["listener"].connected)
 
-    monkeypatch.setattr(server, "_announce", connect)
+    monkeypatch.setattr(server._presence, "_announce", connect)
     assert proxy(server).set_port(0).port != old.port
 
 
@@ -309,10 +309,10 @@ def test_lookup_services_that_stop_let_admin_calls_go(
 ) -> None:
     """An admin call that waits its turn is a thread that the endpoint waits for."""
     server = lookup()
-    stop, free = server._endpoint.stop, []
+    stop, free = server._presence.endpoint.stop, []
 
     def administer() -> None:
-        with server._administering:
+        with server._presence._administering:
             free.append(True)
 
     def stopping() -> None:
@@ -322,7 +322,7 @@ def test_lookup_services_that_stop_let_admin_calls_go(
         assert free == [True]
         stop()
 
-    monkeypatch.setattr(server._endpoint, "stop", stopping)
+    monkeypatch.setattr(server._presence.endpoint, "stop", stopping)
     server.stop()
     assert free == [True]
 
@@ -392,21 +392,21 @@ def test_many_leases_that_end_at_once_do_so_in_small_steps(
 ) -> None:
     """So that the others' calls come in between."""
     server = lookup()
-    ended, expire = [], server._registrar.expire
+    ended, expire = [], server.registrar._registrar.expire
 
     def note(now: float, limit: int) -> Any:
         outcome = expire(now, limit)
         ended.append(outcome.result)
         return outcome
 
-    monkeypatch.setattr(server._registrar, "expire", note)
-    with server._lock:
+    monkeypatch.setattr(server.registrar._registrar, "expire", note)
+    with server.registrar._lock:
         for number in range(450):
             item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
-            server._registrar.register(item, 0.01, server._clock())
+            server.registrar._registrar.register(item, 0.01, server._clock())
     eventually(lambda: server.status()["expired"] == 450)
     assert sum(ended) == 450
-    assert max(ended) <= server_module.REAP_AT_ONCE <= 100
+    assert max(ended) <= REAP_AT_ONCE <= 100
 
 
 @pytest.mark.parametrize("name", ["lookup-destroy", "lookup-old-port"])
@@ -415,19 +415,19 @@ def test_an_end_that_raises_is_counted(
 ) -> None:
     # Given a lookup service whose owner, or whose old port, fails when it is to end
     server, before = lookup(), faults().get(name, 0)
-    stopping = server._endpoint
+    stopping = server._presence.endpoint
 
     def fail() -> None:
         if name == "lookup-old-port":
             type(stopping).stop(stopping)
         raise RuntimeError("gone")
 
-    monkeypatch.setattr(server, "_destroyed", fail)
+    monkeypatch.setattr(server._presence, "_destroyed", fail)
     monkeypatch.setattr(stopping, "stop", fail)
     if name == "lookup-destroy":
-        server.destroy()
+        server._presence.destroy()
     else:
-        server.set_port(0)
+        server._presence.set_port(0)
     # Expect it to be counted
     eventually(lambda: server.status()["faults"].get(name, 0) == before + 1)
     monkeypatch.undo()

@@ -28,11 +28,13 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
+from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
 from jbi_pubsub.lookup.client.session import RegistrarSession
+from jbi_pubsub.lookup.durable import OutcomeQueue
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Outcome, Registrar
@@ -113,7 +115,7 @@ def test_a_client_that_lost_events_looks_up_again(
     federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a watching community, and a lookup service that can't keep a single event for it
-    monkeypatch.setattr(server_module, "EVENTS_WAITING", 0)
+    monkeypatch.setattr(channels, "EVENTS_WAITING", 0)
     lookup = federation.lookups[0]
     watcher = JoinManager(federation.config, name="watcher")
     federation.stack.callback(watcher.close)
@@ -386,7 +388,7 @@ def durable(federation: Any, tmp_path: Path) -> LookupServer:
 def told(durable: LookupServer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the durable one does, in order: "durable", and the events that it gives to its channels."""
     done: list[Any] = []
-    sync, offer = durable._store.sync, durable._offer
+    sync, offer = durable.registrar._store.sync, durable._events.offer
 
     def syncing() -> None:
         sync()
@@ -396,10 +398,10 @@ def told(durable: LookupServer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.extend((event.service_id, event.transition, event.number) for _, event in outcome.events)
         offer(outcome)
 
-    monkeypatch.setattr(durable._store, "sync", syncing)
-    monkeypatch.setattr(durable._outbox, "_say", offering)
+    monkeypatch.setattr(durable.registrar._store, "sync", syncing)
+    monkeypatch.setattr(durable.registrar._outcomes, "_tell", offering)
     everything = ServiceTemplate(types=("Printer",))
-    durable.change(lambda r, now: r.notify(everything, int(ALL_TRANSITIONS), 300.0, now, listener="listener"))
+    durable.registrar.change(lambda r, now: r.notify(everything, int(ALL_TRANSITIONS), 300.0, now, listener="listener"))
     return done
 
 
@@ -410,10 +412,10 @@ def of_events(told: list[Any]) -> list[Any]:
 def test_an_event_leaves_behind_the_commit_of_what_it_tells(durable: LookupServer, told: list[Any]) -> None:
     # Given a listener at a durable lookup service, when a printer comes, changes and goes
     told.clear()
-    granted = durable.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
+    granted = durable.registrar.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
     lease, red = granted.lease_id, printer(1).entries
-    durable.decide(lambda registrar, now: registrar.set_attributes("printer-1", lease, red, now))
-    durable.change(lambda registrar, now: registrar.cancel(lease, now))
+    durable.registrar.decide(lambda registrar, now: registrar.set_attributes("printer-1", lease, red, now))
+    durable.registrar.change(lambda registrar, now: registrar.cancel(lease, now))
     # Expect that nothing of it was told before it was on the disk
     events = [each for each in told if each == "durable" or each[0] == "printer-1"]
     at = [n for n, each in enumerate(events) if each != "durable"]
@@ -425,15 +427,15 @@ def test_nobody_hears_of_a_service_that_the_disk_does_not_take(
     durable: LookupServer, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a durable lookup service with a printer, and a disk that is full for a while
-    kept = durable.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
+    kept = durable.registrar.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
     told.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(durable._store, "_commit", lambda _: (_ for _ in ()).throw(StorageError("full")))
+        patched.setattr(durable.registrar._store, "_commit", lambda _: (_ for _ in ()).throw(StorageError("full")))
         with pytest.raises(StorageError):
-            durable.grant(lambda registrar, now: registrar.register(printer(2), 300.0, now))
+            durable.registrar.grant(lambda registrar, now: registrar.register(printer(2), 300.0, now))
         # Expect nothing of what was taken back, but what has ended is told, as it is gone whatever the disk does
         assert of_events(told) == []
-        durable.change(lambda registrar, now: registrar.cancel(kept.lease_id, now))
+        durable.registrar.change(lambda registrar, now: registrar.cancel(kept.lease_id, now))
     assert [event[:2] for event in of_events(told)] == [("printer-1", 1)]
     # and that who listens sees from the next number that there was something, and looks again
     assert of_events(told)[0][2] > 2
@@ -445,7 +447,7 @@ def test_events_leave_in_the_order_of_the_decisions_whichever_is_durable_first(o
     """Given decisions that become durable in any order, some with nothing to say and some taken back, what is said is
     in the order in which it was decided, and is said as soon as nothing before it is open."""
     said: list[str] = []
-    outbox = server_module._Outbox(lambda outcome: said.extend(listener for listener, _ in outcome.events))
+    outbox = OutcomeQueue(lambda outcome: said.extend(listener for listener, _ in outcome.events))
     decided = [
         outbox.add(Outcome(None, () if n in silent else ((f"{n}", ServiceEvent("e", n, "s", 2)),))) for n in range(5)
     ]
@@ -464,13 +466,13 @@ def test_the_reaper_goes_on_whatever_a_step_of_it_raises(
     lookup = federation.lookups[0]
     before = lookup.status()["faults"].get("lookup reaper", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(lookup._registrar, "expire", lambda *_: {}["gone"])
+        patched.setattr(lookup.registrar._registrar, "expire", lambda *_: {}["gone"])
         eventually(lambda: lookup.status()["faults"].get("lookup reaper", 0) >= before + 2)
     with monkeypatch.context() as patched:
-        patched.setattr(lookup, "_drop_idle_channels", lambda: {}["gone"])
+        patched.setattr(lookup._events, "drop_idle", lambda _: {}["gone"])
         eventually(lambda: lookup.status()["faults"]["lookup reaper"] >= before + 4)
     # When it has passed, expect that leases end as ever
-    lookup.grant(lambda registrar, now: registrar.register(printer(1), 0.1, now))
+    lookup.registrar.grant(lambda registrar, now: registrar.register(printer(1), 0.1, now))
     eventually(lambda: lookup.status()["expired"] == 1)
 
 
@@ -485,11 +487,13 @@ def test_what_a_channel_can_not_take_ends_no_call_and_holds_no_other_back(
         heard.extend(event.service_id for _, event in outcome.events)
         raise RuntimeError("first")
 
-    monkeypatch.setattr(lookup._outbox, "_say", say)
-    lookup.change(lambda r, now: r.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, now, listener="listener"))
+    monkeypatch.setattr(lookup.registrar._outcomes, "_tell", say)
+    lookup.registrar.change(
+        lambda r, now: r.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, now, listener="listener")
+    )
     # Expect that the calls are answered, and the next event is told
     for number in (1, 2):
-        lookup.grant(lambda registrar, now: registrar.register(printer(number), 300.0, now))  # noqa: B023
+        lookup.registrar.grant(lambda registrar, now: registrar.register(printer(number), 300.0, now))  # noqa: B023
     assert heard == ["printer-1", "printer-2"]
     assert lookup.status()["faults"]["lookup events"] >= 2
 
@@ -511,24 +515,26 @@ def test_when_the_wall_clock_jumps_leases_neither_all_end_nor_live_for_ever(
         return server
 
     def items(server: LookupServer) -> set[str]:
-        every = server.search(ServiceTemplate(), 10, total=False, after="").items
+        every = server.registrar.search(ServiceTemplate(), 10, total=False, after="").items
         return {item.service_id for item in every} - {server.info().service_id}
 
     server = open_server()
-    granted = server.grant(lambda registrar, now: registrar.register(printer(1), 200.0, now))
-    server.grant(lambda registrar, now: registrar.register(printer(2), 0.5, now))
+    granted = server.registrar.grant(lambda registrar, now: registrar.register(printer(1), 200.0, now))
+    server.registrar.grant(lambda registrar, now: registrar.register(printer(2), 0.5, now))
     # When the clock jumps while it runs, expect that the one stays and the other ends as it should
     wall["offset"] += jump
     eventually(lambda: server.status()["expired"] == 1)
     assert items(server) == {"printer-1"}
-    eventually(lambda: abs(server._store._clock.wall - (time.time() + wall["offset"] - time.monotonic())) < 1.0)
+    eventually(
+        lambda: abs(server.registrar._store._clock.wall - (time.time() + wall["offset"] - time.monotonic())) < 1.0
+    )
     server.stop()
     # When it jumps between stop and start, expect the same
     wall["offset"] += jump
     server = open_server()
     assert items(server) == {"printer-1"}
-    server.grant(lambda registrar, now: registrar.register(printer(3), 0.5, now))
-    left = server.read(lambda registrar, now: registrar._item_leases.left(granted.lease_id, now))
+    server.registrar.grant(lambda registrar, now: registrar.register(printer(3), 0.5, now))
+    left = server.registrar.read(lambda registrar, now: registrar._item_leases.left(granted.lease_id, now))
     assert 100.0 < left <= 200.0
     eventually(lambda: server.status()["expired"] == 1)
     assert items(server) == {"printer-1"}

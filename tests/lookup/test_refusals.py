@@ -62,8 +62,9 @@ def registrar(server: LookupServer) -> Iterator[RegistrarProxy]:
     """A client that leaves nothing behind, and finds the lookup service well after what it was refused."""
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (server.address,)), Security())
     yield proxy
-    with server._lock:
-        held = [lease_id for landlord in (server._registrar._item_leases, server._registrar._event_leases)
+    with server.registrar._lock:
+        registrar = server.registrar._registrar
+        held = [lease_id for landlord in (registrar._item_leases, registrar._event_leases)
                 for lease_id, _, _ in landlord.items()]  # fmt: skip
     proxy.cancel(held)
     assert [left.service_id for left in proxy.lookup(ServiceTemplate(), 10).items] == [server.info().service_id]

@@ -496,7 +496,7 @@ def test_services_are_registered_by_who_may_and_go_when_he_may_not_any_more(
         # Given rules for sensors, and not for delegates
         version = guarded_lookup.access.version
         policy.write("[[access]]\ntype = 'demo.*'\naction = ['connect', 'publish']\ncomponent = 'lookup'\n")
-        eventually(lambda: guarded_lookup._asked_version > version)
+        eventually(lambda: guarded_lookup._permissions._asked_version > version)
         proxy.register(SENSOR, 60.0, "")
         with pytest.raises(AccessDeniedError, match="may not peer"):
             proxy.register(DELEGATE, 60.0, "")
@@ -507,7 +507,7 @@ def test_services_are_registered_by_who_may_and_go_when_he_may_not_any_more(
         version = guarded_lookup.access.version
         policy.write("[[access]]\naction = ['connect', 'status']\n")
         # Expect what is registered to go
-        eventually(lambda: guarded_lookup._asked_version > version and found() == 0)
+        eventually(lambda: guarded_lookup._permissions._asked_version > version and found() == 0)
         with pytest.raises(AccessDeniedError, match="may not publish"):
             proxy.register(SENSOR, 60.0, "")
         assert guarded_lookup.status()["access"]["refused"]["publish"] == 2
@@ -546,7 +546,7 @@ def test_who_may_publish_one_type_stands_for_nothing_else(
     # Given somebody who may publish one type, as a peer publisher
     version = guarded_lookup.access.version
     policy.write("[[access]]\ntype = 'demo.Sensor'\naction = ['connect', 'publish']\n")
-    eventually(lambda: guarded_lookup._asked_version > version)
+    eventually(lambda: guarded_lookup._permissions._asked_version > version)
     peer = msgspec.structs.replace(SENSOR, types=("jbi.PeerPublisher", "jbi.PublisherRegistration"), entries=(TOLD,))
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (guarded_lookup.address,)), Security())
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import jbi_pubsub.lookup.server as lookup_server
+import jbi_pubsub.lookup.channels as lookup_channels
 import jbi_pubsub.subscriber.registry as registry_module
 import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import Config, SubscriberAdapter
@@ -136,13 +136,13 @@ def test_a_lookup_service_that_refuses_for_a_while_is_asked_again(
     # Given a lookup service with no room for another client's events, and a delegate that is registered there
     pad = federation.pad()
     pad.community.wait_joined(pad.server_id, 60.0)
-    monkeypatch.setattr(lookup_server, "CHANNELS_MOST", 0)
+    monkeypatch.setattr(lookup_channels, "CHANNELS_MOST", 0)
     with closing(JoinManager(federation.config, name="client")) as client:
         # When a client comes and is refused
         eventually(lambda: [s for s in client.sessions() if s.away_since is not None])
         assert [s.connected for s in client.sessions()] == [False]
         # When there is room
-        monkeypatch.setattr(lookup_server, "CHANNELS_MOST", 10_000)
+        monkeypatch.setattr(lookup_channels, "CHANNELS_MOST", 10_000)
         # Expect its session to come to life, and to find the delegate
         eventually(lambda: [s.connected for s in client.sessions()] == [True])
         found = client.lookup(ServiceTemplate(types=(PAD_TYPE,)), 10)

@@ -290,7 +290,7 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("log").get_by_text("joins 127.0.0.1:1.").wait_for()
     # and what it joins now to be shown
     page.locator(".jbi-form", has_text="lookup ").get_by_text(", joins 127.0.0.1:1").wait_for()
-    assert console.federation.lookups[0].administered().locators == ("127.0.0.1:1",)
+    assert console.federation.lookups[0]._presence.administered().locators == ("127.0.0.1:1",)
 
 
 def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> None:
