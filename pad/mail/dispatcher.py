@@ -161,6 +161,7 @@ class MailDispatcher:
         with self._changed:
             if (outbox := self._queue.outbox(subscription)) is not None:
                 outbox.resume()
+                self.writer.notify()
 
     def unsubscribe(self, subscription: Subscription, recipients: Sequence[str]) -> None:
         """They get no mail of it any more, but for what is under way."""

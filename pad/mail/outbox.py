@@ -173,6 +173,7 @@ class Outbox:
         if self.ledger.suspended:
             self.ledger.suspended = {a: why for a, why in self.ledger.suspended.items() if why == UNSUBSCRIBED}
             self._refusals.clear()
+            self._note()
             self.show()
 
     # -- out ----------------------------------------------------------------------------------------------------

@@ -371,6 +371,19 @@ def test_all_suspended_takes_nothing_and_resuming_starts_anew() -> None:
     assert one.mail_suspended == {}
 
 
+def test_who_gets_mail_again_does_so_after_a_restart_too() -> None:
+    # Given a suspended recipient, which is on disk
+    one = subscription()
+    queue = queue_of(one, durable=True, suspend_after=1)
+    queue.offer(one, content(), 0.0)
+    queue.kept(queue.journal.take(), 0.0)
+    queue.settle(taken(queue, 0.0), {"a@x": (550, "no")}, 0.0)
+    assert queue.journal.take().ledgers["one"].suspended == {"a@x": "550 no"}
+    # When it is made again; Expect that to be written
+    outbox_of(queue, one).resume()
+    assert queue.journal.take().ledgers["one"].suspended == {}
+
+
 # -- disk ---------------------------------------------------------------------------------------------------------
 
 
