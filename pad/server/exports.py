@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from msgspec import structs
@@ -383,26 +382,33 @@ class JoinAdminCalls:
         return self._server.presence.community.remove_lookup_attributes(self._server.server_id, templates)
 
 
+class StatusSource(Protocol):
+    """Tells the status of a whole server."""
+
+    def status(self) -> DelegateStatus:
+        """All of it."""
+        ...
+
+    def overview(self) -> DelegateOverview:
+        """The same for who looks every second."""
+        ...
+
+
 class DelegateStatusCalls:
     """Status for everybody; the terms of contracts are for administrators."""
 
-    def __init__(
-        self,
-        server: DelegateService,
-        status: Callable[[], DelegateStatus],
-        overview: Callable[[], DelegateOverview],
-    ) -> None:
-        self._server, self._status, self._overview = server, status, overview
+    def __init__(self, server: DelegateService, source: StatusSource) -> None:
+        self._server, self._source = server, source
 
     @exported
     def status(self, caller: Caller) -> DelegateStatus:
         self._server.guard.allow(caller, "status")
-        return shortened(self._status())
+        return shortened(self._source.status())
 
     @exported
     def overview(self, caller: Caller) -> DelegateOverview:
         self._server.guard.allow(caller, "status")
-        return self._overview()
+        return self._source.overview()
 
     @exported
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> PageStatus:

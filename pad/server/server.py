@@ -216,7 +216,7 @@ class DisseminationServer:
         service, access = self.service, self._stages.access
         exports: dict[str, object] = {
             SUBSCRIPTIONS: SubscriberCalls(service),
-            STATUS: DelegateStatusCalls(service, self.status, self.overview),
+            STATUS: DelegateStatusCalls(service, self),
             MAIL_LINKS: MailLinkCalls(service),
             TYPES: TypeCalls(service, types, access),
             ADMIN: AccessAdmin(access),
