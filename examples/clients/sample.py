@@ -88,7 +88,7 @@ def subscribe(connection: Connection, arguments: argparse.Namespace) -> None:
 
 
 def query(connection: Connection, arguments: argparse.Namespace) -> None:
-    """What an archive, or all of them, have."""
+    """Objects that an archive, or all of them, have."""
     sequence = connection.createQuerySequence(arguments.type, arguments.version)
     if arguments.predicate:
         sequence.setSequencePredicate(predicate(arguments.predicate))

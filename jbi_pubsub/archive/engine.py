@@ -281,7 +281,7 @@ class Archive:
             self._counters[EXPIRED_UP_TO] = max(self._counters[EXPIRED_UP_TO], message.up_to)
 
     def _hear(self, message: Stored | Retained) -> None:
-        """What lies on disk, as the worker tells, or what was given up."""
+        """Take the worker's word on what lies on disk, or was given up."""
         if isinstance(message, Stored):
             with self._lock:
                 self._room.store(message, self._log)

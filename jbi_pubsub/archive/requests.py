@@ -124,7 +124,7 @@ class WorkerRequests:
             self._worker.tell(Deleted(positions))
 
     def tell_synced(self) -> None:
-        """What is on disk may be indexed."""
+        """Let the worker index what is on disk."""
         synced = self._log.synced
         if synced > self._told:
             self._told = synced

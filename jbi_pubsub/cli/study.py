@@ -371,7 +371,7 @@ class _Capacity(_Forecast, JsonArguments):
 
 @command(study, _Capacity, "capacity")
 def capacity_command(given: _Capacity) -> None:
-    """How many delegates a forecast needs, by costs that are measured on this machine, now.
+    """Number of delegates that a forecast needs, by costs that are measured on this machine, now.
 
     A delegate runs in this process for some seconds, with the data set's objects and subscriptions.
 

@@ -22,7 +22,7 @@ from .wire.stream import CHUNK_BYTES
 from .wire.tls import TlsIdentity
 
 CERTIFICATE_FILE, KEY_FILE, CA_FILE, REVOKED_FILE = "certificate.pem", "key.pem", "ca.pem", "crl.pem"
-"""What lies in [tls] `folder`."""
+"""Names of what lies in [tls] `folder`."""
 
 YEAR: Final = 31_536_000
 """Seconds; the longest that a setting may say. Far above any use, and below what a thread can wait (2^63 ns)."""
@@ -51,7 +51,7 @@ class LookupSection(_Section, frozen=True):
     port: Port = 4160
     """Jini's own port (Discovery and Join specification DJ.2.1.4); 0 takes a free one."""
     name: str = ""
-    """What people call this lookup service; "" is the host's name."""
+    """Name that people call this lookup service by; "" is the host's name."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     groups: tuple[str, ...] = ("",)
@@ -98,12 +98,12 @@ class PadSection(_Section, frozen=True):
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
     keep_seconds: Wait = 10.0
-    """How long a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps none,
+    """Seconds that a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps none,
     and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in outages."""
     keep_bytes: Limit = 64 << 20
     """Bytes kept for them in all."""
     settle_seconds: Wait = 2.0
-    """How long a publisher that fills that within moments waits, once, and how long a delegate or peer publisher that
+    """Seconds that a publisher that fills that within moments waits, once, and how long a delegate or peer publisher that
     stops waits for subscribers that were told of its new registrations."""
 
 
@@ -130,18 +130,18 @@ class QueueSection(_Section, frozen=True):
     bound: Limit = 10_000
     """Objects that may wait for one subscription at one delegate, and again as many in the subscriber."""
     policy: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
-    """What happens when a queue is full."""
+    """Policy when a queue is full."""
     block_seconds: Wait = 5.0
-    """How long `block` holds the publisher up before the object counts as lost."""
+    """Seconds that `block` holds the publisher up before the object counts as lost."""
     publish_seconds: Wait = 10.0
-    """How long publish() waits for room before it raises BackPressureError."""
+    """Seconds that publish() waits for room before it raises BackPressureError."""
 
 
 class LinkSection(_Section, frozen=True):
-    """What goes over the data connections: publications, deliveries, lookup events."""
+    """Settings of the data connections: publications, deliveries, lookup events."""
 
     compression: Literal["none", "deflate"] = "none"
-    """What a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for slow links: it
+    """Compression that a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for slow links: it
     costs both ends time (docs/links.md)."""
     window: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes that may be under way on a data connection of a publisher or subscriber; 0 leaves it to TCP, which fills
@@ -238,12 +238,12 @@ class MetricsSection(_Section, frozen=True):
 
 
 class PolicySection(_Section, frozen=True):
-    """Who may do what: the rules of an operator."""
+    """Rules of an operator: who may do what."""
 
     file: str = ""
     """policy.toml, read again when it changes, or NAME://ADDRESS of a plug-in; "" allows everything to everybody."""
     users: str = ""
-    """Who people without a certificate are: the password file that `jbi users` writes, read again when it changes, or a
+    """Names of people without a certificate: the password file that `jbi users` writes, read again when it changes, or a
     directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name; "" asks nobody for a password."""
     audit: str = ""
     """File in which refusals are written down; "" keeps none but the log's."""
@@ -295,21 +295,21 @@ class ArchiveSection(_Section, frozen=True):
     """Open queries of a delegate, 20 of one session, three quarters of one party; more are refused. A quarter of
     them may be calls that count or explain, which need no session."""
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of all metadata on disk; 0: no limit but the disk."""
+    """Bytes of all metadata on disk; 0: no limit but the disk."""
     max_payload_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of all payloads."""
+    """Bytes of all payloads on disk."""
     reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.05
     """Share of the disk that is left free."""
 
 
 class ClientSection(_Section, frozen=True):
-    """What an application says of itself, and what holds for its publishers, subscribers and queries unless they say
+    """Words of an application on itself, and what holds for its publishers, subscribers and queries unless they say
     otherwise."""
 
     user: str = ""
-    """Who uses it: a claim, which a certificate's name overrides, and a password proves."""
+    """User of it: a claim, which a certificate's name overrides, and a password proves."""
     password: str = ""
-    """Of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show it."""
+    """Password of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show it."""
     role: str = ""
     """His present duty."""
     owner: str = ""
@@ -355,7 +355,7 @@ class NodeSection(_Section, frozen=True):
     """Where its identity is kept, and what its parts keep unless their own sections name other places, of one node at a
     time. "": jbi-pubsub/node in $XDG_STATE_HOME, or in ~/.local/state."""
     name: str = ""
-    """What people call it; "" is the host's name. Publishers find its delegate by ("node", name)."""
+    """Name that people call it by; "" is the host's name. Publishers find its delegate by ("node", name)."""
     lookup: Literal["own", "join"] = "own"
     """Whether it has a lookup service of its own, or is found through others alone."""
     archive: bool = True
@@ -365,7 +365,7 @@ class NodeSection(_Section, frozen=True):
     gateway: bool = False
     """Whether it serves clients in any language over HTTP, as [gateway] says."""
     drain_seconds: Wait = 5.0
-    """How long deliveries may go on when it stops."""
+    """Seconds that deliveries may go on when it stops."""
     events: bool = True
     """Whether connections and sequences that are made, changed and gone are told as objects of type `jbi.Event`."""
     statistics_seconds: Wait = 10.0
@@ -376,7 +376,7 @@ class LogSection(_Section, frozen=True):
     """Where a node's log goes; `jbi node set` changes all but the file while it runs."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """What is logged: this, and what is worse."""
+    """Level of what is logged: this, and what is worse."""
     file: str = ""
     """File that it is written to; "" is stderr."""
     file_bytes: Limit = 10 << 20
@@ -426,7 +426,7 @@ class TlsSection(_Section, frozen=True):
     sign: bool = False
     """Whether publishers of this process sign their objects, and delegates what their filters leave of payloads."""
     verify: Literal["off", "warn", "require"] = "off"
-    """What delegates and subscribers of this process do with signatures: nothing; log and count what is not signed or
+    """Treatment of signatures by delegates and subscribers of this process: nothing; log and count what is not signed or
     does not hold; drop it, counted and told as lost (`bad_signature`)."""
 
     def identity(self) -> TlsIdentity | None:
@@ -474,7 +474,7 @@ class Config(_Section, frozen=True):
         return Path(self.types.cache) if self.types.cache else None
 
     def security(self) -> Security:
-        """How to listen and connect. Raises ConfigurationError when only some TLS files are named, or one is no good:
+        """Settings for listening and connecting. Raises ConfigurationError when only some TLS files are named, or one is no good:
         now, for a client would take it for a server that never answers."""
         identity = self.tls.identity()
         if identity is not None:
@@ -584,7 +584,7 @@ def _convert(section: str, name: str, value: object, origin: str) -> Any:
 
 
 def check_value(section: str, name: str, value: str) -> Any:
-    """What a text stands for as that setting. Raises ConfigurationError."""
+    """Value that a text stands for as that setting. Raises ConfigurationError."""
     _known(f"{section}.{name}", "set")
     return _convert(section, name, value, "set")
 

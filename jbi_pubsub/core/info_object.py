@@ -196,17 +196,17 @@ class Cause(enum.StrEnum):
     BAD_SIGNATURE = "bad_signature"
     """Its signature is missing or does not hold, and `[tls] verify` requires one."""
     DEADLINE = "deadline"
-    """It waited longer than its policy or subscription wants to have it."""
+    """The object waited longer than its policy or subscription wants to have it."""
     REPLACED = "replaced"
     """A newer object of the same key came while it waited."""
     RATE = "rate"
     """Beyond the rate that the subscription may or wants to have."""
     EXPIRED = "expired"
-    """It waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its rules,
+    """The object waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its rules,
     before a durable subscription had it. Whether that would have matched the predicate is not known: counted is what
     went of the types and registrations that match."""
     OTHER_ARCHIVE = "other_archive"
-    """Of an archive that was wiped, put back from a copy, or is another one than the position is of that was to be gone
+    """An archive that was wiped, put back from a copy, or is another one than the position is of that was to be gone
     on from: what was behind it there is not known (count 0). What is here comes."""
     INVALID = "invalid"
     """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""

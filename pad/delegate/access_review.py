@@ -26,7 +26,7 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 
 class AccessReview:
-    """Of all standing contracts."""
+    """Review of all standing contracts."""
 
     def __init__(
         self,

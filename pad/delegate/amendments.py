@@ -59,7 +59,7 @@ class Amendments:
 
     @contextlib.contextmanager
     def or_back(self, key: Key, known: Subscription, former: Subscription) -> Iterator[None]:
-        """What is kept of the new terms of a subscription: if that fails it has the former ones again."""
+        """Keep the new terms of a subscription: if that fails it has the former ones again."""
         request = known.request
         try:
             yield
@@ -78,7 +78,7 @@ class Amendments:
                 undo.callback(self._contracts.quota.put_back, each.share, before)
 
     def _exchange(self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
-        """It has the terms of `other`, and is in the tables of other topics. Raises OversizeError; nothing has changed
+        """Give it the terms of `other`, in the tables of other topics. Raises OversizeError; nothing has changed
         then."""
         now = {topic: topic.table.predicate_of(known) for topic in self._tables.topics_of(known)}
         tables = dict.fromkeys(topic.table for topic in (*now, *let_in))

@@ -35,7 +35,7 @@ class Permissions:
     def __init__(self, access: AccessPolicy) -> None:
         self.access: Final = access
         self.asked_version = access.version
-        """Of the policy that all standing contracts have been asked about."""
+        """Version of the policy that all standing contracts have been asked about."""
 
     def decided(self, version: int) -> None:
         """A contract stands now that was decided under that version of the policy: if all others have been asked about
@@ -48,7 +48,7 @@ class Permissions:
         self.asked_version = -1
 
     def rights_of(self, caller: Caller | None) -> Rights | None:
-        """Of somebody who subscribes; None where all are allowed everything."""
+        """Rights of somebody who subscribes; None where all are allowed everything."""
         return None if caller is None or isinstance(self.access, AllowAll) else Rights(self.access, caller)
 
     def is_allowed(self, caller: Caller, action: Action, subject: Subject) -> bool:
@@ -86,7 +86,7 @@ class QosContracts:
         by_mail: bool = False,
         changed: Callable[[GrantedQos], None] | None = None,
     ) -> tuple[Contract | None, GrantedQos]:
-        """What policies decide for a contract that opens; None without quality of service, where no wish is granted.
+        """Decision of the policies on a contract that opens; None without quality of service, where no wish is granted.
         Raises ConfigurationError, QosDeniedError."""
         if self.quality is None:
             return None, unmanaged(wish)
@@ -120,7 +120,7 @@ class QosContracts:
                 session.tell_quality(subscription, partial(self.granted_to, subscription))
 
     def granted_to(self, subscription: Subscription) -> GrantedQos:
-        """What a subscription has got by now."""
+        """Quality that a subscription has got by now."""
         if self.quality is None or subscription.contract is None:
             return unmanaged(subscription.request.qos)
         return msgspec.structs.replace(self.quality.granted(subscription.contract), unmet=subscription.unmet)
@@ -136,5 +136,5 @@ class DelegateCore(NamedTuple):
 
 
 def holder_of(caller: Caller | None) -> str:
-    """Of what certificate; "" for none."""
+    """Certificate of a caller; "" for none."""
     return caller.holder if caller is not None else ""

@@ -125,7 +125,7 @@ class Delegate:
         return LateJoiners(delivery, name=f"catch-up-{self.delegate_id[:8]}")
 
     def _history_of(self, stages: Stages, config: Config, options: DelegateOptions) -> ArchiveService | None:
-        """What subscribers ask of the past, here or elsewhere; what is off is not imported."""
+        """Service that subscribers ask about the past, here or elsewhere; what is off is not imported."""
         archive = stages.archive or stages.remote
         if archive is None:
             return None
@@ -150,7 +150,7 @@ class Delegate:
         return self.mail.renew(lease_id, duration)
 
     def signing_key(self, uid: str) -> SigningKey | None:
-        """What the objects of a registration that is here, or was, are signed with; our own if it is our id."""
+        """Key of the objects of a registration that is here, or was; our own if it is our id."""
         if uid == self.delegate_id:
             return self.seals.key if self.seals is not None else None
         return self.registrations.signing_key(uid)

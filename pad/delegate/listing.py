@@ -1,4 +1,4 @@
-"""How a delegate's registrations are made known: their items in the lookup services, and where their objects say that
+"""Listing of a delegate's registrations: their items in the lookup services, and where their objects say that
 they were published."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Announcer(Protocol):
 
 
 class RegistrationListing:
-    """Of one delegate or peer publisher."""
+    """Listing of one delegate or peer publisher."""
 
     def __init__(self, announcer: Announcer, ref: ServiceRef, node: str, *, is_peer: bool) -> None:
         """`ref` is the proxy handed to subscribers; objects are said to be published at `node`."""
@@ -52,7 +52,7 @@ class RegistrationListing:
         self._node = node
         ways = [each.rpartition(":")[0].strip("[]") for each in ref.endpoints if "/" not in each]
         self._hosts = tuple(dict.fromkeys(ways))
-        """Of the addresses that we are reached at."""
+        """Hosts of the addresses that we are reached at."""
         self._item_types = (PEER_TYPE, PUBLISHER_TYPE) if is_peer else (PUBLISHER_TYPE,)
 
     def describe(self, uid: str, request: PublisherRequest, gate: InformationTypeGate) -> tuple[Entries, int]:
@@ -78,7 +78,7 @@ class RegistrationListing:
             ) from exc
 
     def item(self, uid: str, request: PublisherRequest, entries: Entries) -> ServiceItem:
-        """What lookup services are told of a registration."""
+        """Item that lookup services are told of a registration."""
         key = () if request.signing is None else (SigningKeyEntry.of(request.signing).rep(),)
         local = (LocalEntry().rep(),) if request.local else ()
         lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()

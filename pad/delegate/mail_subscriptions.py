@@ -47,9 +47,9 @@ class MailSubscriptions:
         self._wall = options.wall
         self.store: Final = options.store
         self._uids: dict[str, str] = {}
-        """Of those by e-mail alone, by lease."""
+        """Ids of those by e-mail alone, by lease."""
         self._by_uid: dict[str, list[Subscription]] = {}
-        """Of one subscription one that is bound to each process, and one that is not."""
+        """Subscriptions of one id: one bound to each process, and one that is not."""
         self._unsubscribed = dict.fromkeys(self.store.unsubscribed()) if self.store is not None else {}
         """(subscription, recipient) of those who have, in that order; also of subscriptions that have ended."""
         self._schedule = Schedule(config.mail.reminder_seconds)
@@ -162,7 +162,7 @@ class MailSubscriptions:
             self._contracts.end(before)
 
     def lease_of(self, subscription: Subscription) -> Lease | None:
-        """Of one by e-mail alone what is left of its lease; None for others."""
+        """Lease of one by e-mail alone, with the time that is left; None for others."""
         if not subscription.lease_id:
             return None
         return Lease(subscription.lease_id, self._landlord.left(subscription.lease_id, self._tables.clock()))
@@ -257,13 +257,13 @@ class MailSubscriptions:
             ]
 
     def losses(self, lease_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-        """What e-mail-only subscriptions have lost so far, by cause: of those with these leases that lack something."""
+        """Objects that e-mail-only subscriptions have lost so far, by cause: of those with these leases that lack something."""
         with self._tables.lock:
             uids = [self._uids[lease_id] for lease_id in lease_ids if lease_id in self._uids]
             return {uid: dict(lost) for uid in uids if (lost := self._tables.subscriptions["mail", uid].lost)}
 
     def remind(self) -> None:
-        """Whose lease is about to end is told, and that he has been told is kept."""
+        """Tell those whose lease is about to end, and keep that they were told."""
         with self._tables.lock:
             now, wall = self._tables.clock(), self._wall()
             for subscription in self._schedule.take(now):

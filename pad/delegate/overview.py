@@ -44,7 +44,7 @@ ORDERS: Final[Mapping[str, Callable[[Subscription, int], int]]] = {
     "delivered": lambda s, waiting: s.delivered + s.mailed,  # noqa: ARG005
     "matched": lambda s, waiting: s.matched,  # noqa: ARG005
 }
-"""What subscriptions are told by, the largest first; those of the same as they came."""
+"""Figures that subscriptions are listed by, the largest first; those of the same as they came."""
 
 G = TypeVar("G", PublishersStatus, SubscribersStatus, PublishedType)
 

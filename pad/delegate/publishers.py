@@ -53,7 +53,7 @@ class PublisherConnections:
         return connection
 
     def disconnect(self, connection_id: str) -> None:
-        """It leaves, with all its registrations. Raises UnknownUidError."""
+        """Let a publisher leave, with all its registrations. Raises UnknownUidError."""
         with self._tables.lock:
             self._tables.leases.landlord.drop(self._tables.connection(connection_id).lease_id)
         self.drop(connection_id)
@@ -86,7 +86,7 @@ class PublisherConnections:
         return refused
 
     def tell_filtered(self, connection_id: str, uid: str, count: int) -> None:
-        """What a bridge of before NumberedEntry says: it has left out so many objects of a registration that it relays.
+        """Note what a bridge of before NumberedEntry says: it has left out so many objects of a registration that it relays.
         Raises UnknownUidError for one that is not relayed by it."""
         self._tables.connection(connection_id)
         registration = self._tables.registrations.get(uid)
@@ -144,7 +144,7 @@ class PublisherConnections:
         )
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, timeout: float) -> int:
-        """How many subscriptions a registration matches, as soon as there are `count`, or after `timeout` seconds.
+        """Number of subscriptions that a registration matches, as soon as there are `count`, or after `timeout` seconds.
         Raises UnknownUidError for one that is not this publisher's."""
         deadline = time.monotonic() + timeout
         with self._tables.lock:

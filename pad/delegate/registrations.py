@@ -55,11 +55,11 @@ class Registrations:
         self._signatures = signatures
         self.archive: Final = archive
         self._partitioned: list[Topic] = []
-        """Whose predicates are partitioned by importance."""
+        """Topics whose predicates are partitioned by importance."""
         self._former_keys: dict[str, SigningKey] = {}
-        """Of registrations that have gone: somebody may still come for their objects."""
+        """Keys of registrations that have gone: somebody may still come for their objects."""
         self._relayed_before: dict[str, tuple[int, float]] = {}
-        """Of relayed registrations that have gone the number of the last object, and until when a bridge that lacks the
+        """Relayed registrations that have gone: the number of the last object, and until when a bridge that lacks the
         next one is not taken (clock)."""
 
     def open_type(self, bundle: SchemaBundle, caller: str) -> InformationTypeGate:
@@ -67,12 +67,12 @@ class Registrations:
         return self._types.open(bundle, caller=caller)
 
     def publishing(self, type: TypeName) -> int:  # noqa: A002  # the field's word
-        """How many registrations of a type there are."""
+        """Number of registrations of a type."""
         with self._tables.lock:
             return sum(r.gate.type == type for r in self._tables.registrations.values())
 
     def former_schema(self, type: TypeName) -> SchemaBundle | None:  # noqa: A002  # the field's word
-        """Of a type that nobody publishes any more, as long as somebody may come for its objects; None for others."""
+        """Schema of a type that nobody publishes any more, as long as somebody may come for its objects; None for others."""
         with self._tables.lock:
             return next((topic.schema for topic in self._tables.topics.ghosts if topic.type == type), None)
 
@@ -279,7 +279,7 @@ class Registrations:
                 del self._former_keys[next(iter(self._former_keys))]
 
     def _keep_number(self, registration: Registration, of: PublisherConnection | None) -> None:
-        """Of one that was relayed, for the bridge that relays it next."""
+        """Keep the last number of one that was relayed, for the bridge that relays it next."""
         if registration.origin is None or registration.origin.first is None or not registration.judged:
             return
         wait = of.term if of is not None and 0 <= of.term < FOLLOWED_SECONDS else FOLLOWED_SECONDS
@@ -288,7 +288,7 @@ class Registrations:
             del self._relayed_before[next(iter(self._relayed_before))]
 
     def signing_key(self, uid: str) -> SigningKey | None:
-        """What the objects of a registration that is here, or was, are signed with."""
+        """Key of the objects of a registration that is here, or was."""
         with self._tables.lock:
             registration = self._tables.registrations.get(uid)
             return registration.terms.signing if registration is not None else self._former_keys.get(uid)

@@ -16,7 +16,7 @@ from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
 
 SWEEP_SECONDS: Final = 0.25
-"""How often it is looked at what expires, and whose settings have changed; with quality of service alone."""
+"""Seconds between two looks at what expires, and whose settings have changed; with quality of service alone."""
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
@@ -93,7 +93,7 @@ class SubscriberSessions:
             return self._tables.clock() - session.opened if session is not None else 0.0
 
     def _sweep(self) -> None:
-        """What waits follows its policies. On the hub's thread."""
+        """Have what waits follow its policies. On the hub's thread."""
         for session in list(self._tables.sessions.values()):
             session.sweep()
 

@@ -1,4 +1,4 @@
-"""What a delegate says of itself: its status, the same for who looks every second, lists page by page, explanations."""
+"""Status of a delegate: the whole, the same for who looks every second, lists page by page, explanations."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class StatusReports:
         return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
 
     def terms(self, after: int, count: int) -> tuple[Terms, ...]:
-        """What the subscriptions ask for, page by page (see overview.page_of_terms). Raises OversizeError."""
+        """Terms of the subscriptions, page by page (see overview.page_of_terms). Raises OversizeError."""
         with self._tables.lock:
             subscriptions = list(self._tables.subscriptions.values())
             names = {s.session_id: s.name for s in self._tables.sessions.values()}

@@ -1,4 +1,4 @@
-"""What a delegate keeps over restarts: here its e-mail subscriptions, in pad/mail its mail queue; an SQLite file each.
+"""Store of a delegate over restarts: here its e-mail subscriptions, in pad/mail its mail queue; an SQLite file each.
 
 Rules: a subscription is on disk before it is acknowledged (WAL, synchronous=FULL); times are wall-clock times there
 and are told by the caller; a file that can't be read or written is a StorageError, never a silent loss. Two files, so
@@ -32,7 +32,7 @@ UNSUBSCRIBED_MOST: Final = 100_000
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """Who has asked for a subscription: what access rules, and revocation lists, are asked about after a restart. The
+    """Owner of a subscription: what access rules, and revocation lists, are asked about after a restart. The
     fields are those of Caller, and `holder` its certificate (`x509.Certificate.holder`)."""
 
     address: str
@@ -54,7 +54,7 @@ class KeptSubscription(msgspec.Struct, frozen=True):
 
 
 COLUMNS: Final = {"remind": "REAL", "whose": "BLOB"}
-"""Of table `mail`, that earlier versions did not have."""
+"""Columns of table `mail`, that earlier versions did not have."""
 
 
 class SubscriptionStore:
@@ -137,7 +137,7 @@ class SubscriptionStore:
             )
 
     def hand_over(self, uid: str, whose: Whose | None) -> None:
-        """It was asked for again, with another certificate. Raises StorageError."""
+        """Note that it was asked for again, with another certificate. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("UPDATE mail SET whose = ? WHERE uid = ?", (_encoded(whose), uid))
 

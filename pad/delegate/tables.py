@@ -50,7 +50,7 @@ class PublisherConnection:
     name: str
     lease_id: str = field(repr=False)
     term: float = ANY
-    """Of its lease, as it was asked for (seconds)."""
+    """Term of its lease, as it was asked for (seconds)."""
     registrations: dict[int, Registration] = field(default_factory=dict)
     untold: dict[str, JbiError] = field(default_factory=dict)
     """By registration why a lookup service refuses to list it, until this is told."""
@@ -71,7 +71,7 @@ class Leases:
         self._most = config.pad.max_sessions
 
     def make_room(self, taken: int, known: Iterable[tuple[str, str]], what: str) -> str:
-        """Who of the `known` (lease and id) has to end for one more: nobody ("") while there is room, else the first
+        """Id of the one of `known` (lease and id) that has to end for one more: nobody ("") while there is room, else the first
         whose data connection has not come. Raises OversizeError when all have one."""
         if taken < self._most:
             return ""
@@ -119,7 +119,7 @@ class Tables:
         self.buffers: Final = buffers
         self.topics: Final = Topics(buffers)
         self.costs: Final[dict[str, CostBudget]] = {}
-        """Of each session."""
+        """Budget of each session."""
         self.ending: Final[list[Subscription]] = []
         """Gone, and not yet in the totals of what has ended."""
         self.account: Final = Totals()
@@ -191,7 +191,7 @@ class Tables:
             topic.table.budget.check(charges, "all subscriptions to a registration that it matches")
 
     def charge(self, subscription: Subscription) -> None:
-        """What is evaluated for it is on its session's account."""
+        """Charge what is evaluated for it to its session."""
         self.costs.setdefault(subscription.owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
 
     def refund(self, subscription: Subscription) -> None:
@@ -264,12 +264,12 @@ class Tables:
 
 
 class ContractEvents:
-    """What happens to contracts, told to a witness, if there is one, under the delegate's lock."""
+    """Events of contracts, told to a witness, if there is one, under the delegate's lock."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.witness: Witness | None = None
-        """Who is told what happens to contracts."""
+        """Receiver that is told what happens to contracts."""
 
     def tell_connection(self, what: What, connection: PublisherConnection) -> None:
         """A publisher's connection."""
@@ -300,5 +300,5 @@ class ContractEvents:
 
 
 def _short(duration: float) -> float:
-    """Of what is asked for that which is granted before a data connection has come; what is no duration stays so."""
+    """Duration that is granted before a data connection has come; what is no duration stays so."""
     return UNATTACHED_SECONDS if duration == ANY or duration > UNATTACHED_SECONDS else duration

@@ -173,7 +173,7 @@ class Subscription:
 
 
 def _qos(contract: Contract) -> ContractStatus:
-    """What is in force, and what came of it."""
+    """Settings in force, and what came of them."""
     settings = contract.settings
     rate = settings.max_rate
     return ContractStatus(

@@ -31,7 +31,7 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class MessageContent(NamedTuple):
-    """What a message says of the object that it stands for. `via`: the platforms that it has come through."""
+    """Content of a message that stands for an object. `via`: the platforms that it has come through."""
 
     type: TypeName
     metadata: bytes

@@ -82,7 +82,7 @@ class MqttInbox:
         return came
 
     def begin_connection(self) -> None:
-        """What came before is not acknowledged any more."""
+        """Begin anew: what came before is not acknowledged any more."""
         with self._lock:
             self._held = 0
 
