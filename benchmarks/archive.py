@@ -33,13 +33,13 @@ from lxml import etree
 
 from jbi_pubsub.archive.index import DuckIndex
 from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
-from jbi_pubsub.archive.leaves import Paths
+from jbi_pubsub.archive.leaves import TypePaths
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.pack import Sealable, seal
 from jbi_pubsub.archive.query import Cursor
-from jbi_pubsub.archive.store import LOG, Store
+from jbi_pubsub.archive.store import LOG, VolumeStore
 from jbi_pubsub.archive.volume import OBJECT, Record
-from jbi_pubsub.core.history import Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Head, TypeName, pack
 from jbi_pubsub.core.xml import parser
 from jbi_pubsub.core.xpath.geography import bbox
@@ -154,9 +154,9 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
     """All figures of one size."""
     log = Log(folder / LOG, ID)
     index = DuckIndex(folder / "index", ID, 0)
-    store = Store(folder, ID)
+    store = VolumeStore(folder, ID)
     payload, taken, parsed, walked, read = b"x" * 100, 0.0, 0.0, 0.0, 0.0
-    bare, paths, worst = parser(), Paths(), 0.0
+    bare, paths, worst = parser(), TypePaths(), 0.0
     metadata_bytes, position = 0, 0
     source = documents(size)
     while batch := list(itertools.islice(source, BATCH)):
@@ -198,7 +198,7 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
         if name.startswith("nothing to go by") and size > 1_000_000:
             report["queries"][name] = {"lxml_ms": naive * 1e3}
             continue
-        query = Query(scopes=(Scope(TYPE, text),))
+        query = HistoryQuery(scopes=(Scope(TYPE, text),))
         first, cursor, soon = _asked(query, store, index, position)
         again = min(_asked(query, store, index, position)[0] for _ in range(5 if first < 1 else 1))
         count = min(_asked(query, store, index, position, count_only=True)[0] for _ in range(3 if first < 1 else 1))
@@ -216,7 +216,7 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
         ("newest of 100 keys", f"{AT}/Area", ""),
         ("newest of a hundredth", "/metadata/RequiredMetadata/JBIIIdentifier", f"{AT}/Area='Area7'"),
     ):
-        query = Query(scopes=(Scope(TYPE, text),), latest_by=key)
+        query = HistoryQuery(scopes=(Scope(TYPE, text),), latest_by=key)
         first, cursor, soon = _asked(query, store, index, position)
         again = min(_asked(query, store, index, position)[0] for _ in range(2))
         report["queries"][name] = {
@@ -328,7 +328,7 @@ def _type() -> tuple[str, str]:
     return TYPE.name, TYPE.version
 
 
-def _asked(query: Query, store: Store, index: DuckIndex, end: int, *, count_only: bool = False) -> Any:
+def _asked(query: HistoryQuery, store: VolumeStore, index: DuckIndex, end: int, *, count_only: bool = False) -> Any:
     start = time.process_time()
     cursor = Cursor(query, store, index, end, count_only=count_only)
     soon = 0.0

@@ -25,7 +25,7 @@ import msgspec
 
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Hello, Line, greet
+from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
@@ -88,7 +88,7 @@ class Connection:
     def __init__(self, proxy: RegistrarProxy, name: str, template: ServiceTemplate) -> None:
         proxy.notify(template, int(ALL_TRANSITIONS), 300.0, "", name)
         self.sock = dial(proxy.ref, DATA, SECURITY, 10.0)
-        greet(Line(self.sock), Hello(proxy.open_events(name)))
+        greet(StreamSocket(self.sock), Hello(proxy.open_events(name)))
         self._came = bytearray()
 
     def read(self) -> int:

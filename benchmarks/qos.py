@@ -35,7 +35,7 @@ from typing import Any
 from PIL import Image
 
 from jbi_pubsub.core.info_object import Cause, Head, pack
-from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy, Wish
+from jbi_pubsub.core.quality import Contract, PayloadShape, Settings, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.examples.narrow import run_link
 from jbi_pubsub.pad.egress.queue import Waiting
@@ -197,7 +197,7 @@ def shaping() -> Part:
     shapes = (("scale", 0.5), ("scale", 0.7), ("quality", 30), ("thumbnail", 100, 100), ("grey",))
     half = 0.0
     for name, *arguments in shapes:
-        asked = (Shape(name, tuple(arguments)),)
+        asked = (PayloadShape(name, tuple(arguments)),)
         spent = min(cpu(lambda asked=asked: shape(data, asked)) for _ in range(ROUNDS))
         half = half or spent
         left = shape(data, asked)
@@ -205,7 +205,7 @@ def shaping() -> Part:
     longest = 0.0
     for size, options in (((8_000, 5_000), {}), ((4_000, 3_000), {"progressive": True})):
         large = _jpeg(Image.new("RGB", size, (10, 200, 30)), **options)
-        longest = max(longest, cpu(lambda large=large: shape(large, (Shape("scale", (0.9,)),))))
+        longest = max(longest, cpu(lambda large=large: shape(large, (PayloadShape("scale", (0.9,)),))))
     figures["40 megapixels, or 12 in ten passes, s (goal 2)"] = round(longest, 2)
     return figures, half < 0.01 and longest < 2
 

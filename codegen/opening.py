@@ -28,7 +28,7 @@ import msgspec
 
 from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.cache import Cache
-from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, Allowance, Children, Limits
+from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.files import TEMPORARY, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
@@ -197,7 +197,7 @@ class Opener:
 
     def __init__(self, *, limits: Limits = LIMITS, children: Children | None = None) -> None:
         self._limits = limits
-        self._children = children or Children(allowance=Allowance())
+        self._children = children or Children(allowance=CallerAllowance())
         self._memory = _SchemaMemory()
         self._lock = threading.Lock()
         self._coming: dict[str, Future[bytes]] = {}

@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
 from jbi_pubsub.core.wire.endpoint import Endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, GAP
 from jbi_pubsub.lookup.registrar import Outcome
 
@@ -155,7 +155,7 @@ class EventChannels:
 
     def serve(self, sock: socket.socket, accepted_by: Endpoint) -> None:
         """Hand a client's event connection over to the hub; the endpoint may be that of the port of before."""
-        line = Line(sock)
+        line = StreamSocket(sock)
         hello = listen(line)
         channel: EventChannel | None = self._tokens.redeem(hello.token)
         if channel is None:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from jbi_pubsub.core.descriptors import MAX_HISTORY, Change, Descriptor, Key, Kind, Property, unknown
+from jbi_pubsub.core.descriptors import MAX_HISTORY, Descriptor, Key, Kind, Property, TypeChange, unknown
 from jbi_pubsub.core.errors import OversizeError, StorageError
 from jbi_pubsub.core.files import TEMPORARY, locked, locker, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
@@ -109,11 +109,11 @@ class TypeCatalogue(Protocol):
         """As it was put, byte for byte. Raises UnknownUidError, and StorageError for a damaged one."""
         ...
 
-    def put(self, descriptor: Descriptor, change: Change, bundle: SchemaBundle | None = None) -> None:
+    def put(self, descriptor: Descriptor, change: TypeChange, bundle: SchemaBundle | None = None) -> None:
         """Add one, with its schema, or replace what is said of one. Raises OversizeError when there is no room."""
         ...
 
-    def drop(self, key: Key, change: Change) -> None:
+    def drop(self, key: Key, change: TypeChange) -> None:
         """With its schema and properties; the history stays."""
         ...
 
@@ -125,11 +125,11 @@ class TypeCatalogue(Protocol):
         """None for one that is not there. Raises StorageError for a damaged one."""
         ...
 
-    def put_property(self, key: Key, name: str, data: bytes | None, change: Change) -> None:
+    def put_property(self, key: Key, name: str, data: bytes | None, change: TypeChange) -> None:
         """Add, replace or (None) remove one."""
         ...
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """The last MAX_HISTORY changes, in order."""
         ...
 
@@ -148,7 +148,7 @@ class MemoryTypes:
     def __init__(self) -> None:
         self._held: dict[Key, tuple[Descriptor, SchemaBundle]] = {}
         self._properties: dict[Key, dict[str, bytes]] = {}
-        self._history: dict[Key, list[Change]] = {}
+        self._history: dict[Key, list[TypeChange]] = {}
 
     def find(self, key: Key) -> Descriptor | None:
         """See TypeCatalogue."""
@@ -165,14 +165,14 @@ class MemoryTypes:
             raise unknown(key)
         return self._held[key][1]
 
-    def put(self, descriptor: Descriptor, change: Change, bundle: SchemaBundle | None = None) -> None:
+    def put(self, descriptor: Descriptor, change: TypeChange, bundle: SchemaBundle | None = None) -> None:
         """See TypeCatalogue."""
         if bundle is not None:
             _check_room(sum(_size(each) for _, each in self._held.values()), bundle)
         self._held[descriptor.key] = descriptor, bundle or self.bundle(descriptor.key)
         self._note(descriptor.key, change)
 
-    def drop(self, key: Key, change: Change) -> None:
+    def drop(self, key: Key, change: TypeChange) -> None:
         """See TypeCatalogue."""
         self._held.pop(key, None)
         self._properties.pop(key, None)
@@ -186,7 +186,7 @@ class MemoryTypes:
         """See TypeCatalogue."""
         return self._properties.get(key, {}).get(name)
 
-    def put_property(self, key: Key, name: str, data: bytes | None, change: Change) -> None:
+    def put_property(self, key: Key, name: str, data: bytes | None, change: TypeChange) -> None:
         """See TypeCatalogue."""
         held = self._properties.setdefault(key, {})
         if data is None:
@@ -195,11 +195,11 @@ class MemoryTypes:
             held[name] = data
         self._note(key, change)
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """See TypeCatalogue."""
         return tuple(self._history.get(key, ()))
 
-    def _note(self, key: Key, change: Change) -> None:
+    def _note(self, key: Key, change: TypeChange) -> None:
         self._history[key] = [*self._history.pop(key, ()), change][-MAX_HISTORY:]  # changed last
         while sum(map(len, self._history.values())) > MAX_CHANGES:
             del self._history[next(iter(self._history))]
@@ -318,7 +318,7 @@ class FolderTypes:
                 documents.append((document, self._files.read(sha, key)))
             return SchemaBundle(str(main), tuple(documents), bytes(marks), TypeName(str(name), str(version)))
 
-    def put(self, descriptor: Descriptor, change: Change, bundle: SchemaBundle | None = None) -> None:
+    def put(self, descriptor: Descriptor, change: TypeChange, bundle: SchemaBundle | None = None) -> None:
         """See TypeCatalogue."""
         key = descriptor.key
         with self._lock, self._disk():
@@ -337,7 +337,7 @@ class FolderTypes:
                 self._note(key, change)
             self._tidy(sha for _, sha in old)
 
-    def drop(self, key: Key, change: Change) -> None:
+    def drop(self, key: Key, change: TypeChange) -> None:
         """See TypeCatalogue."""
         with self._lock, self._disk():
             old = self._documents(key)
@@ -369,7 +369,7 @@ class FolderTypes:
                 raise self._damaged(f"property {name} of {key[1]} does not fit its digest")
             return bytes(row[0])
 
-    def put_property(self, key: Key, name: str, data: bytes | None, change: Change) -> None:
+    def put_property(self, key: Key, name: str, data: bytes | None, change: TypeChange) -> None:
         """See TypeCatalogue."""
         with self._lock, self._disk(), transaction(self._base):
             if data is None:
@@ -382,11 +382,11 @@ class FolderTypes:
                 )
             self._note(key, change)
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """See TypeCatalogue."""
         with self._lock, self._disk():
             rows = self._base.execute(f"SELECT at, who, what FROM history WHERE {_OF} ORDER BY number", _of(key))
-            return tuple(Change(*row) for row in rows)
+            return tuple(TypeChange(*row) for row in rows)
 
     def faults(self) -> tuple[str, ...]:
         """See TypeCatalogue. Reads all that there is."""
@@ -493,7 +493,7 @@ class FolderTypes:
             [(*_of(told.key), number, name, sha) for number, (name, sha) in enumerate(documents)],
         )
 
-    def _note(self, key: Key, change: Change) -> None:
+    def _note(self, key: Key, change: TypeChange) -> None:
         self._base.execute(
             "INSERT INTO history (kind, name, version, at, who, what) VALUES (?, ?, ?, ?, ?, ?)",
             (*_of(key), change.when, change.who, change.what),

@@ -21,13 +21,13 @@ from jbi_pubsub.core.descriptors import (
     MAX_NAME,
     MAX_PROPERTIES,
     MAX_PROPERTY_BYTES,
-    Change,
     Descriptor,
-    Held,
     Key,
     Kind,
     Property,
     State,
+    StoredType,
+    TypeChange,
     conflict,
     unknown,
 )
@@ -86,7 +86,7 @@ class Registry:
                 by,
             )
 
-    def keep(self, held: Held, by: str) -> Descriptor:
+    def keep(self, held: StoredType, by: str) -> Descriptor:
         """See TypeRegistry. A parent that is not here is left out, and what was removed here stays so."""
         told = held.descriptor
         with self._lock:
@@ -177,7 +177,7 @@ class Registry:
             what = f"property {name} removed" if data is None else f"property {name} set, {len(data)} bytes"
             self._catalogue.put_property(key, name, data, self._change(by, what))
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """See TypeRegistry."""
         with self._lock:
             found = self._catalogue.history(key)
@@ -227,8 +227,8 @@ class Registry:
             self._catalogue.put(told, self._change(by, what))
             return told
 
-    def _change(self, by: str, what: str) -> Change:
-        return Change(self._wall(), by[:WHO_MOST], what)
+    def _change(self, by: str, what: str) -> TypeChange:
+        return TypeChange(self._wall(), by[:WHO_MOST], what)
 
 
 def registry_at(place: str) -> Registry:

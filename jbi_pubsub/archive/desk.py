@@ -24,12 +24,12 @@ import msgspec
 from jbi_pubsub.archive.folder import INDEX
 from jbi_pubsub.archive.index import DuckIndex
 from jbi_pubsub.archive.query import Cursor, explained
-from jbi_pubsub.archive.store import Store
+from jbi_pubsub.archive.store import VolumeStore
 from jbi_pubsub.archive.upkeep import EndedError, Free, Retain, Upkeep
 from jbi_pubsub.archive.volume import LogVolume, Record
 from jbi_pubsub.core.errors import ConfigurationError, ErrorReport, JbiError, StorageError, report
 from jbi_pubsub.core.guard import note
-from jbi_pubsub.core.history import Explanation, Found, Progress, Query
+from jbi_pubsub.core.history import Explanation, HistoryQuery, Progress, QueryResult
 
 log = logging.getLogger("jbi_pubsub.archive")
 
@@ -72,7 +72,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     come again; 0: none."""
 
     number: int
-    query: Query
+    query: HistoryQuery
     end: int
     count_only: bool = False
     beyond: int = 0
@@ -96,7 +96,7 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     """Request to explain how a query would be answered. `objects`: how many there are, about."""
 
     number: int
-    query: Query
+    query: HistoryQuery
     end: int
     objects: int
 
@@ -128,7 +128,7 @@ class Results(msgspec.Struct, frozen=True, tag=True):
     progress: Progress
 
 
-class Explained(msgspec.Struct, frozen=True, tag=True):
+class ExplainReply(msgspec.Struct, frozen=True, tag=True):
     """An answer to Explain."""
 
     number: int
@@ -146,7 +146,7 @@ class Indexed(msgspec.Struct, frozen=True, tag=True):
     """Troubles of volumes."""
 
 
-class _Open:
+class _DeskQuery:
     """A query on its way."""
 
     def __init__(self, ask: Ask, cursor: Cursor) -> None:
@@ -187,12 +187,12 @@ class Desk:
         """Opens nothing yet. `tell` is called by the thread that steps and by upkeep's; it may wait."""
         self._setup = setup
         self._tell = tell
-        self._store = Store(Path(setup.folder), setup.archive)
+        self._store = VolumeStore(Path(setup.folder), setup.archive)
         self._index: DuckIndex | None = None
         self._synced = setup.end
         self._seen = -1
         """As far as the store knows."""
-        self._queries: dict[int, _Open] = {}
+        self._queries: dict[int, _DeskQuery] = {}
         self._turn: list[int] = []
         self._deleted: set[int] = set()
         self._forgotten: set[int] = set()
@@ -311,9 +311,9 @@ class Desk:
         except (JbiError, OSError) as exc:
             self._tell(Results(ask.number, (), Progress(state="failed", error=str(exc))))
             return
-        self._queries[ask.number] = _Open(ask, cursor)
+        self._queries[ask.number] = _DeskQuery(ask, cursor)
 
-    def _go_on(self, number: int, query: _Open) -> None:
+    def _go_on(self, number: int, query: _DeskQuery) -> None:
         """One step of a query."""
         started = time.monotonic()
         try:
@@ -347,9 +347,9 @@ class Desk:
             self._refresh(message.end)
             found = explained(message.query, self._index, message.end, objects=message.objects)
         except JbiError as exc:
-            self._tell(Explained(message.number, None, report(exc)))
+            self._tell(ExplainReply(message.number, None, report(exc)))
         else:
-            self._tell(Explained(message.number, found))
+            self._tell(ExplainReply(message.number, found))
 
     # -- volumes and index --------------------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class Desk:
             self._tell(self._told)
 
 
-def _plain(found: Found) -> tuple[int, float, bytes]:
+def _plain(found: QueryResult) -> tuple[int, float, bytes]:
     return found.position, found.received, bytes(found.data)
 
 

@@ -32,13 +32,13 @@ from jbi_pubsub.archive.query import asked_of
 from jbi_pubsub.archive.registrations import ArchivedRegistrations, additions_of
 from jbi_pubsub.archive.requests import WorkerRequests
 from jbi_pubsub.archive.room import ArchiveRoom
-from jbi_pubsub.archive.store import LOG, Store
-from jbi_pubsub.archive.upkeep import Going, Retain, Retained, Stored
+from jbi_pubsub.archive.store import LOG, VolumeStore
+from jbi_pubsub.archive.upkeep import Retain, Retained, Stored, VolumeLoss
 from jbi_pubsub.archive.volume import RECORD, LogVolume, Record
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, Found, KeepRule, Query, Source
+from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, HistoryQuery, KeepRule, QueryResult, Source
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.status.archive import KeptStatus
@@ -194,19 +194,19 @@ class Archive:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> OpenQuery:
+    def open(self, query: HistoryQuery, wake: Callable[[], None], *, count_only: bool = False) -> OpenQuery:
         """See Keeping. `count_only`: nothing is to be taken, `progress` says how many there are."""
         asked_of(query)
         return self._requests.open(query, wake, count_only=count_only)
 
-    def explain(self, query: Query) -> Explanation:
+    def explain(self, query: HistoryQuery) -> Explanation:
         """See Keeping."""
         asked_of(query)
         types = {(scope.type.name, scope.type.version) for scope in query.scopes}
         objects = sum(known.objects for known in self.registrations() if (known.type, known.version) in types)
         return self._requests.explain(query, objects)
 
-    def delete(self, query: Query, *, timeout: float = 3_600.0) -> int:
+    def delete(self, query: HistoryQuery, *, timeout: float = 3_600.0) -> int:
         """Delete what a query finds: gone from every answer when this returns, from the disk soon, and it does not
         come back. How many objects. Raises PredicateError, BackPressureError, StorageError."""
         until, count = time.monotonic() + timeout, 0
@@ -237,7 +237,7 @@ class Archive:
         """See Keeping."""
         self._requests.rebuild()
 
-    def retain(self, *, is_dry: bool = False, timeout: float = 3_600.0) -> tuple[Going, ...]:
+    def retain(self, *, is_dry: bool = False, timeout: float = 3_600.0) -> tuple[VolumeLoss, ...]:
         """Give up what the rules say, or with `is_dry` only say what that would be: of each volume of which
         something goes. Raises StorageError."""
         answer = self._requests.retain(Retain(0, self._rules, self._clock(), self._had(), is_dry), timeout)
@@ -250,7 +250,7 @@ class Archive:
         with self._lock:
             self._rules = tuple(rules)
 
-    def expired(self, query: Query) -> int:
+    def expired(self, query: HistoryQuery) -> int:
         """See Keeping. Of what went with a volume that lies there in part, a part."""
         count = 0.0
         for scope in query.scopes:
@@ -291,7 +291,7 @@ class Archive:
         except StorageError as exc:
             log.error("what was given up could not be counted: %s", exc)
 
-    def _delete(self, found: Sequence[Found]) -> None:
+    def _delete(self, found: Sequence[QueryResult]) -> None:
         positions = [each.position for each in found]
         self._catalogue.delete([Parcel.received(each.data).head.object_id for each in found])
         self._log.delete(positions, self._clock())
@@ -388,7 +388,7 @@ class Archive:
     def _recovered(self, volume_bytes: int, volume_records: int) -> tuple[Log, set[int]]:
         """The log, read where the catalogue does not know it yet, and positions of what is deleted and lies there."""
         catalogue, path = self._catalogue, self.folder.path
-        with ExitStack() as undo, closing(Store(path, self.folder.archive)) as store:
+        with ExitStack() as undo, closing(VolumeStore(path, self.folder.archive)) as store:
             store.refresh(0)
             sealed = max((volume.last for volume in store.volumes), default=0)
             found = Log(
@@ -416,7 +416,7 @@ class Archive:
             undo.pop_all()
         return found, deleted
 
-    def _forget(self, store: Store) -> None:
+    def _forget(self, store: VolumeStore) -> None:
         """Where very many registrations are known, those of which nothing is on disk any more are not."""
         if len(self._registrations) > REGISTRATIONS_MOST and store.volumes:
             gone = self._registrations.ended_before(store.volumes[0].first)

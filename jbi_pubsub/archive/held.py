@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.leaves import SIZES, Paths, Row
+from jbi_pubsub.archive.leaves import SIZES, DocumentRow, TypePaths
 from jbi_pubsub.archive.plan import Restriction, Within, restriction
-from jbi_pubsub.archive.query import Asked
+from jbi_pubsub.archive.query import CompiledScope
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.values import decoder_of
 
@@ -28,7 +28,7 @@ NUMBERS, TEXTS, MORE, NOT_HELD = 1, 2, 4, 8
 """Kinds of values at a path: columns of numbers, of texts; values in the second table; some that are not held."""
 
 
-class _Known(msgspec.Struct, array_like=True):
+class _TypeState(msgspec.Struct, array_like=True):
     """Knowledge about a type, as it is kept."""
 
     paths: list[tuple[tuple[str, ...], bool]]
@@ -38,20 +38,20 @@ class _Known(msgspec.Struct, array_like=True):
     has_any: bool
 
 
-_decoder = decoder_of(_Known)
+_decoder = decoder_of(_TypeState)
 
 
-def decode_known(data: bytes) -> _Known:
-    """Decode what `Held.known` has made. Raises msgspec.DecodeError."""
+def decode_known(data: bytes) -> _TypeState:
+    """Decode what `TypeIndex.known` has made. Raises msgspec.DecodeError."""
     return _decoder.decode(data)
 
 
-class Held:
+class TypeIndex:
     """A type, its paths, and what there is of them. One thread at a time."""
 
-    def __init__(self, number: int, known: _Known | None = None) -> None:
+    def __init__(self, number: int, known: _TypeState | None = None) -> None:
         self.number = number
-        self.paths = Paths(known.paths if known is not None else ())
+        self.paths = TypePaths(known.paths if known is not None else ())
         self.flags = bytearray(known.flags if known is not None else b"")
         self.kinds = [frozenset(each) for each in known.kinds] if known is not None else [frozenset[int]()] * 3
         self.has_open = known is not None and known.has_open
@@ -73,9 +73,11 @@ class Held:
     def known(self) -> bytes:
         """As it is kept."""
         kinds = [sorted(each) for each in self.kinds]
-        return msgspec.msgpack.encode(_Known(self.paths.known(), bytes(self.flags), kinds, self.has_open, self.has_any))
+        return msgspec.msgpack.encode(
+            _TypeState(self.paths.known(), bytes(self.flags), kinds, self.has_open, self.has_any)
+        )
 
-    def kind(self, row: Row) -> int:
+    def kind(self, row: DocumentRow) -> int:
         """The kind of an object."""
         if row.is_open:
             self.has_open = True
@@ -99,7 +101,7 @@ class Held:
         found = [place for place, each in enumerate(self.kinds) if not each.isdisjoint(wanted)]
         return [ANY, *found] if wanted and self.has_any else found
 
-    def restriction(self, asked: Asked) -> Restriction:
+    def restriction(self, asked: CompiledScope) -> Restriction:
         """Restriction of the objects that there are by a predicate: by that on the combined view, if there is one."""
         predicate = asked.combined or asked.predicate
         if predicate is None:

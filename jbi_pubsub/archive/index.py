@@ -24,14 +24,14 @@ from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, Held, decode_known
-from jbi_pubsub.archive.leaves import UNHELD, Paths, Row, Value, Values
+from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, TypeIndex, decode_known
+from jbi_pubsub.archive.leaves import UNHELD, DocumentRow, TypePaths, Value, Values
 from jbi_pubsub.archive.plan import Restriction, places
-from jbi_pubsub.archive.query import Asked, Candidates, Counted, asked_of_scope
+from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, asked_of_scope
 from jbi_pubsub.archive.sql import Select, among, either
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
-from jbi_pubsub.core.history import MAX_POSITION, Order, Query, Scope, Step
+from jbi_pubsub.core.history import MAX_POSITION, ExplanationStep, HistoryQuery, Order, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix_of
 from jbi_pubsub.core.xpath.language.conditions import Where
 
@@ -99,7 +99,7 @@ class DuckIndex:
         self._position = self._since_mark = 0
         self._marks: list[int] = []
         self._mark_rows: list[int] = []
-        self._types: dict[tuple[str, str], Held] = {}
+        self._types: dict[tuple[str, str], TypeIndex] = {}
         self._registrations: dict[str, int] = {}
         try:
             folder.mkdir(mode=0o700, exist_ok=True)  # an archive's that was taken away is not made again
@@ -117,7 +117,7 @@ class DuckIndex:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self._folder.glob(NAME + "*") if path.is_file())
 
-    def paths(self, kind: TypeName) -> Paths | None:
+    def paths(self, kind: TypeName) -> TypePaths | None:
         """All paths that objects of a type have."""
         found = self._types.get((kind.name, kind.version))
         return found.paths if found is not None else None
@@ -178,7 +178,7 @@ class DuckIndex:
                 return self._marks[place], up_to
         return after, up_to
 
-    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+    def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
         """See query.Asking."""
         made = self._made(asked, query, after, up_to)
         if made is None:
@@ -199,16 +199,18 @@ class DuckIndex:
         return Candidates(positions.tolist(), [exact == "true"] * len(positions) if sure is None else sure.tolist())
 
     def count(
-        self, asked: Asked, query: Query, after: int, up_to: int, restricted: Restriction | None = None
-    ) -> Counted:
+        self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int, restricted: Restriction | None = None
+    ) -> CandidateCount:
         """See query.Asking; `restricted`: of these alone."""
         made = self._made(asked, query, after, up_to, restricted)
         if made is None:
-            return Counted(0, 0)
+            return CandidateCount(0, 0)
         counts = f"count(*), count(*) FILTER (({made.exact}) IS TRUE)"
-        return Counted(*self._asked(made, f"SELECT {counts} FROM {made.rows}").fetchone())  # noqa: S608  # numbers and our own words
+        return CandidateCount(*self._asked(made, f"SELECT {counts} FROM {made.rows}").fetchone())  # noqa: S608  # numbers and our own words
 
-    def latest(self, asked: Asked, query: Query, key: Where, after: int, up_to: int) -> Sequence[int] | None:
+    def latest(
+        self, asked: CompiledScope, query: HistoryQuery, key: Where, after: int, up_to: int
+    ) -> Sequence[int] | None:
         """See query.Asking."""
         made = self._made(asked, query, after, up_to)
         if made is None:
@@ -231,7 +233,9 @@ class DuckIndex:
         sql = f"SELECT max(pos) FROM {made.rows} AND ({there}){some} GROUP BY {', '.join(columns)}"  # noqa: S608  # numbers and our own words
         return [position for (position,) in self._asked(made, sql).fetchall()]
 
-    def explain(self, asked: Asked, query: Query, after: int, up_to: int) -> tuple[tuple[Step, ...], int, bool]:
+    def explain(
+        self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int
+    ) -> tuple[tuple[ExplanationStep, ...], int, bool]:
         """See query.Asking."""
         scope = asked.scope
         known = self._of(scope)
@@ -247,7 +251,7 @@ class DuckIndex:
             found = self.count(rule if asked.is_everything else asked, query, after, up_to, within)
             words = *(on.words for on in conjunct.on), *(f"payload {test} {size:g}" for test, size in conjunct.payload)
             rows = found.exact if scope.where else found.candidates
-            steps.append(Step(scope.type, words, conjunct.why, rows))
+            steps.append(ExplanationStep(scope.type, words, conjunct.why, rows))
         if scope.where:
             return tuple(steps), everything.exact, not any(step.left for step in steps)
         counted = self.count(asked, query, after, up_to)
@@ -307,7 +311,7 @@ class DuckIndex:
         marks = run.execute("SELECT position, rows FROM marks ORDER BY position").fetchall()
         self._marks, self._mark_rows, self._since_mark = [m[0] for m in marks], [m[1] for m in marks], 0
         self._types = {
-            (name, version): Held(place, decode_known(known) if known else None)
+            (name, version): TypeIndex(place, decode_known(known) if known else None)
             for place, name, version, known in run.execute("SELECT id, name, version, known FROM types").fetchall()
         }
         self._registrations = dict(run.execute("SELECT uid, id FROM registrations").fetchall())
@@ -366,13 +370,13 @@ class DuckIndex:
 
     # -- taking in ----------------------------------------------------------------------------------------------
 
-    def _type(self, run: Any, name: tuple[str, str]) -> Held:
+    def _type(self, run: Any, name: tuple[str, str]) -> TypeIndex:
         known = self._types.get(name)
         if known is None and len(self._types) >= MAX_TYPES:
             name = _OTHERS
             known = self._types.get(name)
         if known is None:
-            known = self._types[name] = Held(len(self._types))
+            known = self._types[name] = TypeIndex(len(self._types))
             run.execute("INSERT INTO types VALUES (?, ?, ?, NULL)", [known.number, *name])
             run.execute(f"CREATE TABLE o{known.number}({_FIXED})")
             run.execute(f"CREATE TABLE m{known.number}(path USMALLINT, pos UBIGINT, n DOUBLE, t VARCHAR)")
@@ -385,12 +389,12 @@ class DuckIndex:
             run.execute("INSERT INTO registrations VALUES (?, ?)", [known, uid])
         return known
 
-    def _add(self, run: Any, kind: Held, objects: Sequence[tuple[Record, Head]], *, is_known: bool) -> None:
+    def _add(self, run: Any, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], *, is_known: bool) -> None:
         before = kind.learned
         if is_known:
             rows = [kind.paths.read(bytes(head.metadata)) for _, head in objects]
         else:
-            rows = [Row(is_open=True)] * len(objects)
+            rows = [DocumentRow(is_open=True)] * len(objects)
         kind.flags.extend(bytes(len(kind.paths) - len(kind.flags)))
         self._choose(kind, rows)
         columns, more = self._values_of(kind, objects, rows)
@@ -400,7 +404,9 @@ class DuckIndex:
         if before != kind.learned:
             run.execute("UPDATE types SET known = ? WHERE id = ?", [kind.known(), kind.number])
 
-    def _values_of(self, kind: Held, objects: Sequence[tuple[Record, Head]], rows: Sequence[Row]) -> _Columns:
+    def _values_of(
+        self, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], rows: Sequence[DocumentRow]
+    ) -> _Columns:
         """The values that go into columns, and the others."""
         columns: dict[int, tuple[list[float], list[str | None]]] = {
             path: ([_NAN] * len(rows), [None] * len(rows)) for path in kind.frequent
@@ -423,7 +429,7 @@ class DuckIndex:
         return columns, more
 
     def _fixed(
-        self, run: Any, kind: Held, objects: Sequence[tuple[Record, Head]], rows: Sequence[Row]
+        self, run: Any, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], rows: Sequence[DocumentRow]
     ) -> dict[str, Any]:
         """Columns of each object besides its values."""
         array = self._numpy.array
@@ -442,7 +448,7 @@ class DuckIndex:
         return batch
 
     def _columned(
-        self, run: Any, kind: Held, columns: dict[int, tuple[list[float], list[str | None]]]
+        self, run: Any, kind: TypeIndex, columns: dict[int, tuple[list[float], list[str | None]]]
     ) -> dict[str, Any]:
         """The columns of frequent paths, which are made when they are needed first."""
         numpy = self._numpy
@@ -475,7 +481,7 @@ class DuckIndex:
         run.execute(f"INSERT INTO {table} BY NAME SELECT * FROM batch")  # noqa: S608  # numbers and our own words
         run.unregister("batch")
 
-    def _choose(self, kind: Held, rows: Sequence[Row]) -> None:
+    def _choose(self, kind: TypeIndex, rows: Sequence[DocumentRow]) -> None:
         """Give columns to paths that are frequent by now."""
         if kind.seen >= FORGETFUL:
             kind.seen //= 2
@@ -490,7 +496,7 @@ class DuckIndex:
                 return
             kind.frequent.add(path)
 
-    def _column(self, run: Any, kind: Held, path: int, flag: int) -> None:
+    def _column(self, run: Any, kind: TypeIndex, path: int, flag: int) -> None:
         if not kind.flags[path] & flag:
             kind.flags[path] |= flag
             name = f"n{path} DOUBLE" if flag == NUMBERS else f"t{path} VARCHAR"
@@ -504,7 +510,7 @@ class DuckIndex:
             return self._connection.execute(sql, used or None)
 
     def _made(
-        self, asked: Asked, query: Query, after: int, up_to: int, restricted: Restriction | None = None
+        self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int, restricted: Restriction | None = None
     ) -> Select | None:
         """Selection to ask; None: nothing can be found."""
         scope = asked.scope
@@ -538,7 +544,7 @@ class DuckIndex:
         made.rows = f"{made.table} WHERE {' AND '.join(bound for bound in bounds if bound != 'true')}"
         return made
 
-    def _of(self, scope: Scope) -> Held | None:
+    def _of(self, scope: Scope) -> TypeIndex | None:
         return self._types.get((scope.type.name, scope.type.version)) or self._types.get(_OTHERS)
 
     def _ids(self, made: Select, ids: Sequence[str]) -> str:
@@ -570,7 +576,7 @@ def _by_path(value: _Other) -> int:
     return value[0]
 
 
-def _other(kind: Held, path: int, position: int, value: Value) -> _Other:
+def _other(kind: TypeIndex, path: int, position: int, value: Value) -> _Other:
     """A value for the second table."""
     held, text = value
     kind.flags[path] |= MORE | NOT_HELD if value is UNHELD else MORE

@@ -16,7 +16,7 @@ import msgspec
 
 from jbi_pubsub.archive.catalogue import VERSION
 from jbi_pubsub.archive.folder import CATALOGUE, INDEX, Folder, archive_of
-from jbi_pubsub.archive.store import LOG, PACKS, Store, Volume
+from jbi_pubsub.archive.store import LOG, PACKS, Volume, VolumeStore
 from jbi_pubsub.archive.volume import LogVolume
 from jbi_pubsub.core.errors import ProtocolError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION
@@ -56,7 +56,7 @@ def inspected(path: Path, *, whole: bool, tell: Callable[[int, int], None] = lam
     folder = Folder(path, patience=0.5)
     try:
         found = Inspection(str(path))
-        store = Store(path, folder.archive)
+        store = VolumeStore(path, folder.archive)
         with closing(store):
             _look_at_volumes(store, found, _checkpoint(path / CATALOGUE))
             if whole:
@@ -80,7 +80,7 @@ def _checkpoint(path: Path) -> int:
         return 0
 
 
-def _look_at_volumes(store: Store, found: Inspection, known: int) -> None:
+def _look_at_volumes(store: VolumeStore, found: Inspection, known: int) -> None:
     store.refresh(0)
     for volume in store.volumes:
         if isinstance(volume, LogVolume):
@@ -96,7 +96,7 @@ def _look_at_volumes(store: Store, found: Inspection, known: int) -> None:
     found.packs = sum(not isinstance(volume, LogVolume) for volume in store.volumes)
 
 
-def _read_all(store: Store, found: Inspection, tell: Callable[[int, int], None]) -> None:
+def _read_all(store: VolumeStore, found: Inspection, tell: Callable[[int, int], None]) -> None:
     types: Counter[str] = Counter()
     read = 0
     for volume in store.volumes:

@@ -1,8 +1,9 @@
 """Content of a document, as an index holds it: its leaves and attributes, by path.
 
 Rules:
-- A path is as in core/xpath: the names of elements from the document element down, perhaps "@name" at the end. `Paths`
-  numbers those of one information type, and knows them all: what no document of the type had is in none of them.
+- A path is as in core/xpath: the names of elements from the document element down, perhaps "@name" at the end.
+  `TypePaths` numbers those of one information type, and knows them all: what no document of the type had is in none of
+  them.
 - A leaf is an element without child elements; its text is XPath's string value. Of other elements it is known that they
   are there, for a leaf or attribute is below them; their text is not held.
 - A text stands as a number where XPath takes it for one, and as text besides unless it is written as numbers usually
@@ -62,7 +63,7 @@ _BEGINS_NUMBER: Final = frozenset("0123456789-+. \t\r\n")
 _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
 
 
-class Row(msgspec.Struct):
+class DocumentRow(msgspec.Struct):
     """A document, read: of each path the first value, further ones in document order, and which paths come again."""
 
     firsts: dict[int, str] = msgspec.field(default_factory=dict)
@@ -74,7 +75,7 @@ class Row(msgspec.Struct):
     is_open: bool = False
 
 
-class _Node:
+class _PathNode:
     """A path that is known, and what goes on from it."""
 
     __slots__ = ("attributes", "below", "is_inner", "number", "where")
@@ -83,7 +84,7 @@ class _Node:
         self.number = number
         self.where = where
         self.is_inner = False
-        self.below: dict[str, _Node] = {}
+        self.below: dict[str, _PathNode] = {}
         self.attributes: dict[str, int] = {}
 
 
@@ -116,7 +117,7 @@ class _AnyText:
         return False
 
 
-class Paths:
+class TypePaths:
     """The paths of a type, numbered from 0 in the order in which they came. One thread at a time.
 
     `version` changes when anything is learned.
@@ -124,9 +125,9 @@ class Paths:
 
     def __init__(self, known: Iterable[tuple[Where, bool]] = ()) -> None:
         """`known`: those that are known already, and of which of them there were elements with others inside."""
-        self._nodes: list[_Node | None] = []
+        self._nodes: list[_PathNode | None] = []
         self._wheres: list[Where] = []
-        self._above = _Node(-1, ())
+        self._above = _PathNode(-1, ())
         self._chars = 0
         self.version = 0
         self._known = KnownDocuments(_AnyText())
@@ -147,10 +148,10 @@ class Paths:
         return node is not None and node.is_inner
 
     def known(self) -> list[tuple[Where, bool]]:
-        """All, as `Paths` takes them."""
+        """All, as `TypePaths` takes them."""
         return [(where, self.is_inner(number)) for number, where in enumerate(self._wheres)]
 
-    def read(self, metadata: bytes) -> Row:
+    def read(self, metadata: bytes) -> DocumentRow:
         """Row of a document. One that is no XML, or too large, is `is_open`."""
         traced = self._known.trace(metadata)
         row = self._traced(traced) if traced is not None else None
@@ -163,19 +164,19 @@ class Paths:
         row.size = bisect_left(SIZES, len(metadata))
         return row
 
-    def _parsed(self, metadata: bytes) -> Row:
+    def _parsed(self, metadata: bytes) -> DocumentRow:
         try:
             root = parse_metadata(metadata)
         except JbiError:
-            return Row(is_open=True)
-        row = Row()
+            return DocumentRow(is_open=True)
+        row = DocumentRow()
         try:
             self._visit(root, self._above.below.get(str(root.tag)) or self._new(self._above, str(root.tag)), row, set())
         except OverflowError:
-            return Row(is_open=True)
+            return DocumentRow(is_open=True)
         return row
 
-    def _traced(self, traced: Traced) -> Row | None:
+    def _traced(self, traced: Traced) -> DocumentRow | None:
         """Row of a document that fits a stencil; None: it has to be parsed."""
         stencil = traced.stencil
         if stencil.number not in self._layouts:
@@ -184,14 +185,14 @@ class Paths:
         if known is None:
             return None
         values, many = traced.read(known.layout)
-        row = Row({number: values[slot] for slot, number in known.texts if values[slot] is not None})
+        row = DocumentRow({number: values[slot] for slot, number in known.texts if values[slot] is not None})
         for slot, found in many.items():
             number = known.numbers[slot]
             row.repeated.add(number)
             if number in row.firsts:
                 row.firsts[number] = found[0]
                 row.further += [(number, text) for text in found[1:]]
-        return row if len(row.further) <= MAX_VALUES else Row(is_open=True)
+        return row if len(row.further) <= MAX_VALUES else DocumentRow(is_open=True)
 
     def _layout(self, stencil: Stencil) -> _Layout | None:
         """Layout of documents that fit; None if not all of their paths are known, or elements at one of them are leaves
@@ -215,7 +216,7 @@ class Paths:
                 texts.append((slot, number))
         return _Layout(slots.layout(EMPTY), tuple(texts), numbers)
 
-    def _visit(self, element: Element, node: _Node, row: Row, inner: set[int]) -> None:
+    def _visit(self, element: Element, node: _PathNode, row: DocumentRow, inner: set[int]) -> None:
         number = node.number
         for name, text in element.items():
             at = node.attributes.get(name)
@@ -242,7 +243,7 @@ class Paths:
             row.repeated.add(number)
         inner.add(number)
 
-    def _put(self, number: int, text: str, row: Row) -> None:
+    def _put(self, number: int, text: str, row: DocumentRow) -> None:
         if number not in row.firsts:
             row.firsts[number] = text
             return
@@ -251,19 +252,19 @@ class Paths:
         if len(row.further) > MAX_VALUES:
             raise OverflowError
 
-    def _new(self, above: _Node, tag: str) -> _Node:
-        made = _Node(len(self._wheres), (*above.where, tag))
+    def _new(self, above: _PathNode, tag: str) -> _PathNode:
+        made = _PathNode(len(self._wheres), (*above.where, tag))
         self._note(made.where, made)
         above.below[tag] = made
         return made
 
-    def _new_attribute(self, node: _Node, name: str) -> int:
+    def _new_attribute(self, node: _PathNode, name: str) -> int:
         number = len(self._wheres)
         self._note((*node.where, "@" + name), None)
         node.attributes[name] = number
         return number
 
-    def _note(self, where: Where, node: _Node | None) -> None:
+    def _note(self, where: Where, node: _PathNode | None) -> None:
         chars = sum(map(len, where))
         if len(self._wheres) >= MAX_PATHS or self._chars + chars > MAX_PATHS_CHARS:
             raise OverflowError

@@ -57,7 +57,7 @@ DELETED_AT_ONCE: Final = 10_000
 
 
 @dataclass
-class Recovered:
+class Recovery:
     """Findings when a log was opened."""
 
     volumes: int = 0
@@ -67,7 +67,7 @@ class Recovered:
 
 
 @dataclass
-class _Open:
+class _LogFile:
     """The file that is written."""
 
     path: Path
@@ -100,7 +100,7 @@ class Log:
         `is_forced`: `sync` forces to the disk; else the system writes when it likes, or `force` is called. `end`: the
         last position that was ever given; `known`: that is on disk for sure. Raises StorageError."""
         self.folder = folder
-        self.recovered = Recovered()
+        self.recovered = Recovery()
         self._archive = archive
         self._seed = seed_of(archive)
         self._is_forced = is_forced
@@ -113,7 +113,7 @@ class Log:
         """Whoever has it forces to the disk, or changes files. Taken before `_lock`."""
         self._lost: deque[tuple[int, int]] = deque(maxlen=LOST_KNOWN)
         """Positions (above, up to) that were appended, and are gone."""
-        self._file: _Open | None = None
+        self._file: _LogFile | None = None
         self._is_closed = False
         self._end = self._synced = 0
         self.begun = 0
@@ -238,7 +238,7 @@ class Log:
                 self._give_up(file, failure)
         raise _failed(file.path, "written", failure) from failure
 
-    def _fits(self, file: _Open, size: int, count: int) -> bool:
+    def _fits(self, file: _LogFile, size: int, count: int) -> bool:
         return (
             file.end + size <= file.room
             and file.records + count <= max(self._volume_records, count)
@@ -263,10 +263,10 @@ class Log:
             except OSError as exc:
                 raise _failed(path, "begun", exc) from exc
             with self._lock:
-                self._file = _Open(path, fd, room, HEAD.size, HEAD.size, head.began)
+                self._file = _LogFile(path, fd, room, HEAD.size, HEAD.size, head.began)
                 self.begun += 1
 
-    def _finish(self, file: _Open) -> None:
+    def _finish(self, file: _LogFile) -> None:
         """Force a file to the disk, cut to its length, and close it. `_syncing` is held."""
         try:
             os.ftruncate(file.fd, file.end)
@@ -296,7 +296,7 @@ class Log:
 
     # -- when a disk fails --------------------------------------------------------------------------------------
 
-    def _give_up(self, file: _Open, why: OSError) -> None:
+    def _give_up(self, file: _LogFile, why: OSError) -> None:
         """Cut a file to what is on disk for sure, and leave it. `_syncing` is held."""
         log.error("%s: %s; what was not on disk yet is refused", file.path, why.strerror or why)
         with self._lock:
@@ -347,7 +347,7 @@ class Log:
             log.warning("%s: %d bytes that were being written when their writer died are cut", path, cut)
             self.recovered.cut = cut
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        file = _Open(path, fd, self._volume_bytes, volume.end, volume.end, volume.head.began, volume.count)
+        file = _LogFile(path, fd, self._volume_bytes, volume.end, volume.end, volume.head.began, volume.count)
         try:
             os.ftruncate(fd, file.end)
             if not self.recovered.damages and not volume.is_headless and self._fits(file, 0, 1):

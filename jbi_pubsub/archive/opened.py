@@ -15,7 +15,7 @@ import msgspec
 
 from jbi_pubsub.archive.desk import Ask, Drop, More
 from jbi_pubsub.archive.desk import Results as FoundSome
-from jbi_pubsub.core.history import Found, Progress
+from jbi_pubsub.core.history import Progress, QueryResult
 
 PAGE: Final = 256
 PAGE_BYTES: Final = 1 << 20
@@ -34,7 +34,7 @@ class OpenQuery:
         self._gone: set[int] = set()
         """Positions that were deleted since it was opened: they may have been found before."""
         self._lock = threading.Lock()
-        self._waiting: deque[Found] = deque()
+        self._waiting: deque[QueryResult] = deque()
         self._size = 0
         self._owed = self._owed_size = 0
         """Taken, and not told to the worker."""
@@ -50,9 +50,9 @@ class OpenQuery:
         """Nothing more comes, and nothing is there to take."""
         return self._progress.state != "running" and not self._waiting
 
-    def take(self, count: int, size: int) -> list[Found]:
+    def take(self, count: int, size: int) -> list[QueryResult]:
         """See Results."""
-        found: list[Found] = []
+        found: list[QueryResult] = []
         with self._lock:
             while self._waiting and count > 0 and (size > 0 or not found):
                 each = self._waiting.popleft()
@@ -95,7 +95,7 @@ class OpenQuery:
                 return
             if results.found:
                 self._last, self._deaths = results.found[-1][0], 0
-            self._waiting.extend(Found(*each) for each in results.found)
+            self._waiting.extend(QueryResult(*each) for each in results.found)
             self._size += sum([len(each[2]) for each in results.found])
             before, now = self._before, results.progress
             self._progress = msgspec.structs.replace(

@@ -30,7 +30,7 @@ AWAKE_MOST: Final = 32
 """Packs of one store that are ready to be read, some 2 MB each; to wake one takes 5 ms."""
 
 
-class _Table(msgspec.Struct, frozen=True, array_like=True):
+class _PackTable(msgspec.Struct, frozen=True, array_like=True):
     """Table of a `.pack`, behind its magic and CRC-32."""
 
     archive: bytes
@@ -54,7 +54,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     """Damages of the file that it was made of: the positions before and behind (0: the end)."""
 
 
-_table = decoder_of(_Table)
+_table = decoder_of(_PackTable)
 
 
 class Sealable(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ def seal(
             with suppress(OSError):
                 _remove(meta, data)  # where the disk is full, its part of it is missed
             raise
-        table = _Table(
+        table = _PackTable(
             of.archive, of.first, of.last, of.previous, of.began, metadata.name, payloads.name, *sizes, len(kept),
             zlib.compress(bytes_of(_differences([record.position for record in kept]))),
             zlib.compress(bytes_of(array("d", (record.received for record in kept)))),
@@ -138,7 +138,7 @@ class Awake:
 class _Parts:
     """Parts that a pack needs to be read: 33 bytes an object, and two files."""
 
-    def __init__(self, path: Path, turn: str, table: _Table) -> None:
+    def __init__(self, path: Path, turn: str, table: _PackTable) -> None:
         """Raises StorageError."""
         base = path.with_name(path.stem + turn)
         try:
@@ -323,7 +323,7 @@ def _other(turn: str) -> str:
     return "b" if turn == "" else ""
 
 
-def _read(path: Path) -> tuple[str, _Table]:
+def _read(path: Path) -> tuple[str, _PackTable]:
     try:
         data = path.read_bytes()
     except OSError as exc:

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.leaves import SIZES, Paths
+from jbi_pubsub.archive.leaves import SIZES, TypePaths
 from jbi_pubsub.core.combined import ABOVE, ALWAYS, PATHS, PAYLOAD_LENGTH
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.conditions import OF_ALL, Condition, Operand, Term, Where
@@ -120,7 +120,7 @@ _NEEDS_TEXT: Final = frozenset(
 class Within:
     """The paths of a type as they are in the combined view."""
 
-    def __init__(self, paths: Paths | Within) -> None:
+    def __init__(self, paths: TypePaths | Within) -> None:
         self._paths = paths
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class Within:
         return self._paths.is_inner(number)
 
 
-def restriction(predicate: Predicate | None, paths: Paths | Within) -> Restriction:
+def restriction(predicate: Predicate | None, paths: TypePaths | Within) -> Restriction:
     """Restriction by a predicate of documents that have no other paths than these, and in the combined view those of
     the platform; None is true."""
     if predicate is None:
@@ -146,12 +146,12 @@ def restriction(predicate: Predicate | None, paths: Paths | Within) -> Restricti
     return Restriction(tuple(conjunct for conjunct in found if conjunct is not None), sizes)
 
 
-def places(where: Where, paths: Paths | Within) -> list[int]:
+def places(where: Where, paths: TypePaths | Within) -> list[int]:
     """The paths that there are, of those that `where` leads to."""
     return [number for number in range(len(paths)) if leads_to(where, paths.where(number))]
 
 
-def below(numbers: Iterable[int], paths: Paths | Within) -> tuple[int, ...]:
+def below(numbers: Iterable[int], paths: TypePaths | Within) -> tuple[int, ...]:
     """The paths below some."""
     above = {paths.where(number) for number in numbers}
     lengths = {len(where) for where in above}
@@ -176,7 +176,7 @@ def leads_to(where: Where, path: Where) -> bool:
 
 
 def _conjunct(
-    asked: Sequence[Condition], constants: Sequence[Constant], paths: Paths | Within, reasons: Iterable[str]
+    asked: Sequence[Condition], constants: Sequence[Constant], paths: TypePaths | Within, reasons: Iterable[str]
 ) -> Conjunct | None:
     """None: it holds for no document."""
     on: list[On] = []
@@ -227,7 +227,7 @@ def _conjunct(
     return Conjunct(tuple(on), tuple(sorted(single)), tuple(dict.fromkeys((*why, *reasons))), tuple(payload))
 
 
-def _calculation(term: Operand, constants: Sequence[Constant], paths: Paths | Within) -> Calculation | None:
+def _calculation(term: Operand, constants: Sequence[Constant], paths: TypePaths | Within) -> Calculation | None:
     """None: it asks for what the platform says."""
     where = term.operands[0] if isinstance(term, Term) and term.operator in OF_ALL else term
     if isinstance(where, Term):
@@ -278,7 +278,9 @@ def _told(where: Operand, constants: Sequence[Constant]) -> str:
 _SIGNS: Final = {"multiply": "*"}
 
 
-def _on(condition: Condition, found: Sequence[int], constants: Sequence[Constant], paths: Paths | Within) -> On | None:
+def _on(
+    condition: Condition, found: Sequence[int], constants: Sequence[Constant], paths: TypePaths | Within
+) -> On | None:
     """None: nothing follows from it."""
     test = condition.test
     constant = constants[condition.parameter] if condition.parameter >= 0 else ""

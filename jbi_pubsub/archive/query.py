@@ -17,7 +17,16 @@ import msgspec
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
 from jbi_pubsub.core.errors import PredicateError, ProtocolError, StorageError
-from jbi_pubsub.core.history import Explanation, Found, Order, Progress, Query, Scope, State, Step
+from jbi_pubsub.core.history import (
+    Explanation,
+    ExplanationStep,
+    HistoryQuery,
+    Order,
+    Progress,
+    QueryResult,
+    Scope,
+    State,
+)
 from jbi_pubsub.core.info_object import Head, head_of
 from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath.language.conditions import EXISTS, Where
@@ -46,7 +55,7 @@ DELIVER_SECONDS: Final = 5e-6
 """Seconds that a candidate, a row of the index, and a result take, about."""
 
 
-class Asked(msgspec.Struct, frozen=True, eq=False):
+class CompiledScope(msgspec.Struct, frozen=True, eq=False):
     """A scope with its predicates compiled, on the metadata and on the combined view; None is true."""
 
     scope: Scope
@@ -77,14 +86,14 @@ class Candidates(msgspec.Struct, frozen=True):
     exact: Sequence[bool]
 
 
-class Counted(msgspec.Struct, frozen=True):
+class CandidateCount(msgspec.Struct, frozen=True):
     """Number of candidates, and of those among them that are known to match."""
 
     candidates: int
     exact: int
 
 
-class Asking(Protocol):
+class QueryIndex(Protocol):
     """An index, as a cursor sees it. All of it raises StorageError, and is asked again later."""
 
     @property
@@ -97,26 +106,30 @@ class Asking(Protocol):
         order, without what is not there."""
         ...
 
-    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+    def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
         """Which objects above one position and not above another may match the scope, and all else of the query but
         its own positions, key and limit. In its order."""
         ...
 
-    def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
+    def count(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> CandidateCount:
         """Count those."""
         ...
 
-    def latest(self, asked: Asked, query: Query, key: Where, after: int, up_to: int) -> Sequence[int] | None:
+    def latest(
+        self, asked: CompiledScope, query: HistoryQuery, key: Where, after: int, up_to: int
+    ) -> Sequence[int] | None:
         """Positions of the newest of these objects for each text at a path, but for "", in any order; None: that can't
         be told from what is held."""
         ...
 
-    def explain(self, asked: Asked, query: Query, after: int, up_to: int) -> tuple[tuple[Step, ...], int, bool]:
+    def explain(
+        self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int
+    ) -> tuple[tuple[ExplanationStep, ...], int, bool]:
         """Steps that would be done, number of objects, and whether the index alone decides."""
         ...
 
 
-class Reading(Protocol):
+class RecordSource(Protocol):
     """The records, as a cursor sees them: `store.Store`."""
 
     def read(self, after: int, up_to: int, *, newest_first: bool = False) -> Iterator[Record]:
@@ -132,7 +145,7 @@ class Reading(Protocol):
         ...
 
 
-def asked_of(query: Query) -> tuple[Asked, ...]:
+def asked_of(query: HistoryQuery) -> tuple[CompiledScope, ...]:
     """The scopes with their predicates. Raises PredicateError for one that does not compile, or a key, for times,
     positions or sizes the wrong way round, and for too many object ids."""
     for low, high, what in (
@@ -161,9 +174,9 @@ class Cursor:
 
     def __init__(
         self,
-        query: Query,
-        store: Reading,
-        index: Asking | None,
+        query: HistoryQuery,
+        store: RecordSource,
+        index: QueryIndex | None,
         end: int,
         *,
         gone: Container[int] = (),
@@ -184,12 +197,12 @@ class Cursor:
         self._rows = FIRST_ROWS
         self._waiting, self._sure, self._at = array("Q"), bytearray(), 0
         self._decided: deque[int] = deque()
-        self._ready: deque[Found] = deque()
+        self._ready: deque[QueryResult] = deque()
         self._seen: set[bytes] = set()
         self._latest = array("Q")
         self._is_turned = False
         self._ids = None if query.object_ids is None else frozenset(query.object_ids)
-        self._by_type: dict[tuple[str, str], list[Asked]] = {}
+        self._by_type: dict[tuple[str, str], list[CompiledScope]] = {}
         for each in sorted(self._asked, key=lambda one: not one.is_everything):
             self._by_type.setdefault(_type(each), []).append(each)
         self._is_read = bool(query.latest_by) or any(each.predicate is not None for each in self._asked)
@@ -218,7 +231,7 @@ class Cursor:
             self._state, self._error = state, error
         self._clear()
 
-    def step(self, count: int = ASK_MOST, size: int = TAKE_BYTES) -> list[Found]:
+    def step(self, count: int = ASK_MOST, size: int = TAKE_BYTES) -> list[QueryResult]:
         """Go on a little. Up to `count` results, of about `size` bytes in all; none does not mean that it is finished:
         `progress.state` says that."""
         if self._state != "running":
@@ -264,7 +277,7 @@ class Cursor:
                 pass  # it is made anew by whoever holds it; meanwhile the records are read
         self._read()
 
-    def _ask(self, index: Asking) -> bool:
+    def _ask(self, index: QueryIndex) -> bool:
         """Whether the index knew of the next part."""
         indexed = min(index.position, self._high)
         if indexed <= self._low or (self._is_newest and indexed < self._high):
@@ -300,7 +313,7 @@ class Cursor:
         self._pass(after, up_to)
         return True
 
-    def _ask_for_latest(self, index: Asking, indexed: int) -> bool:
+    def _ask_for_latest(self, index: QueryIndex, indexed: int) -> bool:
         """Whether the index knows the newest of each key, of all that it has."""
         found: list[int] = []
         for each in self._asked:
@@ -348,7 +361,7 @@ class Cursor:
                     if self._is_kept_for_later():
                         self._latest.append(position)
                     else:
-                        self._ready.append(Found(record.position, record.received, record.data))
+                        self._ready.append(QueryResult(record.position, record.received, record.data))
                         size += len(record.data)
             if number >= most or size >= TAKE_BYTES:
                 break
@@ -374,7 +387,7 @@ class Cursor:
         matched = [position for position in part if position in sure]
         (self._latest if self._is_kept_for_later() else self._decided).extend(matched)
 
-    def _taken(self, count: int, size: int) -> list[Found]:
+    def _taken(self, count: int, size: int) -> list[QueryResult]:
         """Results that are there."""
         left = self.query.limit - self._matched if self.query.limit else count
         if self._count_only:
@@ -383,7 +396,7 @@ class Cursor:
             self._ready.clear()
             self._decided.clear()
             return []
-        found: list[Found] = []
+        found: list[QueryResult] = []
         wanted = min(count, left)
         while self._ready and len(found) < wanted and size > 0:
             found.append(self._ready.popleft())
@@ -395,12 +408,12 @@ class Cursor:
             self._clear()
         return found
 
-    def _fetched(self, count: int, size: int) -> list[Found]:
+    def _fetched(self, count: int, size: int) -> list[QueryResult]:
         """The records of what is decided; passing over what is deleted or damaged by now."""
         positions = [self._decided.popleft() for _ in range(min(len(self._decided), count))]
-        found: list[Found] = []
+        found: list[QueryResult] = []
         for record in self._store.get([position for position in positions if position not in self._gone]):
-            found.append(Found(record.position, record.received, record.data))
+            found.append(QueryResult(record.position, record.received, record.data))
             size -= len(record.data)
             if size <= 0:
                 behind = positions.index(record.position) + 1
@@ -487,12 +500,12 @@ def _place(key: Predicate) -> Where | None:
     return condition.where
 
 
-def asked_of_scope(scope: Scope) -> Asked:
+def asked_of_scope(scope: Scope) -> CompiledScope:
     """With its predicates compiled. Raises PredicateError."""
     predicate = _compiled(scope.predicate, scope.namespaces)
     view = _compiled(scope.combined, scope.prefixes)
     origins = {uid: origin for origin, uids in scope.origins for uid in uids}
-    return Asked(scope, predicate, view, origins)
+    return CompiledScope(scope, predicate, view, origins)
 
 
 def _compiled(expression: str, namespaces: Sequence[tuple[str, str]]) -> Predicate | None:
@@ -501,16 +514,16 @@ def _compiled(expression: str, namespaces: Sequence[tuple[str, str]]) -> Predica
     return compile_predicate(expression, namespaces=dict(namespaces)).copy()  # counts its own errors
 
 
-def _type(asked: Asked) -> tuple[str, str]:
+def _type(asked: CompiledScope) -> tuple[str, str]:
     return asked.scope.type.name, asked.scope.type.version
 
 
-def explained(query: Query, index: Asking | None, end: int, *, objects: int) -> Explanation:
+def explained(query: HistoryQuery, index: QueryIndex | None, end: int, *, objects: int) -> Explanation:
     """Explain how a query would be answered, over the positions up to `end`. `objects`: how many are in the archive,
     about. Raises PredicateError."""
     after, up_to = query.after, max(query.after, min(query.up_to, end))
     indexed = min(index.position, up_to) if index is not None else 0
-    steps: list[Step] = []
+    steps: list[ExplanationStep] = []
     rows, is_exact = 0, indexed >= up_to
     if index is not None and indexed > after:
         for each in asked_of(query):

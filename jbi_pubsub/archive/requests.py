@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from jbi_pubsub.archive.desk import Ask, Deleted, Explain, Explained, Indexed, More, Rebuild, Setup, Synced
+from jbi_pubsub.archive.desk import Ask, Deleted, Explain, ExplainReply, Indexed, More, Rebuild, Setup, Synced
 from jbi_pubsub.archive.desk import Results as FoundSome
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.opened import PAGE, PAGE_BYTES, OpenQuery
@@ -21,11 +21,11 @@ from jbi_pubsub.archive.upkeep import AGAIN_SECONDS, Applied, Free, Retain, Reta
 from jbi_pubsub.archive.worker import Asked, ProcessWorker, ThreadWorker, Told, Worker
 from jbi_pubsub.core.errors import BackPressureError, StorageError, rebuild, report
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.history import Explanation, Query
+from jbi_pubsub.core.history import Explanation, HistoryQuery
 
 EXPLAIN_SECONDS: Final = 20.0
 
-_Answer = TypeVar("_Answer", Explained, Retained)
+_Answer = TypeVar("_Answer", ExplainReply, Retained)
 
 
 class WorkerRequests:
@@ -68,7 +68,7 @@ class WorkerRequests:
         else:
             self._worker = ThreadWorker(self._begin(), self._hear)
 
-    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool) -> OpenQuery:
+    def open(self, query: HistoryQuery, wake: Callable[[], None], *, count_only: bool) -> OpenQuery:
         """See Keeping.open."""
         with self._lock:
             self._clear()
@@ -85,9 +85,11 @@ class WorkerRequests:
             self._worker.tell(More(number, PAGE, PAGE_BYTES))
         return opened
 
-    def explain(self, query: Query, objects: int) -> Explanation:
+    def explain(self, query: HistoryQuery, objects: int) -> Explanation:
         """See Keeping.explain. `objects`: how many there are, about."""
-        answer = self._ask(lambda number: Explain(number, query, self._log.synced, objects), Explained, EXPLAIN_SECONDS)
+        answer = self._ask(
+            lambda number: Explain(number, query, self._log.synced, objects), ExplainReply, EXPLAIN_SECONDS
+        )
         assert answer.explanation is not None
         return answer.explanation
 
@@ -178,7 +180,7 @@ class WorkerRequests:
                 self._free_at = 0.0
             questions, queries = list(self._questions.values()), list(self._queries.values())
         for question in questions:
-            question.answer(Explained(0, None, report(StorageError("the archive's worker has died"))))
+            question.answer(ExplainReply(0, None, report(StorageError("the archive's worker has died"))))
         for query in queries:
             query.told()
         return messages
@@ -195,7 +197,7 @@ class WorkerRequests:
                     query = self._queries.get(number)
                 if query is not None:
                     query.came(message)
-            case Explained(number):
+            case ExplainReply(number):
                 self._is_answer(number, message)
             case Retained(number, error=error):
                 if self._is_answer(number, message):
@@ -212,7 +214,7 @@ class WorkerRequests:
                 with self._lock:
                     self._deleted.difference_update(positions)
 
-    def _is_answer(self, number: int, message: Explained | Retained) -> bool:
+    def _is_answer(self, number: int, message: ExplainReply | Retained) -> bool:
         """Whether somebody waits for it, who is given it."""
         with self._lock:
             question = self._questions.get(number)
@@ -253,14 +255,14 @@ class _WorkerAnswer:
 
     def __init__(self) -> None:
         self._has_come = threading.Event()
-        self._answer: Explained | Retained | None = None
+        self._answer: ExplainReply | Retained | None = None
 
-    def answer(self, answer: Explained | Retained) -> None:
+    def answer(self, answer: ExplainReply | Retained) -> None:
         """Here it is."""
         self._answer = answer
         self._has_come.set()
 
-    def wait(self, seconds: float) -> Explained | Retained:
+    def wait(self, seconds: float) -> ExplainReply | Retained:
         """Raises StorageError when none comes in time."""
         if not self._has_come.wait(seconds) or self._answer is None:
             raise StorageError(f"the archive's worker did not answer within {seconds:g} s", hint="Try again later")

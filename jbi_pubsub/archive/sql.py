@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, OPEN, TEXTS, Held
+from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, OPEN, TEXTS, TypeIndex
 from jbi_pubsub.archive.leaves import is_canonical
 from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, Constant, On, Restriction
 from jbi_pubsub.core.xpath.language import conditions
@@ -22,7 +22,7 @@ beyond that, over a type of very many paths, is lxml's: each takes the database 
 class Select:
     """A question in SQL, as it is put together."""
 
-    def __init__(self, kind: Held, within: str = "true") -> None:
+    def __init__(self, kind: TypeIndex, within: str = "true") -> None:
         """`within`: the condition of the positions that are asked about."""
         self._kind = kind
         self._within = within

@@ -71,7 +71,7 @@ class Volume(Protocol):
         ...
 
 
-class Store:
+class VolumeStore:
     """See the module. One thread at a time; several may have one each, in any process."""
 
     def __init__(self, folder: Path, archive: bytes, *, awake_most: int = AWAKE_MOST) -> None:

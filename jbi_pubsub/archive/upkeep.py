@@ -70,7 +70,7 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     both: int
 
 
-class Going(GivenUp, frozen=True):
+class VolumeLoss(GivenUp, frozen=True):
     """Objects of a volume that go."""
 
     lost: tuple[Lost, ...] = ()
@@ -81,7 +81,7 @@ class Retained(msgspec.Struct, frozen=True, tag=True):
     """Objects that went, or would. `up_to`: the last position of what went."""
 
     number: int
-    volumes: tuple[Going, ...]
+    volumes: tuple[VolumeLoss, ...]
     up_to: int = 0
     error: ErrorReport | None = None
 
@@ -379,7 +379,7 @@ class Upkeep:
     def _free(self, asked: Free) -> Retained:
         """See Free."""
         wanted = [asked.metadata, asked.payload, asked.both]
-        going: list[Going] = []
+        going: list[VolumeLoss] = []
         for (_, paths), (behind, _) in pairwise(self._volumes()):
             if max(wanted) <= 0:
                 break
@@ -400,7 +400,7 @@ class Upkeep:
         except StorageError as exc:
             log.error("what can't be read goes to make room: %s", exc)
             first, size = int(path.stem), sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}*"))
-            return _Whole(Going(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
+            return _Whole(VolumeLoss(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
         metadata = payload = 0
         losses = _Losses()
         with closing(volume):
@@ -415,7 +415,7 @@ class Upkeep:
             if isinstance(volume, Pack):
                 metadata, payload = volume.sizes
             reasons = {FULL: len(positions)}
-            going = Going(volume.first, volume.last, len(positions), reasons, True, True, losses.all())
+            going = VolumeLoss(volume.first, volume.last, len(positions), reasons, True, True, losses.all())
         return _Whole(going, positions, deleted, metadata, payload)
 
     def _remove(self, paths: Sequence[Path]) -> None:
@@ -440,7 +440,7 @@ class Upkeep:
 class _Whole(NamedTuple):
     """A volume that goes, its objects, and those that it says are deleted; bytes of metadata and payloads."""
 
-    going: Going
+    going: VolumeLoss
     positions: Sequence[int]
     deleted: Sequence[int]
     metadata: int
@@ -505,8 +505,8 @@ class _Plan:
         )
 
     @property
-    def going(self) -> Going:
-        return Going(
+    def going(self) -> VolumeLoss:
+        return VolumeLoss(
             self.first, self.last, self._objects, dict(self.reasons), self.is_whole, self.is_done, self.lost.all()
         )
 

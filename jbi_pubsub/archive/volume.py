@@ -105,7 +105,7 @@ def packed(seed: int, position: int, received: float, synced: int, kind: int, pa
     return _FRONT.pack(MARKER, length, crc) + tail
 
 
-class _Seen(NamedTuple):
+class _RecordView(NamedTuple):
     """A record that is as it was written."""
 
     offset: int
@@ -279,7 +279,7 @@ class LogVolume:
             start = os.pread(self._fd, end, offset)
         return Record(position, received, kind, start[RECORD.size : end])
 
-    def _learn(self, seen: _Seen) -> None:
+    def _learn(self, seen: _RecordView) -> None:
         record = seen.record
         if record.kind == OBJECT:
             self._positions.append(record.position)
@@ -289,7 +289,7 @@ class LogVolume:
             self.deleted += struct.unpack(f"!{len(record.data) // 8}Q", record.data)
         self.end = seen.end
 
-    def _scan(self, up_to: int) -> Iterator[_Seen]:
+    def _scan(self, up_to: int) -> Iterator[_RecordView]:
         """Good records behind what is known, passing over what is damaged."""
         data, base = b"", 0
         offset, last = self.end, self.last
@@ -309,7 +309,7 @@ class LogVolume:
             offset, last = seen.end, seen.record.position
             yield seen
 
-    def _behind(self, offset: int, last: int, up_to: int) -> _Seen | None:
+    def _behind(self, offset: int, last: int, up_to: int) -> _RecordView | None:
         """The first record behind a damage; None at the end, or before what was being written when its writer died."""
         if last >= up_to:
             return None
@@ -333,11 +333,11 @@ class LogVolume:
     def _length_at(self, offset: int) -> int:
         return min(_length(os.pread(self._fd, RECORD.size, offset)), MAX_BODY)
 
-    def _follows(self, seen: _Seen, last: int) -> bool:
+    def _follows(self, seen: _RecordView, last: int) -> bool:
         position, kind = seen.record.position, seen.record.kind
         return position > last if kind == OBJECT else position >= last
 
-    def _check(self, data: bytes, start: int, offset: int) -> _Seen | None:
+    def _check(self, data: bytes, start: int, offset: int) -> _RecordView | None:
         """The record at `start`, which is `offset` in the file, if it is whole and as it was written."""
         if len(data) - start < RECORD.size:
             return None
@@ -348,9 +348,9 @@ class LogVolume:
         body = data[start + RECORD.size : end]
         if zlib.crc32(body, zlib.crc32(data[start + CHECKED_FROM : start + RECORD.size], self._seed)) != crc:
             return None
-        return _Seen(offset, offset + RECORD.size + length, Record(position, received, kind, body), synced)
+        return _RecordView(offset, offset + RECORD.size + length, Record(position, received, kind, body), synced)
 
-    def _good_ones(self, offset: int, last: int) -> Iterator[_Seen]:
+    def _good_ones(self, offset: int, last: int) -> Iterator[_RecordView]:
         """The good records behind `offset`."""
         for at in self._markers(offset):
             start = os.pread(self._fd, RECORD.size, at)

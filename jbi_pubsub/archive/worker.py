@@ -74,7 +74,7 @@ Asked = (
     | upkeep.Retain
     | upkeep.Free
 )
-Told = desk.Results | desk.Explained | desk.Indexed | upkeep.Retained | upkeep.Applied | upkeep.Stored | Said
+Told = desk.Results | desk.ExplainReply | desk.Indexed | upkeep.Retained | upkeep.Applied | upkeep.Stored | Said
 
 
 class Worker(Protocol):

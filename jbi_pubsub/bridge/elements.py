@@ -1,7 +1,7 @@
 """Changes of a bridge to one element on its way: other units, another encoding, coarser, other names.
 
-Pure. A `Change` is what a rule of the file means, checked when it is made; `changed` gives the bytes for the other
-side, or None for a value that can't be decoded or does not fit there: whoever asks counts that.
+Pure. A `ElementChange` is what a rule of the file means, checked when it is made; `changed` gives the bytes for the
+other side, or None for a value that can't be decoded or does not fit there: whoever asks counts that.
 
 Rules:
 - Numbers are exact from end to end: units are linear rules of rational numbers, grids are decimals as written in the
@@ -91,7 +91,7 @@ ALSO: Final[Mapping[str, str]] = {
 """Other spellings of units, in object models above all; `nm` is two units, and none here."""
 
 
-class Line(NamedTuple):
+class LinearMap(NamedTuple):
     """value -> (value x slope + shift) / over, in whole numbers: exact."""
 
     slope: int
@@ -112,7 +112,7 @@ def is_unit(name: str) -> bool:
     return ALSO.get(name, name) in UNITS
 
 
-def conversion(source: str, target: str) -> Line | None:
+def conversion(source: str, target: str) -> LinearMap | None:
     """The rule from one unit to another; None when nothing is to be done. Raises ConfigurationError for units that are
     not known, or of two dimensions."""
     one, other = unit_of(source), unit_of(target)
@@ -125,7 +125,7 @@ def conversion(source: str, target: str) -> Line | None:
     if slope == 1 and shift == 0:
         return None
     over = slope.denominator * shift.denominator
-    return Line(int(slope * over), int(shift * over), over)
+    return LinearMap(int(slope * over), int(shift * over), over)
 
 
 # -- encodings ------------------------------------------------------------------------------------------------------
@@ -254,12 +254,12 @@ class Grid(NamedTuple):
     origin: Fraction = Fraction(0)
 
 
-class Change(NamedTuple):
+class ElementChange(NamedTuple):
     """Steps of a change to an element, in this order."""
 
     source: Codec
     target: Codec
-    line: Line | None = None
+    line: LinearMap | None = None
     grid: Grid | None = None
     longest: int | None = None
     """Characters of a text that are left."""
@@ -267,7 +267,7 @@ class Change(NamedTuple):
     """By what a value is called, what it is called there; what is not in it is left out."""
 
 
-def changed(change: Change | None, data: bytes) -> bytes | None:
+def changed(change: ElementChange | None, data: bytes) -> bytes | None:
     """The element for the other side; None: it can't be decoded, or does not fit. Without a change it stays so."""
     if change is None:
         return data
@@ -286,7 +286,7 @@ def changed(change: Change | None, data: bytes) -> bytes | None:
         return None
 
 
-def _counted_up(change: Change, value: Value) -> Value:
+def _counted_up(change: ElementChange, value: Value) -> Value:
     """A number through units and grid: as a fraction of whole numbers, divided once."""
     over, under = value.as_integer_ratio()  # type: ignore[union-attr]  # NaN: ValueError, infinite: OverflowError
     if change.line is not None:
@@ -322,7 +322,7 @@ class ElementRule(NamedTuple):
     table: Mapping[str, str | int | float] | None = None
 
 
-def change_of(rule: ElementRule, source: Codec | None, target: Codec | None) -> Change | None:
+def change_of(rule: ElementRule, source: Codec | None, target: Codec | None) -> ElementChange | None:
     """The change that a rule means, with the encodings here and there, None for one that is not known. None: nothing is
     to be done. Raises ConfigurationError for what can't be: two kinds of value without a table, text with a unit, a bad
     grid, an encoding that is needed and not known."""
@@ -342,7 +342,7 @@ def change_of(rule: ElementRule, source: Codec | None, target: Codec | None) -> 
     table = Map({key: str(value) for key, value in rule.table.items()}) if rule.table is not None else None
     if table is not None:
         _check_table(table, target)
-    return Change(source, target, line, grid, rule.length, table)
+    return ElementChange(source, target, line, grid, rule.length, table)
 
 
 def _grid(rule: ElementRule) -> Grid | None:

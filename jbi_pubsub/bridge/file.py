@@ -2,7 +2,7 @@
 before anything is opened.
 
 A bridge between systems that are no platforms, whose sides are both of some other kind, is the plug-in `bridge.KIND`:
-called with path and document of the file, it gives a `Described`.
+called with path and document of the file, it gives a `BridgeDescription`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
-from .mirror import Direction, Mirror, Terms
-from .platform import JbiPlatform, Platform
+from .mirror import Direction, DirectionTerms, Mirror
+from .platform import BridgePlatform, JbiPlatform
 from .transformation import Rule, Transformation, literal
 
 NAME_MOST: Final = 48
@@ -36,7 +36,7 @@ _OF_ELEMENTS: Final = frozenset(("unit", "step", "origin", "length", "table", "a
 """Keys of what is done to values."""
 
 
-class Place(TomlTable, frozen=True):
+class SidePlace(TomlTable, frozen=True):
     """Where a side is: the settings of this process count, but for what is said here."""
 
     config: str = ""
@@ -47,7 +47,7 @@ class Place(TomlTable, frozen=True):
     """Their groups."""
 
 
-class JbiSide(Place, frozen=True):
+class JbiSide(SidePlace, frozen=True):
     """`[side.NAME]` of kind "jbi"."""
 
     kind: str = "jbi"
@@ -58,7 +58,7 @@ class JbiSide(Place, frozen=True):
     one runs again. It needs an archive there."""
 
 
-class Way(TomlTable, frozen=True, rename={"source": "from", "target": "to"}):
+class DirectionTable(TomlTable, frozen=True, rename={"source": "from", "target": "to"}):
     """`[[direction]]`."""
 
     source: str
@@ -79,16 +79,16 @@ class BridgeFile(TomlTable, frozen=True):
     name: str = "bridge"
     poll: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
     """Seconds after which it is looked for what nobody tells of, and tried again what could not be done."""
-    direction: tuple[Way, ...] = ()
+    direction: tuple[DirectionTable, ...] = ()
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[DirectionTable, ...]:
         """The directions."""
         one, other = self.side
-        return self.direction or (Way(one, other), Way(other, one))
+        return self.direction or (DirectionTable(one, other), DirectionTable(other, one))
 
 
-class Told(NamedTuple):
+class ExplanationTable(NamedTuple):
     """A table of what a bridge does, for people."""
 
     title: str
@@ -96,15 +96,15 @@ class Told(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-class Explained(NamedTuple):
+class BridgeExplanation(NamedTuple):
     """Explanation of what a bridge does."""
 
     plain: dict[str, Any]
     """Plain data."""
-    tables: tuple[Told, ...]
+    tables: tuple[ExplanationTable, ...]
 
 
-class Running(Protocol):
+class OpenBridge(Protocol):
     """A bridge; whoever opens it closes it."""
 
     def start(self) -> None:
@@ -127,12 +127,12 @@ class Kind(Protocol):
         """Raises ConfigurationError, which names file and side."""
         ...
 
-    def opened(self, path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
+    def opened(self, path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> BridgePlatform:
         """Nobody need be there. Raises ConfigurationError."""
         ...
 
 
-class Described(Protocol):
+class BridgeDescription(Protocol):
     """A bridge as its file describes it."""
 
     @property
@@ -144,16 +144,16 @@ class Described(Protocol):
         """As far as that can be said without opening anything. Raises ConfigurationError."""
         ...
 
-    def explained(self, type_name: str | None) -> Explained:
+    def explained(self, type_name: str | None) -> BridgeExplanation:
         """Explanation of what it does, with one type or with all. Raises ConfigurationError."""
         ...
 
-    def opened(self, base: Config) -> Running:
+    def opened(self, base: Config) -> OpenBridge:
         """Not started yet; nobody need be there. Raises JbiError."""
         ...
 
 
-def described(path: Path) -> Described:
+def described(path: Path) -> BridgeDescription:
     """The description in a file. Raises ConfigurationError, which names file and key."""
     document = parsed(path)
     sides = document.get("side")
@@ -161,7 +161,7 @@ def described(path: Path) -> Described:
         kind = side.get("kind") if isinstance(side, dict) else None
         made = plugins.find("bridge", kind) if isinstance(kind, str) else None
         if made is not None:
-            found: Described = made(path, document)
+            found: BridgeDescription = made(path, document)
             return found
     return Platforms(path, read(path))
 
@@ -217,14 +217,16 @@ class Platforms(NamedTuple):
         """Raises ConfigurationError."""
         check_sides(self.path, self.file, base, self.kinds)
 
-    def explained(self, type_name: str | None) -> Explained:
+    def explained(self, type_name: str | None) -> BridgeExplanation:
         """Explanation of what becomes of types."""
         rows = [row for way in self.file.ways for row in self._rows(way, type_name)]
         names = ("from", "to", "types", "where", "name")
         plain = {"name": self.file.name, "directions": [dict(zip(names, row, strict=True)) for row in rows]}
-        return Explained(plain, (Told("", ("from", "to", "types", "only where", "called there"), rows),))
+        return BridgeExplanation(
+            plain, (ExplanationTable("", ("from", "to", "types", "only where", "called there"), rows),)
+        )
 
-    def _rows(self, way: Way, type_name: str | None) -> list[tuple[str, ...]]:
+    def _rows(self, way: DirectionTable, type_name: str | None) -> list[tuple[str, ...]]:
         ends = way.source, way.target
         if type_name is not None:
             transformation = transformation_of(self.path, way)
@@ -263,7 +265,7 @@ def check_frame(path: Path, names: tuple[str, ...], ways: Iterable[tuple[str, st
         seen.add((source, target))
 
 
-def transformation_of(path: Path, way: Way) -> Transformation:
+def transformation_of(path: Path, way: DirectionTable) -> Transformation:
     """Transformation of a direction. Raises ConfigurationError, with the file and the direction."""
     with told(path, f"from {way.source} to {way.target}"):
         return Transformation(way.types, way.without, way.rule)
@@ -273,7 +275,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
     """A bridge that is not started yet; nobody need be there. `base`: the settings of this process. Raises
     ConfigurationError, PortInUseError."""
     bridge = f"{file.name}-{token_hex(4)}"
-    sides: dict[str, Platform] = {}
+    sides: dict[str, BridgePlatform] = {}
     try:
         for name, table in file.side.items():
             kind = kinds.get(_kind(path, name, table))
@@ -281,7 +283,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
         ways = []
         for way in file.ways:
             types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
-            terms = Terms(types, file.poll, way.validate)
+            terms = DirectionTerms(types, file.poll, way.validate)
             source, target = sides[way.source], sides[way.target]
             ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
     except BaseException:
@@ -310,7 +312,7 @@ def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, 
             raise _unknown_kind(path, name, kind)
 
 
-def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
+def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> BridgePlatform:
     kind, lasting = _kind(path, name, table), bridge.rpartition("-")[0]  # the bridge's name, over all its processes
     if kind == "jbi":
         side = side_of(path, name, table, JbiSide)
@@ -325,7 +327,7 @@ def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge:
     made = plugins.find("platform", kind)
     if made is None:
         raise _unknown_kind(path, name, kind)
-    platform: Platform = made(name, dict(table), bridge)
+    platform: BridgePlatform = made(name, dict(table), bridge)
     return platform
 
 
@@ -351,7 +353,7 @@ def side_of(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) ->
         raise _unfit(path, exc, kind, f"side.{name}") from exc
 
 
-def settings_of(path: Path, name: str, side: Place, base: Config) -> Config:
+def settings_of(path: Path, name: str, side: SidePlace, base: Config) -> Config:
     """Those of a side. Raises ConfigurationError."""
     own: dict[str, Any] = {"groups": side.groups} if side.groups else {}
     if side.locators:

@@ -56,8 +56,8 @@ from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
-from .platform import Answered, Platform, Published, shared_lookups
-from .transformation import Transforming
+from .platform import BridgedRegistration, BridgePlatform, PlatformAnswers, shared_lookups
+from .transformation import Transformer
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
@@ -91,7 +91,7 @@ _AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
 """Why a registration can't be made that will be as soon as the other side is there."""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class DirectionTerms(msgspec.Struct, frozen=True):
     """Terms of a direction beside its transformation."""
 
     types: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Relayed:
     """A registration of the one side, as it is for the other. `lock` covers what is parked and whether it stands, and
     is held while an object goes; the rest is the direction's own thread's."""
 
-    published: Published | None = None
+    published: BridgedRegistration | None = None
     """None: its objects have come before it was seen."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     stands: bool = False
@@ -154,12 +154,12 @@ class Direction:
 
     def __init__(
         self,
-        source: Platform,
-        target: Platform,
-        transformation: Transforming,
+        source: BridgePlatform,
+        target: BridgePlatform,
+        transformation: Transformer,
         *,
         bridge: str,
-        terms: Terms = Terms(),  # noqa: B008  # immutable
+        terms: DirectionTerms = DirectionTerms(),  # noqa: B008  # immutable
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`bridge`: the id that others see."""
@@ -389,7 +389,7 @@ class Direction:
         if self._is_subscribed:
             return
         try:
-            self.source.subscribe(self._terms.types, _Told(self))
+            self.source.subscribe(self._terms.types, _SideReceiver(self))
         except JbiError as exc:
             self._trouble("subscription", exc)
         else:
@@ -397,11 +397,11 @@ class Direction:
             with self._lock:
                 self._told.pop("subscription", None)
 
-    def _is_for_us(self, published: Published) -> bool:
+    def _is_for_us(self, published: BridgedRegistration) -> bool:
         is_ours = not published.is_local and not self._is_echo(published.via)
         return is_ours and self.transformation.wants(published.type)
 
-    def _keep(self, uid: str, published: Published, there: Published | None) -> None:
+    def _keep(self, uid: str, published: BridgedRegistration, there: BridgedRegistration | None) -> None:
         """A registration of the source is so on the target, unless it is there already."""
         with self._lock:
             relay = self._relays.get(uid)
@@ -424,7 +424,7 @@ class Direction:
         if before != published or (not relay.stands and self._clock() >= relay.again):
             self._register(uid, relay, published)
 
-    def _register(self, uid: str, relay: Relayed, published: Published) -> None:
+    def _register(self, uid: str, relay: Relayed, published: BridgedRegistration) -> None:
         """Then all that is parked goes."""
         type_ = self.transformation.named(published.type)
         via = (*published.via, self.source.name)
@@ -509,7 +509,7 @@ class Direction:
         what passes the source twice is an echo. So rings end. Raises ConfigurationError beyond HOPS_MOST platforms."""
         passed = (*request.passed, self.target.name)
         if self.source.name in passed:
-            return Answered(None)
+            return PlatformAnswers(None)
         if len(passed) > HOPS_MOST:
             raise ConfigurationError(
                 f"a query has passed {HOPS_MOST} platforms, the limit",
@@ -517,7 +517,7 @@ class Direction:
             )
         asked = self.transformation.asked(request.type)
         own = msgspec.structs.replace(request, type=asked, limit=0, passed=passed)
-        return _Seen(self.source.query(own), self.seen, request.limit)
+        return _PassedAnswers(self.source.query(own), self.seen, request.limit)
 
     def seen(self, obj: InfoObject) -> InfoObject | None:
         """An object of the source's archives, as it comes to the target; None: it does not."""
@@ -543,7 +543,7 @@ def _size(obj: InfoObject) -> int:
     return OBJECT_BYTES + len(obj.metadata) + (spooled.cost if spooled is not None else len(obj.payload))
 
 
-class _Seen:
+class _PassedAnswers:
     """RemoteAnswers of a source, as its direction lets them through."""
 
     def __init__(self, answers: RemoteAnswers, seen: Callable[[InfoObject], InfoObject | None], limit: int) -> None:
@@ -566,7 +566,7 @@ class _Seen:
         self._answers.cancel()
 
 
-class _Told:
+class _SideReceiver:
     """Receiver of a subscription."""
 
     def __init__(self, direction: Direction) -> None:
@@ -589,7 +589,7 @@ class Mirror:
     """Two platforms and the directions between them. Whoever makes it closes it."""
 
     def __init__(
-        self, sides: tuple[Platform, Platform], directions: tuple[Direction, ...], *, name: str = "bridge"
+        self, sides: tuple[BridgePlatform, BridgePlatform], directions: tuple[Direction, ...], *, name: str = "bridge"
     ) -> None:
         """`name`: what people call it."""
         self.sides, self.directions, self.name = sides, directions, name
@@ -647,7 +647,7 @@ class _Door:
         return self._mirror.told()
 
 
-def _renamed(published: Published, bundle: SchemaBundle, obj: InfoObject) -> Published:
+def _renamed(published: BridgedRegistration, bundle: SchemaBundle, obj: InfoObject) -> BridgedRegistration:
     """A registration whose type is called otherwise: classes of entries are named after the type, so its own are made
     anew, from one of its objects. What the publisher has not set stays so. Raises JbiError."""
     opened = TypeRepository().open_schema(bundle)

@@ -12,7 +12,7 @@ from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
 
-from .platform import Answered, Published
+from .platform import BridgedRegistration, PlatformAnswers
 
 
 class PlainPlatform:
@@ -25,10 +25,10 @@ class PlainPlatform:
         self._wall = wall
         self._changed: Callable[[], None] = lambda: None
         self._lock = threading.Lock()  # covers what follows
-        self._published: dict[TypeName, Published] = {}
+        self._published: dict[TypeName, BridgedRegistration] = {}
         self._numbers: dict[str, int] = {}
 
-    def published(self) -> Sequence[Published]:
+    def published(self) -> Sequence[BridgedRegistration]:
         """A registration for each type."""
         with self._lock:
             return list(self._published.values())
@@ -37,14 +37,14 @@ class PlainPlatform:
         """Have `changed` called when that has changed."""
         self._changed = changed
 
-    def schema(self, published: Published) -> SchemaBundle:
+    def schema(self, published: BridgedRegistration) -> SchemaBundle:
         """None: nobody has one."""
         return bundle_without(published.type)
 
-    def _registration_of(self, type_: TypeName, said: str) -> Published:
+    def _registration_of(self, type_: TypeName, said: str) -> BridgedRegistration:
         """Its id is made of what is `said`: of bridges side by side one relays a type."""
         text = f"jbi-pubsub {self._kind} 1:{self.name}\0{said}"
-        return Published(f"registration-{hashlib.sha256(text.encode()).hexdigest()[:32]}", type_)
+        return BridgedRegistration(f"registration-{hashlib.sha256(text.encode()).hexdigest()[:32]}", type_)
 
     def _next(self, uid: str) -> int:
         """Number of the next object of a registration."""
@@ -57,7 +57,7 @@ class PlainPlatform:
 
     def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's
         """No answers: there is no past that could be asked for."""
-        return Answered(None)
+        return PlatformAnswers(None)
 
     def provide(self, foreign: RemoteArchive) -> None:
         """Nobody asks."""

@@ -74,7 +74,7 @@ _MADE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class BridgedRegistration:
     """A registration as its platform shows it."""
 
     uid: str
@@ -98,7 +98,7 @@ class Published:
     """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
 
 
-class Arrived(Protocol):
+class ObjectReceiver(Protocol):
     """Receiver of a platform's objects. Calls are serial for each subscription, on a thread of the platform's."""
 
     def arrived(self, obj: InfoObject) -> None:
@@ -119,7 +119,7 @@ class Arrived(Protocol):
 What = TypeVar("What")
 
 
-class Handed(Generic[What]):
+class HandOver(Generic[What]):
     """Things handed to the other side and kept until that has taken it, in order. For one thread."""
 
     def __init__(self, done: Callable[[What], None]) -> None:
@@ -136,7 +136,7 @@ class Handed(Generic[What]):
         self._all.append((uid, what))
         self._counts[uid] += 1
 
-    def settle(self, arrived: Arrived) -> None:
+    def settle(self, arrived: ObjectReceiver) -> None:
         """See what is taken by now."""
         waiting = {"": 0}
         while self._all:
@@ -152,7 +152,7 @@ class Handed(Generic[What]):
             self._done(what)
 
 
-class Platform(Protocol):
+class BridgePlatform(Protocol):
     """One side of a bridge. Safe from several threads. What its other side can't be asked raises our errors; whoever is
     given one closes it."""
 
@@ -161,7 +161,7 @@ class Platform(Protocol):
         """Name in `via`, the same in all bridges that it has."""
         ...
 
-    def published(self) -> Sequence[Published]:
+    def published(self) -> Sequence[BridgedRegistration]:
         """Registrations that are there now; () as well while it can't be asked."""
         ...
 
@@ -169,17 +169,23 @@ class Platform(Protocol):
         """Have `changed` called when that may have changed."""
         ...
 
-    def schema(self, published: Published) -> SchemaBundle:
+    def schema(self, published: BridgedRegistration) -> SchemaBundle:
         """Schema of its type. Raises JbiError while nobody can be asked."""
         ...
 
-    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
+    def subscribe(self, types: Sequence[str], arrived: ObjectReceiver) -> None:
         """Have objects of some types told, () for all, from now on. Raises JbiError when it can't be done now: nothing
         is told then."""
         ...
 
     def register(
-        self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
+        self,
+        published: BridgedRegistration,
+        type_: TypeName,
+        bundle: SchemaBundle,
+        via: tuple[str, ...],
+        *,
+        validate: bool,
     ) -> None:
         """Have what is published on the other side published here from now on, under its id, and what is missing before
         its `first` told. Raises JbiError."""
@@ -250,13 +256,13 @@ class SideSubscriber(SubscriberAdapter):
         try:
             name, archives = archives_with(request.type, items, is_published=lambda _: False)
         except UnknownUidError:  # nobody has anything of it
-            return Answered(None)
+            return PlatformAnswers(None)
         own = msgspec.structs.replace(request, type=name)
         draft = QueryDraft(own, archives, request.timeout or QUERY_SECONDS)
-        return Answered(self._queries.open(draft))
+        return PlatformAnswers(self._queries.open(draft))
 
 
-class Answered:
+class PlatformAnswers:
     """A query of a platform's archives (see protocol.remote.RemoteAnswers)."""
 
     def __init__(self, query: Query | None) -> None:
@@ -319,7 +325,7 @@ class JbiPlatform:
 
     # -- what is there --------------------------------------------------------------------------------------------
 
-    def published(self) -> Sequence[Published]:
+    def published(self) -> Sequence[BridgedRegistration]:
         """Registrations that are there now. One that can't be read is none."""
         found = []
         with self._lock:
@@ -352,7 +358,7 @@ class JbiPlatform:
                 self._left[item.service_id] = time.monotonic(), item
         self._changed()
 
-    def schema(self, published: Published) -> SchemaBundle:
+    def schema(self, published: BridgedRegistration) -> SchemaBundle:
         """Schema of its type. Raises JbiError while nobody can be asked."""
         if published.at is None:
             return bundle_without(published.type)
@@ -361,13 +367,13 @@ class JbiPlatform:
 
     # -- objects from there ---------------------------------------------------------------------------------------
 
-    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
+    def subscribe(self, types: Sequence[str], arrived: ObjectReceiver) -> None:
         """Have objects told, from now on. Raises JbiError: then nothing is."""
         made: list[SubscriptionUid] = []
         listeners: list[_Durably] = []
         try:
             for name in types or (None,):
-                listener: _Listener = _Listener(arrived)
+                listener: _SideListener = _SideListener(arrived)
                 if self._durable:
                     listeners.append(listener := _Durably(arrived, self._subscriber))
                 own = f"{self._durable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if name else self._durable
@@ -398,9 +404,15 @@ class JbiPlatform:
     # -- objects to there -----------------------------------------------------------------------------------------
 
     def register(
-        self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
+        self,
+        published: BridgedRegistration,
+        type_: TypeName,
+        bundle: SchemaBundle,
+        via: tuple[str, ...],
+        *,
+        validate: bool,
     ) -> None:
-        """See Platform. Raises what the delegate says, DelegateNotFoundError, LookupNotFoundError, WireError."""
+        """See BridgePlatform. Raises what the delegate says, DelegateNotFoundError, LookupNotFoundError, WireError."""
         request = PublisherRequest(
             bundle, published.entries, validate, signing=published.signing if type_ == published.type else None,
             expiration=published.expiration,
@@ -414,11 +426,11 @@ class JbiPlatform:
             return self._at
 
     def unregister(self, uid: str, *, waits: bool) -> bool:
-        """See Platform."""
+        """See BridgePlatform."""
         return self._publisher.unregister_relayed(uid, waits=waits)
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
-        """See Platform; one that was published already is not again."""
+        """See BridgePlatform; one that was published already is not again."""
         self._publisher.relay(uid, obj, source, timeout)
 
     def unfinished(self, uid: str) -> int:
@@ -426,7 +438,7 @@ class JbiPlatform:
         return self._publisher.unfinished(uid)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
-        """See Platform."""
+        """See BridgePlatform."""
         self._publisher.tell_filtered(uid, count, up_to, timeout)
 
     # -- the past -------------------------------------------------------------------------------------------------
@@ -459,10 +471,10 @@ class JbiPlatform:
         self._publisher.close()
 
 
-class _Listener:
+class _SideListener:
     """A subscription's listener."""
 
-    def __init__(self, arrived: Arrived) -> None:
+    def __init__(self, arrived: ObjectReceiver) -> None:
         self._arrived = arrived
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:  # noqa: ARG002  # the protocol's
@@ -474,14 +486,14 @@ class _Listener:
         self._arrived.lost(str(notice.cause), notice.count)
 
 
-class _Durably(_Listener):
+class _Durably(_SideListener):
     """A durable subscription's listener: an object is done there when the other side has taken it."""
 
-    def __init__(self, arrived: Arrived, subscriber: SubscriberAdapter) -> None:
+    def __init__(self, arrived: ObjectReceiver, subscriber: SubscriberAdapter) -> None:
         super().__init__(arrived)
         self._subscriber = subscriber
         self._lock = threading.Lock()
-        self._handed = Handed[tuple[SubscriptionUid, InfoObject]](self._done)
+        self._handed = HandOver[tuple[SubscriptionUid, InfoObject]](self._done)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-acknowledge", daemon=True)
         self._thread.start()
@@ -518,14 +530,14 @@ class _Durably(_Listener):
         self._thread.join(HANDED_SECONDS + CONNECT_SECONDS)  # the other side may hang
 
 
-def shared_lookups(one: Platform, other: Platform) -> frozenset[str]:
+def shared_lookups(one: BridgePlatform, other: BridgePlatform) -> frozenset[str]:
     """The ids of lookup services that two sides have in common: then they are one platform."""
     if not isinstance(one, JbiPlatform) or not isinstance(other, JbiPlatform):
         return frozenset()
     return one.lookups() & other.lookups()
 
 
-def _published(item: ServiceItem, *, has_left: bool) -> Published:
+def _published(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
     """Raises EntryError for an item that is no registration."""
     described = next((rep for rep in item.entries if rep.cls.name == InformationType.entry_name), None)
     if described is None:
@@ -535,7 +547,7 @@ def _published(item: ServiceItem, *, has_left: bool) -> Published:
         raise EntryError("a registration without a type", entry_class=InformationType.entry_name)
     key = next((rep for rep in item.entries if rep.cls.name == SigningKeyEntry.entry_name), None)
     origin = origin_of(item.entries)
-    return Published(
+    return BridgedRegistration(
         item.service_id,
         TypeName(told.name, told.version),
         tuple(rep for rep in item.entries if rep.cls.name not in _MADE),

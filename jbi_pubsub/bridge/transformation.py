@@ -31,7 +31,7 @@ from jbi_pubsub.core.xpath import Predicate, compile_predicate
 TYPES_REMEMBERED: Final = 10_000
 
 
-class Transforming(Protocol):
+class Transformer(Protocol):
     """Transformation of one direction. Safe from several threads."""
 
     def wants(self, type_: TypeName) -> bool:

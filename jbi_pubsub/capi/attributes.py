@@ -27,30 +27,30 @@ class SequenceAttribute(NamedTuple):
     document: str
 
 
-class _Kind(NamedTuple):
+class _AttributeKind(NamedTuple):
     """Class of an attribute's value, and which sequences take it."""
 
     binding: type[Document]
     roles: tuple[Role, ...]
 
 
-KINDS: Final[Mapping[str, _Kind]] = {
-    "Validation": _Kind(bindings.ValidationAttribute, _ALL),
-    "ReliableDelivery": _Kind(bindings.ReliableDeliveryAttribute, ("publisher",)),
-    "Persistence": _Kind(bindings.PersistenceAttribute, ("publisher",)),
-    "Compression": _Kind(bindings.CompressionAttribute, ("publisher",)),
-    "Invariants": _Kind(bindings.InvariantsAttribute, ("publisher",)),
-    "NamespacePrefixes": _Kind(bindings.NamespacePrefixesAttribute, ("subscriber", "query")),
-    "Local": _Kind(bindings.LocalAttribute, ("publisher", "subscriber")),
-    "OwnPublications": _Kind(bindings.OwnPublicationsAttribute, ("subscriber",)),
-    "Order": _Kind(bindings.OrderAttribute, ("publisher", "subscriber")),
-    "Durable": _Kind(bindings.DurableAttribute, ("subscriber",)),
-    "Latest": _Kind(bindings.LatestAttribute, ("subscriber", "query")),
+KINDS: Final[Mapping[str, _AttributeKind]] = {
+    "Validation": _AttributeKind(bindings.ValidationAttribute, _ALL),
+    "ReliableDelivery": _AttributeKind(bindings.ReliableDeliveryAttribute, ("publisher",)),
+    "Persistence": _AttributeKind(bindings.PersistenceAttribute, ("publisher",)),
+    "Compression": _AttributeKind(bindings.CompressionAttribute, ("publisher",)),
+    "Invariants": _AttributeKind(bindings.InvariantsAttribute, ("publisher",)),
+    "NamespacePrefixes": _AttributeKind(bindings.NamespacePrefixesAttribute, ("subscriber", "query")),
+    "Local": _AttributeKind(bindings.LocalAttribute, ("publisher", "subscriber")),
+    "OwnPublications": _AttributeKind(bindings.OwnPublicationsAttribute, ("subscriber",)),
+    "Order": _AttributeKind(bindings.OrderAttribute, ("publisher", "subscriber")),
+    "Durable": _AttributeKind(bindings.DurableAttribute, ("subscriber",)),
+    "Latest": _AttributeKind(bindings.LatestAttribute, ("subscriber", "query")),
 }
 """By their names, which are exact."""
 
 
-class Attributes:
+class SequenceAttributes:
     """Attributes that are set for one sequence. Its sequence has the lock."""
 
     def __init__(self, role: Role) -> None:

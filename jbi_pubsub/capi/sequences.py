@@ -30,7 +30,7 @@ from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
 from . import bindings
-from .attributes import Attributes, Role, SequenceAttribute
+from .attributes import Role, SequenceAttribute, SequenceAttributes
 from .bindings import Document
 from .callbacks import SequenceCallback
 from .errors import (
@@ -114,7 +114,7 @@ class InfoObjectSequence:
         self._state = NEW
         self._is_changing = False
         """A call is about to change the state: others that would have to wait for what it does, and are refused."""
-        self._attributes = Attributes(self.role)
+        self._attributes = SequenceAttributes(self.role)
 
     # -- state --------------------------------------------------------------------------------------------------
 

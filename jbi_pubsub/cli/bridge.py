@@ -14,7 +14,7 @@ from .servers import stop_on_signal, tell_ready, wait_for
 from .show import Column, show_table
 
 if TYPE_CHECKING:
-    from jbi_pubsub.bridge.file import Told
+    from jbi_pubsub.bridge.file import ExplanationTable
 
 _LONG: Final = frozenset(("types", "only where", "what is done", "meaning"))
 """Columns that are cut when there is no room."""
@@ -95,7 +95,7 @@ def check(given: _BridgeCheck) -> None:
     given.show(explained.plain, lambda: _show(explained.tables))
 
 
-def _show(tables: Sequence[Told]) -> None:
+def _show(tables: Sequence[ExplanationTable]) -> None:
     for number, table in enumerate(tables):
         if table.title:
             click.echo(f"{'' if not number else chr(10)}{table.title}")

@@ -21,7 +21,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, StudyError, WireError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.stream import Line, Receiver
+from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
@@ -203,7 +203,7 @@ class _Bench:
 
         def read() -> None:
             with suppress(WireError, OSError):
-                receiver.run(Line(theirs))
+                receiver.run(StreamSocket(theirs))
 
         reading = threading.Thread(target=read, name=f"jbi-study-{session[-8:]}", daemon=True)
 

@@ -29,7 +29,7 @@ BARS_MOST: Final = 10
 BARS: Final = "▁▂▃▄▅▆▇█"
 
 
-class Told(NamedTuple):
+class SortedCell(NamedTuple):
     """A cell that is sorted by its value and shown as its text."""
 
     value: float
@@ -39,7 +39,7 @@ class Told(NamedTuple):
         return self.text
 
 
-class Seen(NamedTuple):
+class PageFacts(NamedTuple):
     """Facts that a page is made of."""
 
     shot: Snapshot
@@ -52,7 +52,7 @@ class Page(NamedTuple):
     """A page: what it is about, and its tables."""
 
     about: str
-    tables: Callable[[Seen], list[Table]]
+    tables: Callable[[PageFacts], list[Table]]
 
 
 Row = tuple[str, ListedSubscription]
@@ -116,12 +116,12 @@ class Subscriptions:
 # -- pages --------------------------------------------------------------------------------------------------------
 
 
-def overview(seen: Seen) -> list[Table]:
+def overview(seen: PageFacts) -> list[Table]:
     """Servers with rates, and what is lost why."""
     return [table for table in (_disseminators(seen), _lookups(seen), _losses(seen), _away(seen)) if table.rows]
 
 
-def _disseminators(seen: Seen) -> Table:
+def _disseminators(seen: PageFacts) -> Table:
     rows = []
     for s, facts in _knots(seen.shot):
         rows.append((
@@ -140,7 +140,7 @@ _DISSEMINATORS: Final = (
 )  # fmt: skip
 
 
-def _lookups(seen: Seen) -> Table:
+def _lookups(seen: PageFacts) -> Table:
     rows = [
         (
             s.title, _count(s.lookup.items), _per(s, "lookups"), _per(s, "events"),
@@ -158,26 +158,26 @@ _LOOKUPS: Final = (
 )  # fmt: skip
 
 
-def _losses(seen: Seen) -> Table:
+def _losses(seen: PageFacts) -> Table:
     counts: Tally[str] = Tally()
     rates: Tally[str] = Tally()
     for s, facts in _knots(seen.shot):
         counts.update(facts.lost)
         rates.update({name.removeprefix("lost."): rate for name, rate in s.rates.items() if name[:5] == "lost."})
     rows = [
-        (cause, _count(count), Told(rates[cause], rated(rates[cause])))
+        (cause, _count(count), SortedCell(rates[cause], rated(rates[cause])))
         for cause, count in counts.most_common()
         if count
     ]
     return Table((Column("lost by"), Column("objects", right=True), Column("per s", right=True)), rows)
 
 
-def _away(seen: Seen) -> Table:
+def _away(seen: PageFacts) -> Table:
     rows = [(s.title, s.error) for s in seen.shot.servers if s.error]
     return Table((Column("does not answer", long=True, name=True), Column("why", long=True)), rows)
 
 
-def subscriptions(seen: Seen) -> list[Table]:
+def subscriptions(seen: PageFacts) -> list[Table]:
     """Subscriptions, those that get most first."""
     known = seen.subscriptions
     if known is None:
@@ -186,7 +186,7 @@ def subscriptions(seen: Seen) -> list[Table]:
     is_managed = any(row.qos is not UNSET for _, row, _ in known.rows)
     rows = [
         (
-            row.uid, row.name, Told(rate or 0.0, rated(rate) if rate is not None else "-"),
+            row.uid, row.name, SortedCell(rate or 0.0, rated(rate) if rate is not None else "-"),
             _count(row.delivered + row.mailed), _count(row.waiting), _count(sum(row.lost.values())),
             *(_contract(row.qos) if is_managed else ()), titles.get(server, server), row.predicate,
         )
@@ -213,20 +213,20 @@ _CONTRACT: Final = (
 """Behind the counts, where quality of service is managed."""
 
 
-def _contract(contract: ContractStatus | UnsetType) -> tuple[Told, ...]:
+def _contract(contract: ContractStatus | UnsetType) -> tuple[SortedCell, ...]:
     """Importance, deadline, delays and jitter, where quality of service is managed."""
     if contract is UNSET:
-        return (Told(0, "-"),) * 5
+        return (SortedCell(0, "-"),) * 5
     times = (contract.deadline, contract.p95, contract.end_p95, contract.jitter)
     return _count(contract.importance), *(_time(each) for each in times)
 
 
-def mail(seen: Seen) -> list[Table]:
+def mail(seen: PageFacts) -> list[Table]:
     """Mail of each delegate, and what is wrong with it."""
     rows = [
         (
             s.title, _per(s, "mailed"), _count(facts.mailed), _count(facts.mail.queued),
-            Told(facts.mail.bytes, sized(facts.mail.bytes)), _count(facts.mail.under_way), facts.mail.server,
+            SortedCell(facts.mail.bytes, sized(facts.mail.bytes)), _count(facts.mail.under_way), facts.mail.server,
             facts.mail.fault or facts.mail.away,
         )
         for s, facts in _knots(seen.shot) if s.kind == "delegate"
@@ -241,10 +241,10 @@ _MAIL: Final = (
 )  # fmt: skip
 
 
-def leases(seen: Seen) -> list[Table]:
+def leases(seen: PageFacts) -> list[Table]:
     """Leases that end first if they are not renewed."""
     rows = [
-        (Told(e.left, f"{e.left:,.1f} s"), e.kind, e.name, s.title)
+        (SortedCell(e.left, f"{e.left:,.1f} s"), e.kind, e.name, s.title)
         for s, facts in _knots(seen.shot)
         for e in facts.ending
     ]  # fmt: skip
@@ -256,13 +256,13 @@ _LEASES: Final = (
 )  # fmt: skip
 
 
-def parties(seen: Seen) -> list[Table]:
+def parties(seen: PageFacts) -> list[Table]:
     """Publishers and subscribers, by name, at which server."""
     titles = {s.id: s.title for s in seen.shot.servers}
     rows = [
         (
             e.name or (f"{e.of} others" if e.of > 1 else "-"), _DOES[e.kind],
-            titles.get(e.server, e.server), Told(e.rate or 0.0, rated(e.rate) if e.rate is not None else "-"),
+            titles.get(e.server, e.server), SortedCell(e.rate or 0.0, rated(e.rate) if e.rate is not None else "-"),
             _count(e.count), _count(e.waiting), _count(e.lost),
         )
         for e in sorted(seen.shot.edges, key=lambda e: -(e.rate or 0.0))
@@ -278,7 +278,7 @@ _PARTIES: Final = (
 )  # fmt: skip
 
 
-def links(seen: Seen) -> list[Table]:
+def links(seen: PageFacts) -> list[Table]:
     """Where policies are enforced: links and bins, how much waits for them, and what is in force."""
     managed = _managed(seen)
     if not managed:
@@ -292,13 +292,13 @@ def links(seen: Seen) -> list[Table]:
 
 
 def _link_row(server: Server, link: LinkStatus) -> tuple[object, ...]:
-    limit, estimate = (Told(rate or 0.0, bits(rate) if rate else "-") for rate in (link.limit, link.estimate))
+    limit, estimate = (SortedCell(rate or 0.0, bits(rate) if rate else "-") for rate in (link.limit, link.estimate))
     waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
     return (
-        link.name or "(all others)", limit, estimate, Told(link.used, bits(link.used)),
-        Told(link.busy, f"{link.busy:.0%}"), Told(link.backlog, sized(link.backlog)), waiting,
-        Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits), Told(link.pending, sized(link.pending)),
-        server.title,
+        link.name or "(all others)", limit, estimate, SortedCell(link.used, bits(link.used)),
+        SortedCell(link.busy, f"{link.busy:.0%}"), SortedCell(link.backlog, sized(link.backlog)), waiting,
+        SortedCell(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits),
+        SortedCell(link.pending, sized(link.pending)), server.title,
     )  # fmt: skip
 
 
@@ -318,11 +318,8 @@ def _bin_rows(server: Server, quality: QualityStatus) -> list[tuple[object, ...]
     return [
         (
             _count(each.importance), _count(each.bin), _count(each.depth), _count(each.served),
-            Told(each.cpu, f"{each.cpu:,.1f} s"), Told(each.cpu, f"{each.cpu / whole:.1%}" if whole else "-"),
-            server.title,
-        )
-        for each in bins
-    ]  # fmt: skip
+            SortedCell(each.cpu, f"{each.cpu:,.1f} s"), SortedCell(each.cpu, f"{each.cpu / whole:.1%}" if whole else
+            "-"), server.title, ) for each in bins ]  # fmt: skip
 
 
 _BINS: Final = (
@@ -351,14 +348,14 @@ _IN_FORCE: Final = (
 )  # fmt: skip
 
 
-def types(seen: Seen) -> list[Table]:
+def types(seen: PageFacts) -> list[Table]:
     """Each type as its subscribers get it (figure 7 of the QED paper)."""
     rows = [
         (
             each.name or "others", ", ".join(each.sources) or "-",
             _count(each.received or 0), _count(each.dropped or 0),
-            Told(each.last or 0.0, time.strftime("%H:%M:%S", time.localtime(each.last)) if each.last else "-"),
-            Told(each.rate or 0.0, rated(each.rate) if each.rate is not UNSET else "-"),
+            SortedCell(each.last or 0.0, time.strftime("%H:%M:%S", time.localtime(each.last)) if each.last else "-"),
+            SortedCell(each.rate or 0.0, rated(each.rate) if each.rate is not UNSET else "-"),
             spark((each.rates or [])[-BARS_MOST:]),
             _time(each.p50), _time(each.p95), _time(each.end_p95), s.title,
         )
@@ -382,16 +379,16 @@ _UNMANAGED: Final = Table(
 )
 
 
-def _managed(seen: Seen) -> list[tuple[Server, QualityStatus]]:
+def _managed(seen: PageFacts) -> list[tuple[Server, QualityStatus]]:
     """Servers that manage quality of service, and what they say of it."""
     return [(s, facts.qos) for s, facts in _knots(seen.shot) if facts.qos is not UNSET]
 
 
-def _time(seconds: float | UnsetType | None) -> Told:
+def _time(seconds: float | UnsetType | None) -> SortedCell:
     """A short time; "-" for none."""
     if not isinstance(seconds, float | int):
-        return Told(0.0, "-")
-    return Told(seconds, f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms")
+        return SortedCell(0.0, "-")
+    return SortedCell(seconds, f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms")
 
 
 PAGES: Final[dict[str, Page]] = {
@@ -417,14 +414,14 @@ def _knots(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
     return [(s, s.delegate) for s in shot.servers if s.delegate is not None and not s.error]
 
 
-def _per(server: Server, name: str) -> Told:
+def _per(server: Server, name: str) -> SortedCell:
     rate = server.rates.get(name)
-    return Told(rate or 0.0, rated(rate) if rate is not None else "-")
+    return SortedCell(rate or 0.0, rated(rate) if rate is not None else "-")
 
 
-def _up(facts: ServerStatus) -> Told:
-    return Told(facts.uptime, lasted(facts.uptime))
+def _up(facts: ServerStatus) -> SortedCell:
+    return SortedCell(facts.uptime, lasted(facts.uptime))
 
 
-def _count(number: float) -> Told:
-    return Told(number, f"{number:,}")
+def _count(number: float) -> SortedCell:
+    return SortedCell(number, f"{number:,}")

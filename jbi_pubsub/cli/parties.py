@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundParties:
     """Parties that were found: lookup services at locators and by mDNS, and all servers that they list."""
 
     locators: Sequence[Answer] = ()
@@ -79,10 +79,10 @@ class Checkup:
 
     config: Config
     origins: Origins
-    _looking: Future[Found] | None = None
+    _looking: Future[FoundParties] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def found(self) -> Found:
+    def found(self) -> FoundParties:
         """Parties that there are; the first check that wants to know has them looked for."""
         with self._lock:
             mine = self._looking is None
@@ -125,12 +125,12 @@ def kind_of(facts: Mapping[str, Any]) -> str:
     return "lookup service" if facts.get("kind") == "lookup" else str(facts.get("kind"))
 
 
-def look(config: Config) -> Found:
+def look(config: Config) -> FoundParties:
     """Ask the locators, mDNS, whom these list, and each of those."""
     try:
         security = config.security()
     except ConfigurationError as exc:
-        return Found(problem=exc.message)
+        return FoundParties(problem=exc.message)
     announced = _announced(config, security)
     probes = together([(at, partial(_described, at, security)) for at in config.lookup.locators], PROBE_SECONDS)
     others = [at for at in announced() if at not in {_same(at) for at in config.lookup.locators}]
@@ -142,7 +142,7 @@ def look(config: Config) -> Found:
         refs |= {i.proxy.service_id: i.proxy for i in answer.value or () if DISSEMINATORS.intersection(i.types)}
     some = list(refs.values())[:SERVERS_MOST]
     servers = together([(", ".join(ref.endpoints), partial(_status, ref, security)) for ref in some], LOOK_SECONDS)
-    return Found(probes, heard, servers, len(refs) - len(some))
+    return FoundParties(probes, heard, servers, len(refs) - len(some))
 
 
 def together(tasks: Sequence[tuple[str, Callable[[], tuple[T, float]]]], seconds: float) -> list[Answer]:

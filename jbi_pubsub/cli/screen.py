@@ -54,7 +54,7 @@ class Screen:
         self._keys = sys.stdin.fileno() if keys and sys.stdin.isatty() else None
         self._settings: list[Any] = []
         self._pressed: deque[str] = deque()
-        self._held = _Held()
+        self._held = _DeferredRecords()
         self._handlers: list[logging.Handler] = []
         self._taken = False
         self.was_away = False
@@ -174,7 +174,7 @@ class Screen:
         sys.stdout.flush()
 
 
-class _Held(logging.Handler):
+class _DeferredRecords(logging.Handler):
     """Handler of records that would stand across the screen: they are told behind it, the last LOGGED_MOST."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from jbi_pubsub.web.federation import Observer, Server, Snapshot
 
 from .near import begins_so, told
 from .options import JsonArguments, argument, command, flag, option, repeated
-from .pages import PAGES, Seen, Subscriptions, Told
+from .pages import PAGES, PageFacts, SortedCell, Subscriptions
 from .screen import Screen, is_screen
 from .show import (
     Table,
@@ -93,21 +93,21 @@ _HELP: Final = (
 )
 
 
-def page_of(seen: Seen, look: Look) -> list[Table]:
+def page_of(seen: PageFacts, look: Look) -> list[Table]:
     """The tables of the page, in the order wanted."""
     first, *others = PAGES[look.page].tables(seen) or [Table((), ())]
     if not first.columns:
         return []
     rows = list(first.rows)
     if look.sort >= 0:
-        numbers = any(isinstance(row[look.sort], Told) for row in rows)
+        numbers = any(isinstance(row[look.sort], SortedCell) for row in rows)
         rows.sort(key=lambda row: row[look.sort].value if numbers else str(row[look.sort]), reverse=numbers)  # type: ignore[attr-defined]  # a column's cells are of one kind
     if look.upside_down:
         rows.reverse()
     return [first._replace(rows=rows), *others]
 
 
-def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> list[str]:
+def lines_of(seen: PageFacts, look: Look, width: int, height: int, clock: str) -> list[str]:
     """The screen: a bar with what is shown, the page from the line wanted on, a bar with the keys."""
     made = page_of(seen, look)
     if look.helped:
@@ -171,7 +171,7 @@ def top(given: _Top) -> None:
         observer.stop()
 
 
-def _sort_number(seen: Seen, page: str, sort: str) -> int:
+def _sort_number(seen: PageFacts, page: str, sort: str) -> int:
     """The column of that head. Raises ConfigurationError."""
     made = PAGES[page].tables(seen)
     heads = [column.head for column in made[0].columns] if made else []
@@ -182,7 +182,7 @@ def _sort_number(seen: Seen, page: str, sort: str) -> int:
     return heads.index(sort)
 
 
-def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: float) -> Seen:
+def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: float) -> PageFacts:
     """When all that answer have been seen LOOKS times. Raises LookupNotFoundError."""
     deadline = time.monotonic() + timeout
     shot = observer.snapshot()
@@ -199,11 +199,11 @@ def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: fl
     return _seen(observer, shot, known)
 
 
-def _seen(observer: Observer, shot: Snapshot, known: Subscriptions) -> Seen:
+def _seen(observer: Observer, shot: Snapshot, known: Subscriptions) -> PageFacts:
     def history(name: str, server: str) -> Sequence[float]:
         return [point.value for point in observer.history(name, server) if point.at > shot.at - WINDOW]
 
-    return Seen(shot, history, known)
+    return PageFacts(shot, history, known)
 
 
 def _watch(observer: Observer, known: Subscriptions, page: str, sort: str, every: float) -> None:
@@ -233,7 +233,7 @@ def _watch(observer: Observer, known: Subscriptions, page: str, sort: str, every
                 drawn_for = None
 
 
-def facts_of(seen: Seen, page: str) -> dict[str, Any]:
+def facts_of(seen: PageFacts, page: str) -> dict[str, Any]:
     """All that was seen, for programs."""
     shot = seen.shot
     told_: dict[str, Any] = {
@@ -259,7 +259,7 @@ def _subscription_facts(server: str, row: ListedSubscription, rate: float | None
     return {"server": server, **{name: getattr(row, name) for name in names}, "qos": qos, "rate": rate}
 
 
-def _server_facts(server: Server, seen: Seen) -> Mapping[str, Any]:
+def _server_facts(server: Server, seen: PageFacts) -> Mapping[str, Any]:
     return {
         "id": server.id,
         "kind": server.kind,

@@ -13,12 +13,12 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.core.history import Query, Scope, TakenIn
+from jbi_pubsub.core.history import HistoryQuery, Scope, TakenIn
 from jbi_pubsub.core.info_object import InfoObject, Parcel
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.pad.past.store_protocol import Keeping
-from jbi_pubsub.protocol.replies import Described
+from jbi_pubsub.protocol.replies import ArchivedSource
 from jbi_pubsub.subscriber import Query as OpenQuery
 from jbi_pubsub.subscriber import SubscriberAdapter
 
@@ -142,7 +142,7 @@ def _objects(kept: Keeping) -> Iterator[InfoObject]:
     """All objects of an archive, in their order."""
     scopes = tuple(Scope(type_) for type_ in sorted({source.type for source in kept.sources()}))
     if scopes:
-        answers = Archiving(kept, RecentBuffers(0.0, 0)).answers(Query(scopes=scopes))
+        answers = Archiving(kept, RecentBuffers(0.0, 0)).answers(HistoryQuery(scopes=scopes))
         yield from (Parcel.received(each.data).unpacked() for each in answers)
 
 
@@ -205,7 +205,7 @@ def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Ma
                         hint="Import into the folder while no process has it open: --folder",
                     )
             uids = {parcel.head.registration for parcel in batch}
-            of = [Described(uid, entries[uid]) for uid in uids if uid in entries]
+            of = [ArchivedSource(uid, entries[uid]) for uid in uids if uid in entries]
             return proxy.take_in([b"".join(map(bytes, parcel.parts)) for parcel in batch], of, CALL_SECONDS)
 
         yield take_in

@@ -20,7 +20,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.registry import Registry, open_registry
 from jbi_pubsub.codegen.types.sampling import Trial, tried
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.descriptors import Descriptor, Held, Key, Kind, Property
+from jbi_pubsub.core.descriptors import Descriptor, Key, Kind, Property, StoredType
 from jbi_pubsub.core.errors import ConfigurationError, SchemaError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
@@ -70,9 +70,9 @@ class _FolderRepository:
         assert found is not None  # the line above has asked
         return found, properties
 
-    def held(self, key: Key) -> Held | None:
+    def held(self, key: Key) -> StoredType | None:
         found = self._registry.find(key)
-        return Held(found, self._registry.schema(key)) if found is not None else None
+        return StoredType(found, self._registry.schema(key)) if found is not None else None
 
     def add(self, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str) -> Descriptor:
         return self._types.add(bundle, by=self._who, kind=kind, parent=parent, description=description)
@@ -542,7 +542,7 @@ def _find(repository: Repository, given: str, kind: Kind) -> Key:
     raise UnknownUidError(told(kind, wanted.name, {each.name for each in known}))
 
 
-def _held(repository: Repository, key: Key) -> Held:
+def _held(repository: Repository, key: Key) -> StoredType:
     found = repository.held(key)
     if found is None:
         raise UnknownUidError(f"{key[1]} has been removed meanwhile")

@@ -101,7 +101,7 @@ class _Reply(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-class Allowance:
+class CallerAllowance:
     """Time that each caller has left. Not for several threads at once."""
 
     def __init__(self, most: float = ALLOWANCE, regained: float = REGAINED) -> None:
@@ -131,7 +131,7 @@ class Allowance:
 class Children:
     """Runs functions in child processes. Several threads may use it at once."""
 
-    def __init__(self, *, places: int = PLACES, allowance: Allowance | None = None) -> None:
+    def __init__(self, *, places: int = PLACES, allowance: CallerAllowance | None = None) -> None:
         """`places`: children at once. `allowance` of each caller; None: as much as they like."""
         self._places = places
         self._allowance = allowance

@@ -98,13 +98,14 @@ class PadSection(_Section, frozen=True):
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
     keep_seconds: Wait = 10.0
-    """Seconds that a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps none,
-    and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in outages."""
+    """Seconds that a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps
+    none, and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in
+    outages."""
     keep_bytes: Limit = 64 << 20
     """Bytes kept for them in all."""
     settle_seconds: Wait = 2.0
-    """Seconds that a publisher that fills that within moments waits, once, and how long a delegate or peer publisher that
-    stops waits for subscribers that were told of its new registrations."""
+    """Seconds that a publisher that fills that within moments waits, once, and how long a delegate or peer publisher
+    that stops waits for subscribers that were told of its new registrations."""
 
 
 class LeaseSection(_Section, frozen=True):
@@ -141,8 +142,8 @@ class LinkSection(_Section, frozen=True):
     """Settings of the data connections: publications, deliveries, lookup events."""
 
     compression: Literal["none", "deflate"] = "none"
-    """Compression that a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for slow links: it
-    costs both ends time (docs/links.md)."""
+    """Compression that a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for
+    slow links: it costs both ends time (docs/links.md)."""
     window: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes that may be under way on a data connection of a publisher or subscriber; 0 leaves it to TCP, which fills
     whatever queue a slow link has, and then leases are not renewed in time. 4096 is 5 s of 7,200 bit/s."""
@@ -243,8 +244,8 @@ class PolicySection(_Section, frozen=True):
     file: str = ""
     """policy.toml, read again when it changes, or NAME://ADDRESS of a plug-in; "" allows everything to everybody."""
     users: str = ""
-    """Names of people without a certificate: the password file that `jbi users` writes, read again when it changes, or a
-    directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name; "" asks nobody for a password."""
+    """Names of people without a certificate: the password file that `jbi users` writes, read again when it changes, or
+    a directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name; "" asks nobody for a password."""
     audit: str = ""
     """File in which refusals are written down; "" keeps none but the log's."""
     audit_all: bool = False
@@ -309,7 +310,8 @@ class ClientSection(_Section, frozen=True):
     user: str = ""
     """User of it: a claim, which a certificate's name overrides, and a password proves."""
     password: str = ""
-    """Password of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show it."""
+    """Password of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not
+    show it."""
     role: str = ""
     """His present duty."""
     owner: str = ""
@@ -426,8 +428,8 @@ class TlsSection(_Section, frozen=True):
     sign: bool = False
     """Whether publishers of this process sign their objects, and delegates what their filters leave of payloads."""
     verify: Literal["off", "warn", "require"] = "off"
-    """Treatment of signatures by delegates and subscribers of this process: nothing; log and count what is not signed or
-    does not hold; drop it, counted and told as lost (`bad_signature`)."""
+    """Treatment of signatures by delegates and subscribers of this process: nothing; log and count what is not signed
+    or does not hold; drop it, counted and told as lost (`bad_signature`)."""
 
     def identity(self) -> TlsIdentity | None:
         """The files that are meant, None without any. Raises ConfigurationError when only some are named."""
@@ -474,8 +476,8 @@ class Config(_Section, frozen=True):
         return Path(self.types.cache) if self.types.cache else None
 
     def security(self) -> Security:
-        """Settings for listening and connecting. Raises ConfigurationError when only some TLS files are named, or one is no good:
-        now, for a client would take it for a server that never answers."""
+        """Settings for listening and connecting. Raises ConfigurationError when only some TLS files are named, or one
+        is no good: now, for a client would take it for a server that never answers."""
         identity = self.tls.identity()
         if identity is not None:
             identity.client_context()

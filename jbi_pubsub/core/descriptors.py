@@ -61,7 +61,7 @@ class Property(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TypeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Change of a type: `when` in seconds since the epoch."""
 
     when: Seconds
@@ -69,7 +69,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what: str
 
 
-class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StoredType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A descriptor with its schema: what one repository gives another."""
 
     descriptor: Descriptor
@@ -121,11 +121,11 @@ class TypeRegistry(Protocol):
         """Add or replace one; None removes it. Raises OversizeError, ConfigurationError."""
         ...
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """Changes in order; also of one that is gone."""
         ...
 
-    def keep(self, held: Held, by: str) -> Descriptor:
+    def keep(self, held: StoredType, by: str) -> Descriptor:
         """Keep a copy of what another repository holds. Raises TypeConflictError."""
         ...
 

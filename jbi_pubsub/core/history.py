@@ -44,7 +44,7 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The namespaces of its prefixes."""
 
 
-class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Question to one archive; all conditions hold together. Times include their ends."""
 
     scopes: tuple[Scope, ...]
@@ -70,7 +70,7 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Access rules hide something of what is asked: then only what is certain to be the caller's is counted."""
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class QueryResult(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One result: the object's bytes as they came (see `info_object.Parcel.received`)."""
 
     position: int
@@ -96,7 +96,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why it failed; of one that is finished, what is damaged, and so missing."""
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExplanationStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Step for one alternative of a scope's predicate."""
 
     type: TypeName
@@ -111,7 +111,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Explanation of how a query would be answered."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ExplanationStep, ...]
     objects: int
     """In its scopes and positions."""
     not_indexed: int

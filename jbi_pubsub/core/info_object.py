@@ -202,9 +202,9 @@ class Cause(enum.StrEnum):
     RATE = "rate"
     """Beyond the rate that the subscription may or wants to have."""
     EXPIRED = "expired"
-    """The object waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its rules,
-    before a durable subscription had it. Whether that would have matched the predicate is not known: counted is what
-    went of the types and registrations that match."""
+    """The object waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its
+    rules, before a durable subscription had it. Whether that would have matched the predicate is not known: counted is
+    what went of the types and registrations that match."""
     OTHER_ARCHIVE = "other_archive"
     """An archive that was wiped, put back from a copy, or is another one than the position is of that was to be gone
     on from: what was behind it there is not known (count 0). What is here comes."""

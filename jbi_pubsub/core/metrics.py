@@ -32,7 +32,7 @@ from .guard import faults, guarded
 from .hosts import is_ours, names_of
 from .status import FieldMetric, Status, TlsStatus
 from .wire.endpoint import Caller
-from .wire.places import Place, peer_of, room
+from .wire.places import PortPlace, peer_of, room
 
 log = logging.getLogger("jbi_pubsub.metrics")
 
@@ -79,7 +79,7 @@ class MetricsServer:
                 port=port,
             ) from exc
         self.port = int(self._listener.getsockname()[1])
-        self._writers: dict[asyncio.StreamWriter, Place] = {}
+        self._writers: dict[asyncio.StreamWriter, PortPlace] = {}
         """Open connections; of the thread alone."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -109,7 +109,7 @@ class MetricsServer:
         for oldest in room(self._writers, peer, CONNECTIONS_MOST) or ():
             del self._writers[oldest]
             oldest.transport.abort()
-        self._writers[writer] = Place(peer)
+        self._writers[writer] = PortPlace(peer)
         with guarded("metrics"):
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):

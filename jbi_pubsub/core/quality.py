@@ -40,7 +40,7 @@ class Strategy(msgspec.Struct, frozen=True):
     link: tuple[float, ...] = WEIGHTS
 
 
-class Shape(msgspec.Struct, frozen=True):
+class PayloadShape(msgspec.Struct, frozen=True):
     """A transformation of payloads by name, for example ("scale", (0.5,)); what there is: SHAPES."""
 
     name: str
@@ -70,7 +70,7 @@ SHAPES: Final = {
 """Shapers that there are (qos/shaping.py does them), for those who check policies."""
 
 
-def shape_of(said: object) -> Shape:
+def shape_of(said: object) -> PayloadShape:
     """A shape as people write it, "scale 0.5". Raises ValueError, which says what there is."""
     words = said.split() if isinstance(said, str) else []
     rule = SHAPES.get(words[0]) if words else None
@@ -91,7 +91,7 @@ def shape_of(said: object) -> Shape:
             kind = "whole number" if rule.whole else "number"
             raise ValueError(f"{name} of {words[0]} is a {kind} from {least:g} to {most:g}, not {word[:50]!r}")
         arguments.append(value)
-    return Shape(words[0], tuple(arguments))
+    return PayloadShape(words[0], tuple(arguments))
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     importance: Importance = DEFAULT_IMPORTANCE
     deadline: float | None = None
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[PayloadShape, ...] = ()
     max_rate: Rate | None = None
     max_size: int | None = None
     oversize: Literal["shape", "drop"] = "drop"
@@ -198,7 +198,7 @@ TEXT_MOST: Final = 200
 """Characters of an attribute's name or value, a shape, or what is to be replaced by."""
 
 
-def checked_wish(wish: Wish) -> tuple[Shape, ...]:
+def checked_wish(wish: Wish) -> tuple[PayloadShape, ...]:
     """Its shapes, read. Raises ConfigurationError for a wish that makes no sense, PredicateError
     for such an XPath: wishes come from strangers."""
     try:

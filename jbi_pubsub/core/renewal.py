@@ -45,7 +45,7 @@ THREAD_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
-class _Held:
+class _RenewedLease:
     duration: float
     expires: float
     grantor: Hashable
@@ -63,11 +63,11 @@ class LeaseRenewalManager:
 
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()  # covers all state
-        self._held: dict[Hashable, _Held] = {}
+        self._held: dict[Hashable, _RenewedLease] = {}
         self._due: Agenda[Hashable] = Agenda()
-        self._waiting: dict[Hashable, list[tuple[float, int, Hashable, _Held]]] = {}
+        self._waiting: dict[Hashable, list[tuple[float, int, Hashable, _RenewedLease]]] = {}
         """For each grantor that is asked now its other leases that are due: a heap, the first to expire first."""
-        self._ready: deque[tuple[Hashable, _Held]] = deque()
+        self._ready: deque[tuple[Hashable, _RenewedLease]] = deque()
         """Queue of what the workers are to renew next."""
         self._tie = itertools.count()
         self._pool = ThreadPoolExecutor(RENEWALS_AT_ONCE, thread_name_prefix=f"{name}-renew")
@@ -89,7 +89,7 @@ class LeaseRenewalManager:
         """
         now = time.monotonic()
         duration = duration if is_term(duration) else 0.0
-        held = _Held(duration, now + duration, key if grantor is None else grantor, renew, lost)
+        held = _RenewedLease(duration, now + duration, key if grantor is None else grantor, renew, lost)
         with self._lock:
             self._held[key] = held
             self._schedule_renewal(now, key, held)
@@ -116,7 +116,7 @@ class LeaseRenewalManager:
     def __len__(self) -> int:
         return len(self._held)
 
-    def _schedule_renewal(self, now: float, key: Hashable, held: _Held) -> None:
+    def _schedule_renewal(self, now: float, key: Hashable, held: _RenewedLease) -> None:
         self._schedule(now + max(PAUSE_LEAST, min(held.duration, TERM_MOST) * RENEW_AT), key)
 
     def _schedule(self, when: float, key: Hashable) -> None:
@@ -170,7 +170,7 @@ class LeaseRenewalManager:
             with contextlib.suppress(RuntimeError):  # no further thread, or the end: this one looks there next
                 self._pool.submit(self._ask)
 
-    def _renew(self, key: Hashable, held: _Held) -> None:
+    def _renew(self, key: Hashable, held: _RenewedLease) -> None:
         try:
             duration = held.renew()
             if not is_term(duration):
@@ -191,7 +191,7 @@ class LeaseRenewalManager:
             if self._held.get(key) is held:
                 self._schedule_renewal(now, key, held)
 
-    def _try_again(self, key: Hashable, held: _Held, why: JbiError) -> None:
+    def _try_again(self, key: Hashable, held: _RenewedLease, why: JbiError) -> None:
         now = time.monotonic()
         if now >= held.expires:
             self._lose(key, held, why)
@@ -202,7 +202,7 @@ class LeaseRenewalManager:
             if self._held.get(key) is held:
                 self._schedule(now + pause, key)
 
-    def _lose(self, key: Hashable, held: _Held, why: JbiError) -> None:
+    def _lose(self, key: Hashable, held: _RenewedLease, why: JbiError) -> None:
         with self._lock:
             known = self._held.get(key) is held
             if known:

@@ -20,7 +20,7 @@ MOST: Final = 600
 """Samples of a window at most."""
 
 
-class Point(NamedTuple):
+class SeriesPoint(NamedTuple):
     """A value at a moment."""
 
     at: float
@@ -32,23 +32,23 @@ class Gauge:
 
     def __init__(self, window: float = WINDOW, most: int = MOST) -> None:
         self.window = window
-        self._points: deque[Point] = deque(maxlen=most)
+        self._points: deque[SeriesPoint] = deque(maxlen=most)
 
     def add(self, now: float, value: float) -> None:
         """The value at `now`. What is no finite number is no value, and left out."""
         if not math.isfinite(value):
             return
         if self._points and now <= self._points[-1].at:
-            self._points[-1] = Point(self._points[-1].at, value)
+            self._points[-1] = SeriesPoint(self._points[-1].at, value)
         else:
-            self._points.append(Point(now, value))
+            self._points.append(SeriesPoint(now, value))
         self._forget(now)
 
     def last(self) -> float | None:
         """The newest value, however old; None without any."""
         return self._points[-1].value if self._points else None
 
-    def points(self, now: float) -> list[Point]:
+    def points(self, now: float) -> list[SeriesPoint]:
         """The samples of the window, oldest first."""
         self._forget(now)
         return list(self._points)

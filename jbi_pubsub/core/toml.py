@@ -31,7 +31,7 @@ Where = tuple[str | int, ...]
 """The way to a value: names of keys, and numbers of elements from 0: ("access", 3, "type")."""
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """A line and a column of a file, from 1; 0, 0: the file as a whole."""
 
     line: int
@@ -42,13 +42,13 @@ class Place(NamedTuple):
         return f"{file}:{self.line}:{self.column}" if self.line else str(file)
 
 
-WHOLE: Final = Place(0, 0)
+WHOLE: Final = TextPlace(0, 0)
 
 
 class TomlError(ValueError):
     """A text that can't be used: what is wrong at a place, and how to mend it; `key`: that nobody knows."""
 
-    def __init__(self, message: str, place: Place = WHOLE, hint: str = "", key: str = "") -> None:
+    def __init__(self, message: str, place: TextPlace = WHOLE, hint: str = "", key: str = "") -> None:
         """See above."""
         super().__init__(message)
         self.message, self.place, self.hint, self.key = message, place, hint, key
@@ -72,7 +72,7 @@ class TomlDocument(dict[str, Any]):
             self._places = scan.places()
         except tomllib.TOMLDecodeError as exc:
             at = re.search(r" \(at line (\d+), column (\d+)\)$", str(exc))
-            place = Place(int(at[1]), int(at[2])) if at else _end(text)
+            place = TextPlace(int(at[1]), int(at[2])) if at else _end(text)
             message = str(exc).removesuffix(" (at end of document)")
             raise TomlError(message[: at.start()] if at else message, place, "It is TOML, see https://toml.io") from exc
         except RecursionError as exc:
@@ -81,15 +81,15 @@ class TomlDocument(dict[str, Any]):
         self._spans = scan.spans
         self._lines = text.split("\n")
 
-    def key(self, where: Where) -> Place:
+    def key(self, where: Where) -> TextPlace:
         """Where a key stands, or the table, if it is one."""
         return self._place(where, 0)
 
-    def value(self, where: Where) -> Place:
+    def value(self, where: Where) -> TextPlace:
         """Where a value stands, or an element of it."""
         return self._place(where, 1)
 
-    def inside(self, where: Where, number: int) -> Place:
+    def inside(self, where: Where, number: int) -> TextPlace:
         """Where character `number`, from 0, of a value stands that is a text."""
         line, column = place = self.value(where)
         if where not in self._places or not line:
@@ -100,13 +100,13 @@ class TomlDocument(dict[str, Any]):
             return place
         before = token[0][: _offset(token[0], number)]
         lines = before.count("\n")
-        return Place(line + lines, len(before) - before.rfind("\n") if lines else column + len(before))
+        return TextPlace(line + lines, len(before) - before.rfind("\n") if lines else column + len(before))
 
     def span(self, where: Where) -> tuple[int, int] | None:
         """The characters of the text that are the value of a key, from and up to; None for a key that is not there."""
         return self._spans.get(where)
 
-    def _place(self, where: Where, which: int) -> Place:
+    def _place(self, where: Where, which: int) -> TextPlace:
         while where and where not in self._places:
             where = where[:-1]
         return self._places[where][which] if where else WHOLE
@@ -119,7 +119,7 @@ def text_of(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
-        place = Place(data.count(b"\n", 0, exc.start) + 1, exc.start - data.rfind(b"\n", 0, exc.start))
+        place = TextPlace(data.count(b"\n", 0, exc.start) + 1, exc.start - data.rfind(b"\n", 0, exc.start))
         raise TomlError("not UTF-8", place, "TOML is UTF-8; save it as such") from exc
 
 
@@ -177,8 +177,8 @@ def _unknown(value: Any, kind: inspect.Type, where: Where) -> Iterator[tuple[Whe
 # -- where everything stands ------------------------------------------------------------------------------------------
 
 
-def _end(text: str) -> Place:
-    return Place(text.count("\n") + 1, len(text) - (text.rfind("\n") + 1) + 1)
+def _end(text: str) -> TextPlace:
+    return TextPlace(text.count("\n") + 1, len(text) - (text.rfind("\n") + 1) + 1)
 
 
 _TOKEN: Final = re.compile(
@@ -212,7 +212,7 @@ class _Scan:
     """Where keys and values of a text begin that tomllib has read: what follows on what is known to be right."""
 
     def __init__(self, text: str) -> None:
-        self._tokens: list[tuple[str, Place]] = []
+        self._tokens: list[tuple[str, TextPlace]] = []
         self._starts: list[int] = []
         self.spans: dict[Where, tuple[int, int]] = {}
         """Span of each value of a key: from which character up to which it goes."""
@@ -220,15 +220,15 @@ class _Scan:
         for token in _TOKEN.finditer(text):
             said = token[0]
             if token.lastgroup != "skip":
-                self._tokens.append((said, Place(line, token.start() - begin + 1)))
+                self._tokens.append((said, TextPlace(line, token.start() - begin + 1)))
                 self._starts.append(token.start())
             lines = said.count("\n")
             if lines:
                 line, begin = line + lines, token.start() + said.rindex("\n") + 1
-        self._tokens.append(("\n", Place(line, len(text) - begin + 1)))
+        self._tokens.append(("\n", TextPlace(line, len(text) - begin + 1)))
         self._starts.append(len(text))
         self._at = 0
-        self._found: dict[Where, tuple[Place, Place]] = {}
+        self._found: dict[Where, tuple[TextPlace, TextPlace]] = {}
         self._counts: dict[Where, int] = {}
         """Elements so far of each array of tables."""
 
@@ -248,7 +248,7 @@ class _Scan:
                 raise TomlError(f"a number or name of more than {WORD_MOST} characters", place, hint)
             before = said
 
-    def places(self) -> dict[Where, tuple[Place, Place]]:
+    def places(self) -> dict[Where, tuple[TextPlace, TextPlace]]:
         """Places of each key or element, and of its value."""
         table: Where = ()
         while self._at < len(self._tokens):
@@ -261,7 +261,7 @@ class _Scan:
                 self._pair(table)
         return self._found
 
-    def _header(self, place: Place) -> Where:
+    def _header(self, place: TextPlace) -> Where:
         self._at += 1
         is_element = self._said == "["
         self._at += is_element

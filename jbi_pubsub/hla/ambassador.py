@@ -39,7 +39,7 @@ from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 
@@ -159,7 +159,7 @@ class RTIAmbassador(Services):
         token = self._call(item, "join", str, federation)
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:
-            greet(Line(sock), Hello.of(token))
+            greet(StreamSocket(sock), Hello.of(token))
             self._link = FederateLink(sock)
         except BaseException:
             sock.close()

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from immutables import Map
 
-from jbi_pubsub.bridge.file import Place, settings_of, side_of, told
+from jbi_pubsub.bridge.file import SidePlace, settings_of, side_of, told
 from jbi_pubsub.bridge.plain import PlainPlatform
-from jbi_pubsub.bridge.platform import Arrived, Published
+from jbi_pubsub.bridge.platform import BridgedRegistration, ObjectReceiver
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     BackPressureError,
@@ -64,7 +64,7 @@ _MANAGER: Final = re.compile(r"HLA(object|interaction)Root(\.HLAmanager(\..*)?)?
 """The roots, and what each RTI has of its own."""
 
 
-class GatewaySide(Place, frozen=True, kw_only=True):
+class GatewaySide(SidePlace, frozen=True, kw_only=True):
     """`[side.NAME]` of kind "hla" beside one of kind "jbi"."""
 
     kind: str = "hla"
@@ -197,7 +197,7 @@ class FederationPlatform(PlainPlatform):
         self._side = side
         self._surrogate = Surrogate(config, side.federation)
         self._ambassador = GatewayAmbassador(self._tell, self._call)
-        self._arrived: Arrived | None = None
+        self._arrived: ObjectReceiver | None = None
         self._counts = dict.fromkeys(("taken", "told", "filtered", "refused"), 0)
         self._trouble = ""
         self._calling = threading.Lock()
@@ -209,7 +209,7 @@ class FederationPlatform(PlainPlatform):
 
     # -- objects from there ---------------------------------------------------------------------------------------
 
-    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:
+    def subscribe(self, types: Sequence[str], arrived: ObjectReceiver) -> None:
         """Have objects told, from now on."""
         self._arrived = arrived
         self._something.set()
@@ -313,7 +313,13 @@ class FederationPlatform(PlainPlatform):
     # -- objects to there -----------------------------------------------------------------------------------------
 
     def register(
-        self, published: Published, type_: TypeName, bundle: SchemaBundle, via: tuple[str, ...], *, validate: bool
+        self,
+        published: BridgedRegistration,
+        type_: TypeName,
+        bundle: SchemaBundle,
+        via: tuple[str, ...],
+        *,
+        validate: bool,
     ) -> None:
         """A federation has no registrations."""
 

@@ -27,7 +27,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, Caller, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Tokens, greet, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, Tokens, greet, listen, refuse, welcome
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -197,7 +197,7 @@ class RtiLink:
     # -- sessions, each on the thread of its connection -----------------------------------------------------------
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
-        line = Line(sock)
+        line = StreamSocket(sock)
         token: str | None = self._tokens.redeem(listen(line).token)
         if token is None:
             refuse(line, "unknown or used token")
@@ -209,7 +209,7 @@ class RtiLink:
             return
         with far:
             try:
-                greet(Line(far), Hello.of(token))
+                greet(StreamSocket(far), Hello.of(token))
             except JbiError as exc:
                 refuse(line, exc.message)
                 return

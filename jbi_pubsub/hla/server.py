@@ -26,7 +26,7 @@ from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeou
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 
@@ -234,7 +234,7 @@ class RtiServer:
     # -- sessions, on their thread ------------------------------------------------------------------------------
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
-        line = Line(sock)
+        line = StreamSocket(sock)
         hello = listen(line)
         name: str | None = self._tokens.redeem(hello.token)
         found = self._federations.get(name) if name is not None else None

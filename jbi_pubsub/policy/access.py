@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.access import ALLOWED, Action, Decision, Namespaces, Subject
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import PredicateError
-from jbi_pubsub.core.toml import Place, Where
+from jbi_pubsub.core.toml import TextPlace, Where
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import joined, negated
@@ -64,7 +64,7 @@ class AccessRule:
 
     name: str
     """policy.toml:17"""
-    place: Place
+    place: TextPlace
     allow: bool
     actions: frozenset[str]
     keys: Mapping[str, Globs | Addresses]
@@ -329,7 +329,7 @@ def review(document: PolicyDocument, rules: AccessRules) -> None:
     denying = [rule for rule in rules.rules if not rule.allow]
     if not rules.rules:
         if document.tables.keys().isdisjoint(QOS_KINDS):  # else the file is about something else
-            document.warn(Place(0, 0), "no [[access]] rule: everybody may do everything")
+            document.warn(TextPlace(0, 0), "no [[access]] rule: everybody may do everything")
     elif not allowing:
         document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")
     elif not any("connect" in rule.actions for rule in allowing):

@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.places import share_of
-from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 
@@ -64,7 +64,7 @@ class LocalManagerChannel:
         """Have it take what there is."""
         self._sender.ready()
 
-    def attach(self, sock: socket.socket, position: int, line: Line, close: Callable[[], None]) -> None:
+    def attach(self, sock: socket.socket, position: int, line: StreamSocket, close: Callable[[], None]) -> None:
         """Use that connection, which `close` closes."""
 
         def ended() -> None:
@@ -220,7 +220,7 @@ class LocalManagerChannels:
 
     def serve(self, sock: socket.socket, caller: Caller, hand_over: HandOver) -> None:
         """Serve a data connection, by the token that `join` has given."""
-        line = Line(sock)
+        line = StreamSocket(sock)
         hello = listen(line)
         channel: LocalManagerChannel | None = self._tokens.redeem(hello.token)
         if channel is None:

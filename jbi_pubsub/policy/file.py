@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.core.files import opened
 from jbi_pubsub.core.near import KNOWN_MOST, near_name
-from jbi_pubsub.core.toml import MAX_BYTES, WHOLE, Place, TomlDocument, TomlError, Where, text_of
+from jbi_pubsub.core.toml import MAX_BYTES, WHOLE, TextPlace, TomlDocument, TomlError, Where, text_of
 
 MAX_RULES: Final = 10_000
 """Rules of one kind."""
@@ -38,7 +38,7 @@ keep.py's."""
 class PolicyProblem(NamedTuple):
     """Problem at a place, and how to mend it. An error keeps the file from being used, a warning does not."""
 
-    place: Place
+    place: TextPlace
     message: str
     hint: str = ""
     is_error: bool = True
@@ -64,12 +64,12 @@ class PolicyDocument(TomlDocument):
         """Whether more than PROBLEMS_MOST errors were found: whoever looks for more may stop."""
         return self._errors > PROBLEMS_MOST
 
-    def error(self, place: Place, message: str, hint: str = "") -> None:
+    def error(self, place: TextPlace, message: str, hint: str = "") -> None:
         """The file can't be used."""
         self._errors += 1
         self.problems.append(PolicyProblem(place, message, hint))
 
-    def warn(self, place: Place, message: str, hint: str = "") -> None:
+    def warn(self, place: TextPlace, message: str, hint: str = "") -> None:
         """Note that the file can be used, but hardly as it was meant."""
         if len(self.problems) - self._errors < WARNINGS_MOST:
             self.problems.append(PolicyProblem(place, message, hint, is_error=False))
@@ -100,7 +100,7 @@ class PolicyDocument(TomlDocument):
             raise failure(self.name, first.message + more, first.place, first.hint)
 
 
-def failure(file: str, message: str, place: Place = WHOLE, hint: str = "") -> PolicyError:
+def failure(file: str, message: str, place: TextPlace = WHOLE, hint: str = "") -> PolicyError:
     """The error about a file."""
     return PolicyError(f"{place.of(file)}: {message}", hint=hint, file=file, line=place.line, column=place.column)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settings, Shape, Wish
-from jbi_pubsub.core.toml import Place
+from jbi_pubsub.core.quality import GrantedQos, LinkTerms, PayloadShape, Rate, Reduced, Settings, Wish
+from jbi_pubsub.core.toml import TextPlace
 
 from .condition import Node, restricts
 from .context import Addresses, CallerFacts, Globs
@@ -28,7 +28,7 @@ FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "ove
 OPERATIONS: Final = ("publish", "subscribe", "query")
 """Actions that open contracts."""
 
-Value = int | float | str | tuple[Shape, ...] | Rate | None
+Value = int | float | str | tuple[PayloadShape, ...] | Rate | None
 """Value of a field; None forbids it."""
 
 SPECIFICITY: Final = (
@@ -105,7 +105,7 @@ class PolicyRule:
     """A policy made ready."""
 
     name: str
-    place: Place
+    place: TextPlace
     keys: Mapping[str, Globs | Addresses]
     fields: Mapping[str, Value]
     condition: Node = True
@@ -223,7 +223,7 @@ def _settings(said: Mapping[str, Any], link: str, version: int) -> Settings:
     return Settings(**given, shapes=said.get("shape") or (), link=link, version=version)
 
 
-def granted(outcome: PolicyOutcome, wish: Wish, shapes: Sequence[Shape] = ()) -> GrantedQos:
+def granted(outcome: PolicyOutcome, wish: Wish, shapes: Sequence[PayloadShape] = ()) -> GrantedQos:
     """Grant to a contract that wishes for that; `shapes` are the wish's, read."""
     settings, changes, less = outcome.settings, dict[str, Any](), list[Reduced]()
 

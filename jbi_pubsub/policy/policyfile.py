@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import LinkTerms, Space, Strategy, StrategyName
-from jbi_pubsub.core.toml import Place, Where
+from jbi_pubsub.core.toml import TextPlace, Where
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
 from .context import Globs, People, matchers, patterns
@@ -121,7 +121,7 @@ class TableReader:
             self._error(at, f"{at[-1]}: {exc}")
             return None
 
-    def _once(self, names: dict[str, Place], name: str, at: Where, what: str) -> None:
+    def _once(self, names: dict[str, TextPlace], name: str, at: Where, what: str) -> None:
         place = self._document.key(at)
         if name and name in names:
             self._document.error(place, f"two of {what} are called {name!r}, here and in line {names[name].line}")
@@ -324,7 +324,7 @@ class PolicyReader(TableReader):
         """The policies that active missions make of templates. Those of others are looked at as well."""
         templates = self._templates()
         used: set[str] = set()
-        names: dict[str, Place] = {}
+        names: dict[str, TextPlace] = {}
         rules: list[PolicyRule] = []
         made = 0
         """Also for missions that are not active."""
@@ -359,7 +359,7 @@ class PolicyReader(TableReader):
     def _templates(self) -> dict[str, tuple[Table, tuple[str, ...], Where]]:
         """By name: the table, its parameters, and where it stands."""
         found: dict[str, tuple[Table, tuple[str, ...], Where]] = {}
-        names: dict[str, Place] = {}
+        names: dict[str, TextPlace] = {}
         for table, at in self._tables("template"):
             self._known_keys(table, at, TEMPLATE_KEYS)
             name = self._text(table, at, "name", needed=True)
@@ -431,7 +431,7 @@ class SpaceReader(TableReader):
 
     def links(self) -> list[Membership]:
         """The bottlenecks, and who is behind them."""
-        found, names = list[Membership](), dict[str, Place]()
+        found, names = list[Membership](), dict[str, TextPlace]()
         for table, at in self._tables("link"):
             if len(found) >= LINKS_MOST:
                 self._error(at, f"more than {LINKS_MOST} links", key=True)

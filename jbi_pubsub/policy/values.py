@@ -9,8 +9,8 @@ from typing import Any, Final, get_args
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.quality import (
     LEVELS,
+    PayloadShape,
     QueuePolicy,
-    Shape,
     shape_of,
 )
 from jbi_pubsub.core.xpath import compile_predicate
@@ -40,7 +40,7 @@ def _size(said: object) -> int:
     return int(amount(said, "bytes"))
 
 
-def _shapes(said: object) -> tuple[Shape, ...]:
+def _shapes(said: object) -> tuple[PayloadShape, ...]:
     several = said if isinstance(said, list) else [said]
     if not 0 < len(several) <= 8:
         raise ValueError("1 to 8 shapes")

@@ -40,7 +40,7 @@ MAX_DIGEST_SECONDS: Final = 86_400.0
 """A day: what is gathered longer takes room that other mail needs."""
 
 
-class Conditions(NamedTuple):
+class CompiledConditions(NamedTuple):
     """Compiled conditions of a subscription."""
 
     predicate: Predicate | None
@@ -52,7 +52,7 @@ class Conditions(NamedTuple):
     """Seconds for which objects are gathered for one mail; 0.0 sends each by itself."""
 
 
-def compile_conditions(request: SubscriptionRequest) -> Conditions:
+def compile_conditions(request: SubscriptionRequest) -> CompiledConditions:
     """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
     if not request.direct and not request.recipients:
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
@@ -87,9 +87,9 @@ def compile_conditions(request: SubscriptionRequest) -> Conditions:
     if request.view == "combined" and predicate is not None:
         within = inside(request.predicate, spaces, combined.TOP) if request.language == XPATH else None
         if within is None:
-            return Conditions(None, predicate, payload_filter, digest)
+            return CompiledConditions(None, predicate, payload_filter, digest)
         predicate = compile_predicate(within, namespaces=spaces)
-    return Conditions(predicate, None, payload_filter, digest)
+    return CompiledConditions(predicate, None, payload_filter, digest)
 
 
 def _check_start(request: SubscriptionRequest) -> None:

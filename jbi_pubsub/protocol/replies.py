@@ -17,7 +17,7 @@ PREFETCH_LEAST: Final = 64
 is: so many do not wait where others may pass them."""
 
 
-class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only; what it
     has got of what it wishes; `prefetch`: a quarter of so many that its application has taken is told by itself, 0: of
     its bound."""
@@ -68,7 +68,7 @@ class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpenReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A connection or session with its lease. `server` is who has opened it: another one may stand at an address
     where ours was."""
 
@@ -77,10 +77,10 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: str = ""
 
 
-class Subscribed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SubscribeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to one subscription of a call: granted, or why not."""
 
-    granted: Granted | None = None
+    granted: Grant | None = None
     error: ErrorReport | None = None
 
 
@@ -88,7 +88,7 @@ class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """To all subscriptions of a call, in their order. `open_for`: seconds that the session is open by now, which ties
     the two clocks anew; 0 without a session."""
 
-    answers: tuple[Subscribed, ...]
+    answers: tuple[SubscribeReply, ...]
     open_for: float = 0.0
 
 
@@ -106,7 +106,7 @@ class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     was open here can tell whether this is the same, and not another one, or a copy of before; (): not known."""
 
 
-class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QueryEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last that comes of a query: how it ended. See `core.history.Progress`."""
 
     state: State
@@ -118,7 +118,7 @@ class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: tuple[str, ...] = ()
 
 
-class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ObjectCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of objects that a query finds."""
 
     count: int
@@ -129,21 +129,21 @@ class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which archive answers: see `QueryOpened`."""
 
 
-class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArchivedSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A registration of which objects are archived, with its entries, which templates match."""
 
     uid: str
     entries: tuple[EntryRep, ...]
 
 
-class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeletionCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of objects that were deleted, of those up to a position."""
 
     count: int
     up_to: Position
 
 
-class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QueryExplanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Explanation of how a query would be answered."""
 
     explanation: Explanation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from jbi_pubsub.core.descriptors import Held, Key, conflict
+from jbi_pubsub.core.descriptors import Key, StoredType, conflict
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -23,7 +23,7 @@ REPOSITORIES: Final = ServiceTemplate(types=(PAD_TYPE,), entries=(TypesEntry().r
 """Delegates that have one."""
 
 
-def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but: str = "") -> Held | None:
+def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but: str = "") -> StoredType | None:
     """Type as the delegates that have a type repository hold it; None when none does, or none answers. Raises
     TypeConflictError when they hold different schemas. `but` is the one that is not asked: us."""
     try:
@@ -31,7 +31,7 @@ def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but:
     except JbiError as exc:
         log.warning("other type repositories are not asked about %s: %s", key[1], exc)
         return None
-    found: Held | None = None
+    found: StoredType | None = None
     for item in [item for item in items if item.service_id != but][:ASKED]:
         proxy = TypesProxy(item.proxy, security, timeout=ASK_SECONDS)
         try:

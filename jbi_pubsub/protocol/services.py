@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jbi_pubsub.core.access import ADMIN
-from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Change, Descriptor, Held, Key, Kind, Property
+from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Descriptor, Key, Kind, Property, StoredType, TypeChange
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.history import GivenUp, Progress, TakenIn
 from jbi_pubsub.core.info_object import Cause, SchemaBundle, TypeName
@@ -26,14 +26,14 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.protocol.mail_links import LinkAction
 from jbi_pubsub.protocol.replies import (
     Answers,
-    Counted,
-    Deleted,
-    Described,
-    Explained,
-    Opened,
+    ArchivedSource,
+    DeletionCount,
+    ObjectCount,
+    OpenReply,
+    QueryExplanation,
     QueryOpened,
     Registered,
-    Subscribed,
+    SubscribeReply,
 )
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.status.terms import TERMS_MOST, Terms
@@ -113,9 +113,9 @@ class _LeasedProxy:
 class DelegateProxy(_LeasedProxy):
     """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
-    def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
+    def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> OpenReply:
         """Connect under a lease (paper section 2.4(1))."""
-        opened: Opened = self._client.call("connect", Opened, name, duration, claims)
+        opened: OpenReply = self._client.call("connect", OpenReply, name, duration, claims)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
@@ -148,9 +148,9 @@ class SubscriptionsProxy(_LeasedProxy):
     """When the session was opened, by our clock (monotonic seconds), or later by the way of an answer at most: of the
     fastest one. Ties the delegate's clock to ours."""
 
-    def open(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
+    def open(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> OpenReply:
         """Open a session for this process under a lease."""
-        opened: Opened = self._client.call("open", Opened, name, duration, claims)
+        opened: OpenReply = self._client.call("open", OpenReply, name, duration, claims)
         self.opened_at = time.monotonic()
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
@@ -166,7 +166,7 @@ class SubscriptionsProxy(_LeasedProxy):
         duration: float,
         ages: Sequence[float],
         claims: Claims = NO_CLAIMS,
-    ) -> tuple[Subscribed, ...]:
+    ) -> tuple[SubscribeReply, ...]:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
         when each stands (see Delegate.subscribe)."""
         elapsed = time.monotonic() - self.opened_at if session_id else 0.0
@@ -234,25 +234,25 @@ class HistoryProxy:
         """Progress of a query. Raises UnknownUidError for one that has ended."""
         return self._client.call("progress", Progress, session_id, number)
 
-    def count(self, request: QueryRequest, seconds: float, claims: Claims = NO_CLAIMS) -> Counted:
+    def count(self, request: QueryRequest, seconds: float, claims: Claims = NO_CLAIMS) -> ObjectCount:
         """Count the objects that there are, within so many seconds. Raises as `open_query`, and WireTimeoutError."""
         most = self._timeout + seconds
-        return self._client.call("count", Counted, request, seconds, claims, timeout=most)
+        return self._client.call("count", ObjectCount, request, seconds, claims, timeout=most)
 
-    def explain_query(self, request: QueryRequest, claims: Claims = NO_CLAIMS) -> Explained:
+    def explain_query(self, request: QueryRequest, claims: Claims = NO_CLAIMS) -> QueryExplanation:
         """Explain how a query would be answered. Raises as `open_query`."""
-        return self._client.call("explain_query", Explained, request, claims)
+        return self._client.call("explain_query", QueryExplanation, request, claims)
 
     def reset(self, name: str, secret: str, start: Start, claims: Claims = NO_CLAIMS) -> bool:
         """Have the durable subscription of that name and owner go on from there when it is opened the next time, now if
         it is open; whether there is one. Raises AccessDeniedError, StorageError."""
         return self._client.call("reset", bool, name, secret, start, claims)
 
-    def delete(self, request: QueryRequest, seconds: float) -> Deleted:
+    def delete(self, request: QueryRequest, seconds: float) -> DeletionCount:
         """Delete what a query finds, within so many seconds, as an administrator: gone from every answer when this
         returns, from the disk soon, and it does not come back. Raises AccessDeniedError, PredicateError, StorageError,
         also when there are more."""
-        return self._client.call("delete", Deleted, request, seconds, timeout=self._timeout + seconds)
+        return self._client.call("delete", DeletionCount, request, seconds, timeout=self._timeout + seconds)
 
     def retain(self, *, is_dry: bool, seconds: float) -> tuple[GivenUp, ...]:
         """Give up now what the rules say, or say what that would be, as an administrator: of each volume of which
@@ -263,16 +263,16 @@ class HistoryProxy:
         """Make the index anew, in the background, as an administrator. Raises AccessDeniedError, StorageError."""
         self._client.call("rebuild", None)
 
-    def take_in(self, objects: Sequence[bytes], of: Sequence[Described], seconds: float) -> TakenIn:
+    def take_in(self, objects: Sequence[bytes], of: Sequence[ArchivedSource], seconds: float) -> TakenIn:
         """Keep objects (their bytes on the wire) that were published elsewhere, or before, as an administrator; `of`:
         what is known of their registrations. Raises AccessDeniedError, StorageError, and for one that is none
         ProtocolError, MetadataError or EntryError: then none of them is kept."""
         return self._client.call("take_in", TakenIn, tuple(objects), tuple(of), timeout=self._timeout + seconds)
 
-    def describe(self, uids: Sequence[str], claims: Claims = NO_CLAIMS) -> tuple[Described, ...]:
+    def describe(self, uids: Sequence[str], claims: Claims = NO_CLAIMS) -> tuple[ArchivedSource, ...]:
         """Those of these registrations of which something is archived, and that the caller may query. Raises
         AccessDeniedError, StorageError."""
-        return self._client.call("describe", tuple[Described, ...], tuple(uids), claims)
+        return self._client.call("describe", tuple[ArchivedSource, ...], tuple(uids), claims)
 
     def close(self) -> None:
         """Close the connection."""
@@ -374,9 +374,9 @@ class TypesProxy:
         """The schema of a type that is published there, or in a repository that it can ask."""
         return self._client.call("get", SchemaBundle, type_.name, type_.version)
 
-    def held(self, key: Key) -> Held | None:
+    def held(self, key: Key) -> StoredType | None:
         """Type as its own repository holds it."""
-        return self._client.call("held", Held | None, *_said(key))
+        return self._client.call("held", StoredType | None, *_said(key))
 
     def all(self, kind: Kind) -> tuple[Descriptor, ...]:
         """By name and version."""
@@ -390,9 +390,11 @@ class TypesProxy:
         """The bytes of a property."""
         return self._client.call("property", bytes, *_said(key), name)
 
-    def history(self, key: Key) -> tuple[Change, ...]:
+    def history(self, key: Key) -> tuple[TypeChange, ...]:
         """Changes, in order."""
-        return tuple(self._pages(lambda after: self._client.call("history", tuple[Change, ...], *_said(key), after)))
+        return tuple(
+            self._pages(lambda after: self._client.call("history", tuple[TypeChange, ...], *_said(key), after))
+        )
 
     def faults(self) -> tuple[str, ...]:
         """Damages there."""

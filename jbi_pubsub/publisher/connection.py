@@ -38,7 +38,7 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Sender, greet
+from jbi_pubsub.core.wire.stream import Hello, Sender, StreamSocket, greet
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.replies import Refusals, Taken
 from jbi_pubsub.protocol.services import fetch_schema
@@ -351,7 +351,7 @@ class DelegateConnection:
         link = self._config.link
         sock = dial(at.ref, DATA, self._security, self._config.lookup.timeout, window=link.window)
         try:
-            line = Line(sock)
+            line = StreamSocket(sock)
             position = greet(line, Hello.of(token, compression=link.compression))
             before, _ = self._link.happen(ConnectionEvent.LINE)
             if before in SILENT:

@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import Sender
-from jbi_pubsub.protocol.replies import Opened, Registered
+from jbi_pubsub.protocol.replies import OpenReply, Registered
 from jbi_pubsub.protocol.services import Claims, DelegateProxy
 
 from .lanes import Lanes
@@ -53,7 +53,7 @@ class DelegateAttachment:
         self.proxy: Final = DelegateProxy(ref, security, timeout=config.lookup.timeout)
         try:
             claims = Claims(config.client.user, config.client.role)
-            self.opened: Opened = self.proxy.connect(name, config.lease.publisher, claims)
+            self.opened: OpenReply = self.proxy.connect(name, config.lease.publisher, claims)
         except JbiError:
             self.proxy.close()
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from jbi_pubsub.core.quality import Resources, Space
-from jbi_pubsub.core.wire.hub import Allowance, HubSender
+from jbi_pubsub.core.wire.hub import HubSender, PacedAllowance
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.protocol.status.quality import LinkStatus
 
@@ -92,7 +92,7 @@ class BandwidthManager:
         """Note that a sender has something to send."""
         self._coming.append(sender)
 
-    def next(self, now: float) -> tuple[HubSender, Allowance] | None:
+    def next(self, now: float) -> tuple[HubSender, PacedAllowance] | None:
         """Links that are ready take turns; each says who is next on it."""
         if not self._round and not self._coming:  # there is no link
             return None
@@ -104,7 +104,7 @@ class BandwidthManager:
                 found = link.next(now)
                 if found is not None:
                     destination, level = found
-                    return destination.target, Allowance(MAX_BATCH_ITEMS, link.quantum, 1 << level)
+                    return destination.target, PacedAllowance(MAX_BATCH_ITEMS, link.quantum, 1 << level)
         return None
 
     def wait(self, now: float) -> float | None:

@@ -27,7 +27,7 @@ from jbi_pubsub.core.toml import MAX_BYTES
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import parse
@@ -106,7 +106,7 @@ class Following:
         self._recover()
         self._community = community
         self._lqm = lqm
-        self._managers = community.watch(ServiceTemplate(types=(MANAGER_TYPE,)), _Listener(self._look_again))
+        self._managers = community.watch(ServiceTemplate(types=(MANAGER_TYPE,)), _ManagerListener(self._look_again))
         self._thread = threading.Thread(target=self._run, name=f"follow-{self._component}"[:40], daemon=True)
         self._thread.start()
 
@@ -263,7 +263,7 @@ class Following:
             token = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates, self._before))
             sock = dial(ref, DATA, security, CALL_SECONDS)
             try:
-                line = Line(sock)
+                line = StreamSocket(sock)
                 greet(line, Hello.of(token, compression=self._config.link.compression))
                 self._listen(ref, line)
             finally:
@@ -273,7 +273,7 @@ class Following:
         finally:
             proxy.close()
 
-    def _listen(self, ref: ServiceRef, line: Line) -> None:
+    def _listen(self, ref: ServiceRef, line: StreamSocket) -> None:
         receiver = Receiver(self._receive, self._note)
         with self._lock:
             self._manager, self._address, self._heard_at = ref, ref.endpoints[0], self._clock()
@@ -337,7 +337,7 @@ class Following:
             self._state_fault = ""
 
 
-class _Listener:
+class _ManagerListener:
     """Listener at the lookup services."""
 
     def __init__(self, come: Callable[[ServiceItem], None]) -> None:

@@ -26,9 +26,9 @@ from jbi_pubsub.core.quality import (
     DEFAULT,
     Contract,
     GrantedQos,
+    PayloadShape,
     Resources,
     Settings,
-    Shape,
     Space,
     Wish,
     checked_wish,
@@ -77,7 +77,7 @@ class ContractClass:
 
     __slots__ = ("by_object", "contracts", "facts", "granted", "policies", "resolution", "shapes", "wish")
 
-    def __init__(self, facts: CallerFacts, wish: Wish, shapes: tuple[Shape, ...]) -> None:
+    def __init__(self, facts: CallerFacts, wish: Wish, shapes: tuple[PayloadShape, ...]) -> None:
         self.facts = facts
         self.wish = wish
         self.shapes = shapes

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.core.info_object import Head, Part
-from jbi_pubsub.core.quality import SHAPES, Shape
+from jbi_pubsub.core.quality import SHAPES, PayloadShape
 from jbi_pubsub.core.xml import looks_like_xml
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.protocol.status.quality import ShapingStatus
@@ -61,13 +61,18 @@ class Shaper:
         self.is_on = True
         """The switch of the whole information space ([space] shaping)."""
         self._lock = threading.Lock()
-        self._last: tuple[Head | None, dict[tuple[PayloadFilter | None, tuple[Shape, ...]], bytes | None]] = (None, {})
+        self._last: tuple[Head | None, dict[tuple[PayloadFilter | None, tuple[PayloadShape, ...]], bytes | None]] = (
+            None,
+            {},
+        )
         self._shaped = self._unshaped = self._saved = 0
         self._seconds = 0.0
-        self._costs: dict[tuple[Shape, ...], Cost] = {}
+        self._costs: dict[tuple[PayloadShape, ...], Cost] = {}
         """Costs of pictures, by their bytes."""
 
-    def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
+    def seconds(
+        self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[PayloadShape, ...]
+    ) -> float:
         """Seconds that `shape` is likely to take; 0.0 for what it has just made, and for what is no picture."""
         known, made = self._last
         if (known is head and (wanted, shapes) in made) or not _is_picture(payload, shapes):
@@ -75,7 +80,9 @@ class Shaper:
         cost = self._costs.get(shapes)
         return cost.of(len(payload)) if cost is not None else PICTURE_SECONDS * len(payload)
 
-    def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
+    def shape(
+        self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[PayloadShape, ...]
+    ) -> bytes | None:
         """Shape what the filter `wanted` has left of the object with that head; None: it stays as it is, although they
         are for such as it."""
         known, made = self._last
@@ -96,7 +103,7 @@ class Shaper:
                 self._saved += len(payload) - len(shaped) if shaped is not None else 0
         return made[key]
 
-    def _cost(self, shapes: tuple[Shape, ...]) -> Cost:
+    def _cost(self, shapes: tuple[PayloadShape, ...]) -> Cost:
         if shapes not in self._costs and len(self._costs) >= SHAPES_MOST:
             self._costs = {}
         return self._costs.setdefault(shapes, Cost())
@@ -113,12 +120,12 @@ class Shaper:
             )
 
 
-def _is_picture(payload: Part, shapes: Sequence[Shape]) -> bool:
+def _is_picture(payload: Part, shapes: Sequence[PayloadShape]) -> bool:
     """Whether it is one to be decoded."""
     return bytes(payload[: len(PNG)]).startswith((JPEG, PNG)) and any(each.name in _PICTURES for each in shapes)
 
 
-def shape(payload: Part, shapes: Sequence[Shape]) -> bytes | None:
+def shape(payload: Part, shapes: Sequence[PayloadShape]) -> bytes | None:
     """The payload, smaller, or as small as it may be already; None: it can't be shaped so, or gets no smaller."""
     named = {each.name: each for each in shapes}
     data = bytes(payload)
@@ -159,7 +166,7 @@ def _pillow() -> tuple[ModuleType, ModuleType] | None:
     return Image, ImageOps
 
 
-def _picture(data: bytes, shapes: Sequence[Shape]) -> bytes | None:
+def _picture(data: bytes, shapes: Sequence[PayloadShape]) -> bytes | None:
     """A JPEG or PNG, shaped; None if that can't be."""
     modules = _pillow()
     if modules is None:
@@ -182,7 +189,7 @@ def _picture(data: bytes, shapes: Sequence[Shape]) -> bytes | None:
         return None
 
 
-def _changed(picture: Picture, shapes: Sequence[Shape], operations: ModuleType) -> Picture:
+def _changed(picture: Picture, shapes: Sequence[PayloadShape], operations: ModuleType) -> Picture:
     """Decoded no larger than needed, then scaled, upright."""
     size = picture.size
     is_grey = any(each.name == "grey" for each in shapes)
@@ -198,7 +205,7 @@ def _changed(picture: Picture, shapes: Sequence[Shape], operations: ModuleType) 
     return operations.exif_transpose(changed)  # type: ignore[no-any-return]
 
 
-def _size(size: tuple[int, int], shape: Shape) -> tuple[int, int]:
+def _size(size: tuple[int, int], shape: PayloadShape) -> tuple[int, int]:
     """Width and height after a shape; neither grows, nor becomes nothing."""
     width, height = size
     if shape.name == "scale":

@@ -21,7 +21,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
-from jbi_pubsub.core.quality import Contract, Shape, Space, Wish
+from jbi_pubsub.core.quality import Contract, PayloadShape, Space, Wish
 from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.policyset import PolicySet
@@ -403,7 +403,7 @@ class _Simulation:
         self._clock.at(self._clock.now + TICK_SECONDS, self._tick)
 
 
-def estimated(size: int, shapes: Sequence[Shape], *, picture: bool) -> int:
+def estimated(size: int, shapes: Sequence[PayloadShape], *, picture: bool) -> int:
     """About what shapes leave of a payload of so many bytes. How much less a
     quality, or grey, makes of it depends on the picture: as it is."""
     left = size

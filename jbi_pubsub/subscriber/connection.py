@@ -12,8 +12,8 @@ from jbi_pubsub.core.errors import JbiError, UnknownLeaseError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import WINDOW_BATCHES, Hello, Line, Receiver, greet
-from jbi_pubsub.protocol.replies import Opened
+from jbi_pubsub.core.wire.stream import WINDOW_BATCHES, Hello, Receiver, StreamSocket, greet
+from jbi_pubsub.protocol.replies import OpenReply
 
 from .deliveries import DeliveryReader
 from .flows import FlowTable
@@ -92,19 +92,19 @@ class DeliveryConnection:
                 backoff.reset()
             link.stopping.wait(backoff.pause())
 
-    def _await_session(self) -> Opened | None:
+    def _await_session(self) -> OpenReply | None:
         link = self._link
         with link.changed:
             while not link.is_open() and not link.stopping.is_set():
                 link.changed.wait(1.0)
             return None if link.stopping.is_set() else link.opened
 
-    def _receive(self, opened: Opened, receiver: Receiver) -> None:
+    def _receive(self, opened: OpenReply, receiver: Receiver) -> None:
         link, config = self._link, self._link.config
         token = link.proxy.open_deliveries(opened.uid)
         sock = dial(link.ref, DATA, config.security(), config.lookup.timeout, window=config.link.window)
         try:
-            line = Line(sock)
+            line = StreamSocket(sock)
             greet(line, Hello.of(token, receiver.position, compression=config.link.compression))
             if opened.lease.duration < config.lease.subscriber:  # until now it was short
                 link.renewals.hasten((link, opened.uid))

@@ -33,7 +33,7 @@ from jbi_pubsub.protocol.deliveries import (
     SHARED,
     SHARED_MOST,
 )
-from jbi_pubsub.protocol.replies import Finished
+from jbi_pubsub.protocol.replies import QueryEnd
 
 from .flows import DeliveryFlow, FlowTable
 from .link import SessionLink
@@ -126,7 +126,7 @@ class DeliveryReader:
                 self._take_large(flow, coming, place, arrived)
         elif kind == FINISHED:
             self._hand_on(arrived)  # what came before the end is there before it
-            self._queries.end(flow, _decoded(Finished, body, "end of a query"))
+            self._queries.end(flow, _decoded(QueryEnd, body, "end of a query"))
         elif kind == LOSS:
             self._hand_on(arrived)  # what came before the loss is told before it
             flow.coming = None  # the rest of it can't be read there

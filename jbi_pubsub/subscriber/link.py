@@ -9,7 +9,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, WireError
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.protocol.replies import Opened
+from jbi_pubsub.protocol.replies import OpenReply
 from jbi_pubsub.protocol.services import Claims, HistoryProxy, SubscriptionsProxy
 
 
@@ -25,7 +25,7 @@ class SessionLink:
         self.proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
         self.history = HistoryProxy(ref, config.security(), timeout=config.lookup.timeout)
         self.changed = threading.Condition()
-        self.opened: Opened | None = None
+        self.opened: OpenReply | None = None
         self.is_lost = False
         self.is_parted = False
         """The delegate has said that nothing comes any more, and told what was lost."""
@@ -109,7 +109,7 @@ class SessionLease:
             raise WireError("closed while the session was opened")
         self._manage(opened, opened.lease.duration)
 
-    def renew_if_doubted(self, opened: Opened) -> None:
+    def renew_if_doubted(self, opened: OpenReply) -> None:
         """Ask the delegate, if it is not known whether it has the session."""
         with self._link.changed:
             is_doubted = self._is_doubted
@@ -125,7 +125,7 @@ class SessionLease:
         for key in [*mail, *([link.session_id] if link.session_id else [])]:
             link.renewals.remove((link, key))
 
-    def _manage(self, opened: Opened, duration: float) -> None:
+    def _manage(self, opened: OpenReply, duration: float) -> None:
         link = self._link
         link.manage(
             opened.uid,

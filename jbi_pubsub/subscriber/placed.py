@@ -14,7 +14,7 @@ import msgspec
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.core.intervals import LEAST, Intervals
-from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import NEW, Start, SubscriptionRequest
 
 from .flows import DeliveryFlow
@@ -66,7 +66,7 @@ class PlacedSubscription(LocalSubscription):
         after = last if self.request.start.kind == "last" else max(first - 1, last - DISORDER)
         return msgspec.structs.replace(self.request, start=Start("after", after=after))
 
-    def placed_at(self, address: str, granted: Granted) -> None:
+    def placed_at(self, address: str, granted: Grant) -> None:
         """Note that it is filled by the archive there, from now on. If that is not the one that it was to go on with,
         that is told: what it lacks of the other one nobody knows."""
         with self.queue.changed:

@@ -25,7 +25,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
-from jbi_pubsub.protocol.replies import Granted, Subscribed
+from jbi_pubsub.protocol.replies import Grant, SubscribeReply
 from jbi_pubsub.protocol.requests import NOT_BEFORE
 from jbi_pubsub.protocol.services import SUBSCRIBE_AT_ONCE
 
@@ -136,9 +136,9 @@ class RemoteRegistry:
                 self._ask_for(session_id, records[:half])
                 self._ask_for(session_id, records[half:])
                 return
-            answers = (Subscribed(error=report(exc)),)
+            answers = (SubscribeReply(error=report(exc)),)
         if len(answers) != len(records):
-            answers = tuple(Subscribed(error=report(ProtocolError("not an answer for each"))) for _ in requests)
+            answers = tuple(SubscribeReply(error=report(ProtocolError("not an answer for each"))) for _ in requests)
         for record, revision, answer in zip(records, revisions, answers, strict=True):
             if answer.granted is None:
                 why = rebuild(answer.error) if answer.error else ProtocolError("no answer")
@@ -158,7 +158,7 @@ class RemoteRegistry:
             return NOT_BEFORE
         return (self._link.proxy.opened_at if session_id else time.monotonic()) - since
 
-    def _has_kept(self, record: RemoteSubscription, granted: Granted, revision: int) -> bool:
+    def _has_kept(self, record: RemoteSubscription, granted: Grant, revision: int) -> bool:
         """Whether one that stands goes on under its number, by the terms of that revision."""
         with self._link.changed:
             flow = record.flow if record.stands else None
@@ -169,7 +169,7 @@ class RemoteRegistry:
         flow.take_quality(granted.qos)
         return True
 
-    def _flow(self, subscription: LocalSubscription, granted: Granted, revision: int) -> DeliveryFlow:
+    def _flow(self, subscription: LocalSubscription, granted: Grant, revision: int) -> DeliveryFlow:
         given = (subscription, granted.number, self._flows, granted.lease, granted.prefetch)
         if granted.placed and isinstance(subscription, PlacedSubscription):
             subscription.placed_at(self._link.address, granted)
@@ -186,7 +186,7 @@ class RemoteRegistry:
         flow.take_quality(granted.qos)
         return flow
 
-    def _stand(self, session_id: str, record: RemoteSubscription, granted: Granted, revision: int) -> None:
+    def _stand(self, session_id: str, record: RemoteSubscription, granted: Grant, revision: int) -> None:
         link, subscription = self._link, record.subscription
         flow = self._flow(subscription, granted, revision)
         with link.changed:

@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.history import Progress
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.protocol.replies import Finished, QueryOpened
+from jbi_pubsub.protocol.replies import QueryEnd, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
 from .coverage import ArchiveAnswer, ArchivePlace
@@ -65,7 +65,7 @@ class QueryPart(LocalSubscription):
         self.address = place.address
         self.at: SessionQueries | None = None
         self.opened: QueryOpened | None = None
-        self.ended: Finished | None = None
+        self.ended: QueryEnd | None = None
         self.error: JbiError | None = None
         self.tell: Callable[[], None] = lambda: None
         """Called when something has come or changed."""
@@ -90,7 +90,7 @@ class QueryPart(LocalSubscription):
         self.opened = opened
         self.tell()
 
-    def finish(self, how: Finished) -> None:
+    def finish(self, how: QueryEnd) -> None:
         """The archive has told the end, behind its last result."""
         self.ended = how
         if how.state in ("failed", "cancelled"):
@@ -232,7 +232,7 @@ class SessionQueries:
                 self._flows.by_number.pop(part.opened.number, None)
         return begun
 
-    def end(self, flow: DeliveryFlow, how: Finished) -> None:
+    def end(self, flow: DeliveryFlow, how: QueryEnd) -> None:
         """All results of a query have come. Raises ProtocolError for what is no query."""
         part = flow.subscription
         if not isinstance(part, QueryPart):

@@ -22,7 +22,7 @@ from jbi_pubsub.core.values import converted
 from .console import LOOK_SECONDS, Console, action, add_action, region, said, show_rows, table, words
 from .guests import GuestSubscriber
 from .objects import shown
-from .panels import ROLES, Asking, Connecting, Event, Panels, Publishing, Subscribing
+from .panels import ROLES, ConnectionPanel, Event, Panels, PublisherPanel, QueryPanel, SubscriberPanel
 
 LOG: Final = 50
 """Events that are shown."""
@@ -121,7 +121,7 @@ class _ClientPage:
         self.state = words("p", "", "jbi-note").props("role=status")
         self.problem = words("p", "", "jbi-problem").props("role=alert")
         with region("Connection"):
-            self.connecting = Form(Connecting)
+            self.connecting = Form(ConnectionPanel)
             with ui.element("div").classes("jbi-form"):
                 action("Connect", on_click=self._connect)
                 ui.button("Disconnect", on_click=self._disconnect).props("no-caps flat")
@@ -138,7 +138,7 @@ class _ClientPage:
                    <q-btn flat dense no-caps color="primary" label="Remove" :aria-label="'Remove ' + props.row.key"
                    v-if="props.row.there" @click="() => $parent.$emit('remove', props.row.key)" />""",
             )  # fmt: skip
-        for kind in (Publishing, Subscribing, Asking):
+        for kind in (PublisherPanel, SubscriberPanel, QueryPanel):
             self._build_form(kind)
         with region("What happened"):
             self.log = words("pre", "", "jbi-code").props('tabindex=0 role=log aria-label="Events"')
@@ -163,7 +163,7 @@ class _ClientPage:
         show_rows(self.rows, [
             {"key": name, "name": shown(name, 60), "role": ROLES[type(panels[name])] if name in panels else "removed",
              "type": shown(f"{panels[name].type} {panels[name].version}", 200) if name in panels else "",
-             "there": name in panels, "starts": name in panels and not isinstance(panels[name], Subscribing),
+             "there": name in panels, "starts": name in panels and not isinstance(panels[name], SubscriberPanel),
              **{each: f"{count.get(each, 0):,}" for each in COUNTS}}
             for name, count in counts.items() if name
         ])  # fmt: skip

@@ -26,7 +26,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.core.series import Counter, Gauge, Point
+from jbi_pubsub.core.series import Counter, Gauge, SeriesPoint
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
@@ -231,7 +231,7 @@ class Observer:
             self._changed.wait_for(lambda: self._last.number > number or self._stopping.is_set(), timeout)
             return self._last
 
-    def history(self, name: str, server: str = "") -> list[Point]:
+    def history(self, name: str, server: str = "") -> list[SeriesPoint]:
         """The last five minutes of one server (by id; "" is all together) for a plot: of a counter per second, else the
         value; [] when not known. Times are of the observer's clock."""
         now = self._clock()

@@ -30,7 +30,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.places import PeerShares, Place, peer_of
+from jbi_pubsub.core.wire.places import PeerShares, PortPlace, peer_of
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.subscriber import SubscriberAdapter
 
@@ -267,7 +267,7 @@ class Guests:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         user, proof = (guest.user, guest.proof) if guest is not None else ("", "")
         peer = f"user {user}" if user else peer_of(host)
-        return Caller(address, user, Place(peer=peer, user=user, proof=proof), client="gateway")
+        return Caller(address, user, PortPlace(peer=peer, user=user, proof=proof), client="gateway")
 
     def _refused_by(self, caller: Caller, *, record: bool = False) -> str | None:
         """The rule by which it may not connect; None: it may."""

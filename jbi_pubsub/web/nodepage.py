@@ -169,14 +169,14 @@ class _Page:
             told = await self.console.call(self._asked, self._ref)
             told.rates.update({f"{name} a second": f"{rate:.1f}" for name, rate in chosen.rates.items()})
         except ProtocolError as exc:
-            told, self.problem.text = Told(), f"{chosen.title} is no node of this version: {exc.message}"
+            told, self.problem.text = NodeAnswer(), f"{chosen.title} is no node of this version: {exc.message}"
         except JbiError as exc:
-            told, self.problem.text = Told(), said(exc)
+            told, self.problem.text = NodeAnswer(), said(exc)
         else:
             self.problem.text = ""
         self._show(told)
 
-    def _asked(self, ref: ServiceRef) -> Told:
+    def _asked(self, ref: ServiceRef) -> NodeAnswer:
         with self._calls(ref) as calls:
             clients, found, details = calls.clients(), calls.sequences(), msgspec.to_builtins(calls.details())
             try:
@@ -187,9 +187,9 @@ class _Page:
             types = [(str(d.type), str(d.state), d.by) for d in self._of_types(ref, lambda t: t.all("type"))]
         except ConfigurationError:  # it has no type repository
             types = []
-        return Told(details, clients, found, {}, lines, types, self._accounts())
+        return NodeAnswer(details, clients, found, {}, lines, types, self._accounts())
 
-    def _show(self, told: Told) -> None:
+    def _show(self, told: NodeAnswer) -> None:
         facts = {**told.details, **told.rates, **told.sequences.get("counts", {})}
         self.facts.text = "\n".join(f"{name.replace('_', ' ')}: {text(_plain(facts[name]))}" for name in facts)
         show_rows(self.clients, [
@@ -374,7 +374,7 @@ class _Page:
             return [exc.message]
 
 
-class Told(msgspec.Struct, frozen=True):
+class NodeAnswer(msgspec.Struct, frozen=True):
     """Facts that a node has told; none, while it refuses or is away."""
 
     details: dict[str, Any] = {}

@@ -59,11 +59,11 @@ Ms = Annotated[int, msgspec.Meta(ge=0, le=bindings.YEAR_MS)]
 Version = Annotated[str, msgspec.Meta(max_length=40)]
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ScriptTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One of a script."""
 
 
-class Connecting(_Table, frozen=True):
+class ConnectionPanel(_ScriptTable, frozen=True):
     """`[connection]`: what others see, which node (delegate), any without, to be found within `timeout_ms`, and who
     connects."""
 
@@ -78,7 +78,7 @@ class Connecting(_Table, frozen=True):
         return f"<Connecting {self.name!r}>"
 
 
-class _Panel(_Table, frozen=True):
+class _Panel(_ScriptTable, frozen=True):
     """Table that all panels have: attributes that are None are not set, and the platform's defaults hold."""
 
     type: str
@@ -94,7 +94,7 @@ class _Panel(_Table, frozen=True):
             sequence.setValidationAttribute(self.well_formed is not False, self.valid is not False)
 
 
-class Publishing(_Panel, frozen=True):
+class PublisherPanel(_Panel, frozen=True):
     """`[[publisher]]`: so many sequences, which publish so many objects each, one every `delay_ms`."""
 
     metadata: str | None = None
@@ -129,7 +129,7 @@ class Publishing(_Panel, frozen=True):
             sequence.setInvariantsAttribute(self.invariants)
 
 
-class Subscribing(_Panel, frozen=True):
+class SubscriberPanel(_Panel, frozen=True):
     """`[[subscriber]]`. `expect`: so many objects come, or the script has failed."""
 
     predicate: str = ""
@@ -155,7 +155,7 @@ class Subscribing(_Panel, frozen=True):
         _set_asking(sequence, self)
 
 
-class Asking(_Panel, frozen=True):
+class QueryPanel(_Panel, frozen=True):
     """`[[query]]`, of the node's archive, or of all that can be found within `distributed_ms`. `expect`: so many
     results, or the script has failed; `limit`: no more than so many are taken."""
 
@@ -172,18 +172,22 @@ class Asking(_Panel, frozen=True):
         _set_asking(sequence, self)
 
 
-Panel = Publishing | Subscribing | Asking
-ROLES: Final[Mapping[type[Any], str]] = {Publishing: "publisher", Subscribing: "subscriber", Asking: "query"}
+Panel = PublisherPanel | SubscriberPanel | QueryPanel
+ROLES: Final[Mapping[type[Any], str]] = {
+    PublisherPanel: "publisher",
+    SubscriberPanel: "subscriber",
+    QueryPanel: "query",
+}
 
 
-class Script(_Table, frozen=True):
+class Script(_ScriptTable, frozen=True):
     """A whole file. `timeout`: seconds for all of it; `quiet_ms`: for how long nothing has come where nothing is
     expected, or more than was expected might."""
 
-    connection: Connecting = Connecting()
-    publisher: tuple[Publishing, ...] = ()
-    subscriber: tuple[Subscribing, ...] = ()
-    query: tuple[Asking, ...] = ()
+    connection: ConnectionPanel = ConnectionPanel()
+    publisher: tuple[PublisherPanel, ...] = ()
+    subscriber: tuple[SubscriberPanel, ...] = ()
+    query: tuple[QueryPanel, ...] = ()
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
     quiet_ms: Ms = 500
 
@@ -199,7 +203,7 @@ class Event(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-def _set_asking(sequence: SubscriberSequence | QuerySequence, panel: Subscribing | Asking) -> None:
+def _set_asking(sequence: SubscriberSequence | QuerySequence, panel: SubscriberPanel | QueryPanel) -> None:
     if panel.prefixes:
         sequence.setNamespacePrefixes(panel.prefixes)
     if panel.latest_by:
@@ -212,7 +216,7 @@ def _set_asking(sequence: SubscriberSequence | QuerySequence, panel: Subscribing
 
 
 @dataclass(eq=False, slots=True)
-class _Standing:
+class _OpenPanel:
     """A panel that is there."""
 
     name: str
@@ -234,14 +238,14 @@ class Panels:
         self._note = note
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._standing: dict[str, _Standing] = {}
+        self._standing: dict[str, _OpenPanel] = {}
         self._counts: dict[str, Counter[What]] = {}
         self._last = time.monotonic()
         self._number = 0
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
-    def connect(self, said: Connecting) -> None:
+    def connect(self, said: ConnectionPanel) -> None:
         """Connect. Raises CapiException, ConfigurationError when it is connected."""
         name, location = (*said.delegate, None, None)[:2]
         descriptor = bindings.write(
@@ -252,7 +256,7 @@ class Panels:
             if (said.user, said.password, said.role) != (None, None, None):
                 credentials = bindings.Credentials(user=said.user, password=said.password, role=said.role)
                 connection.authenticate(bindings.write(credentials))
-            connection.setConnectionCallback(_Watching(self))
+            connection.setConnectionCallback(_StateCallback(self))
             connection.connect()
             with self._lock:
                 if self._connection is not None:
@@ -298,18 +302,18 @@ class Panels:
             name = panel.name or f"{role} {self._number}"
             if name in self._standing:
                 raise ConfigurationError(f"there is a panel {name[:60]!r} already", hint="Name it otherwise")
-            standing = self._standing[name] = _Standing(name, panel)
+            standing = self._standing[name] = _OpenPanel(name, panel)
             self._counts.pop(name, None)
             self._counts[name] = Counter()
             for gone in [each for each in self._counts if each and each not in self._standing][:-COUNTED_MOST]:
                 del self._counts[gone]
         try:
-            for _ in range(panel.publishers if isinstance(panel, Publishing) else 1):
+            for _ in range(panel.publishers if isinstance(panel, PublisherPanel) else 1):
                 make = getattr(connection, f"create{role.capitalize()}Sequence")
                 standing.sequences.append(sequence := make(panel.type, panel.version))
                 panel.set(sequence)
                 if isinstance(sequence, SubscriberSequence):
-                    sequence.setSequenceCallback(_Hearing(self, name))
+                    sequence.setSequenceCallback(_ObjectCallback(self, name))
                 sequence.activateSequence()
                 self.happened(name, "opened")
         except BaseException:
@@ -325,10 +329,10 @@ class Panels:
             if any(thread.is_alive() for thread in standing.threads):
                 raise ConfigurationError(f"{name} is not done yet", hint="Wait, or remove it")
             panel, standing.threads = standing.panel, []
-            if isinstance(panel, Subscribing):
+            if isinstance(panel, SubscriberPanel):
                 return
             for sequence in standing.sequences:
-                work = self._publish if isinstance(panel, Publishing) else self._ask
+                work = self._publish if isinstance(panel, PublisherPanel) else self._ask
                 thread = threading.Thread(
                     target=self._guarded, args=(work, standing, sequence), name="jbi-test-client", daemon=True
                 )
@@ -388,20 +392,20 @@ class Panels:
             raise ConfigurationError("the test client is not connected", hint="Connect first")
         return self._connection
 
-    def _find(self, name: str) -> _Standing:
+    def _find(self, name: str) -> _OpenPanel:
         standing = self._standing.get(name)
         if standing is None:
             there = ", ".join(self._standing)[:300]
             raise UnknownUidError(f"there is no panel {name[:60]!r}", hint=f"There are {there or 'none'}")
         return standing
 
-    def _guarded(self, work: Callable[[_Standing, Any], None], standing: _Standing, sequence: Any) -> None:
+    def _guarded(self, work: Callable[[_OpenPanel, Any], None], standing: _OpenPanel, sequence: Any) -> None:
         with guarded("test client"):
             work(standing, sequence)
 
-    def _publish(self, standing: _Standing, sequence: PublisherSequence) -> None:
+    def _publish(self, standing: _OpenPanel, sequence: PublisherSequence) -> None:
         panel = standing.panel
-        assert isinstance(panel, Publishing)
+        assert isinstance(panel, PublisherPanel)
         payload = Path(panel.payload_file) if panel.payload_file else panel.payload.encode()
         began = time.monotonic()
         for number in range(panel.count):
@@ -419,9 +423,9 @@ class Panels:
                 self.happened(standing.name, "refused", detail=f"{exc.code}: {exc.message}")
         self.happened(standing.name, "finished")
 
-    def _ask(self, standing: _Standing, sequence: QuerySequence) -> None:
+    def _ask(self, standing: _OpenPanel, sequence: QuerySequence) -> None:
         panel = standing.panel
-        assert isinstance(panel, Asking)
+        assert isinstance(panel, QueryPanel)
         try:
             if panel.distributed_ms:
                 sequence.executeDistributedQuery(panel.distributed_ms)
@@ -438,7 +442,7 @@ class Panels:
         else:
             self.happened(standing.name, "finished")
 
-    def _results(self, standing: _Standing, sequence: QuerySequence, limit: int) -> Iterator[InfoObject]:
+    def _results(self, standing: _OpenPanel, sequence: QuerySequence, limit: int) -> Iterator[InfoObject]:
         left = limit
         while left and not standing.ending.is_set():
             try:
@@ -450,7 +454,7 @@ class Panels:
             left -= len(found)
             yield from found
 
-    def _end_threads(self, *standing: _Standing) -> None:
+    def _end_threads(self, *standing: _OpenPanel) -> None:
         """All within LEAVE_SECONDS: who publishes may be waiting for the node."""
         for each in standing:
             each.ending.set()
@@ -458,7 +462,7 @@ class Panels:
         for thread in (thread for each in standing for thread in each.threads):
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _destroy(self, standing: _Standing) -> None:
+    def _destroy(self, standing: _OpenPanel) -> None:
         """Raises what the last sequence that did not end in order has raised."""
         with self._lock:
             self._standing.pop(standing.name, None)
@@ -474,7 +478,7 @@ class Panels:
             raise failed
 
 
-class _Hearing:
+class _ObjectCallback:
     """Callback of a subscriber's panel."""
 
     def __init__(self, panels: Panels, name: str) -> None:
@@ -489,7 +493,7 @@ class _Hearing:
         self._panels.happened(self._name, "lost", detail=str(cause), count=count)
 
 
-class _Watching:
+class _StateCallback:
     """Callback of the connection."""
 
     def __init__(self, panels: Panels) -> None:
@@ -552,7 +556,7 @@ def run(panels: Panels, script: Script, stop: threading.Event, look: Callable[[]
     return failures
 
 
-def _is_heard(panels: Panels, hearing: Mapping[str, Subscribing], quiet_ms: int) -> bool:
+def _is_heard(panels: Panels, hearing: Mapping[str, SubscriberPanel], quiet_ms: int) -> bool:
     """Whether what is expected has come, and nothing for a while."""
     counts = panels.counts()
     if any(each.expect is not None and counts[name].get("received", 0) < each.expect for name, each in hearing.items()):
@@ -575,7 +579,7 @@ def read(path: Path) -> Script:
     return msgspec.structs.replace(script, publisher=tuple(_resolved(path, each) for each in script.publisher))
 
 
-def _resolved(path: Path, panel: Publishing) -> Publishing:
+def _resolved(path: Path, panel: PublisherPanel) -> PublisherPanel:
     """With metadata from their file, and a payload's file that is there."""
     for key in ("metadata", "payload"):
         if getattr(panel, key) and getattr(panel, f"{key}_file"):

@@ -30,7 +30,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.core.wire.places import Place, has_more, peer_of, room, share_of
+from jbi_pubsub.core.wire.places import PortPlace, has_more, peer_of, room, share_of
 
 from .gate import ENTER, Gate, Receive, Scope, Send
 from .replies import problem_reply
@@ -262,7 +262,7 @@ class InTime(asyncio.Protocol):
         """Somebody has connected."""
         super().connection_made(transport)
         self.address = self.client or _NOWHERE
-        self.place = Place(peer_of(self.address[0]))
+        self.place = PortPlace(peer_of(self.address[0]))
         self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, None)
         if self.client is None:  # it has left again
             self.give_up()

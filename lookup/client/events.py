@@ -11,7 +11,7 @@ from jbi_pubsub.core.errors import JbiError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, greet
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
@@ -37,14 +37,14 @@ class EventConnection:
         self.is_lost = False
         """Whether the connection has ended by itself."""
         self._receiver: Receiver | None = None
-        self._line: Line | None = None
+        self._line: StreamSocket | None = None
         self._thread: threading.Thread | None = None
 
     def open(self, ref: ServiceRef, token: str) -> None:
         """Connect. Raises WireError."""
         sock = dial(ref, DATA, self._security, 10.0)
         try:
-            line = Line(sock)
+            line = StreamSocket(sock)
             greet(line, Hello.of(token, compression=self._compression))
         except JbiError:
             sock.close()
@@ -62,7 +62,7 @@ class EventConnection:
             raise WireError(f"no thread for the events of {ref.endpoints}: {exc}") from exc
         self._thread = thread
 
-    def _read(self, receiver: Receiver, line: Line, sock: socket.socket) -> None:
+    def _read(self, receiver: Receiver, line: StreamSocket, sock: socket.socket) -> None:
         with guarded("lookup events"):
             try:
                 receiver.run(line)

@@ -39,7 +39,7 @@ from jbi_pubsub.pad.ingress.persistence import Persistence
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.ingress.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.matching.signatures import Seals
-from jbi_pubsub.pad.model.type_repository import TypeRepository
+from jbi_pubsub.pad.model.type_repository import DelegateTypes
 from jbi_pubsub.protocol.status.delegate import DelegateFacts, DelegateOverview, DelegateStatus
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Delegate:
         delegate_id: str,
         *,
         config: Config,
-        types: TypeRepository,
+        types: DelegateTypes,
         announcer: Announcer,
         subscriptions_ref: ServiceRef,
         clock: Callable[[], float],

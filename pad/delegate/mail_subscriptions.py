@@ -257,7 +257,8 @@ class MailSubscriptions:
             ]
 
     def losses(self, lease_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Objects that e-mail-only subscriptions have lost so far, by cause: of those with these leases that lack something."""
+        """Objects that e-mail-only subscriptions have lost so far, by cause: of those with these leases that lack
+        something."""
         with self._tables.lock:
             uids = [self._uids[lease_id] for lease_id in lease_ids if lease_id in self._uids]
             return {uid: dict(lost) for uid in uids if (lost := self._tables.subscriptions["mail", uid].lost)}

@@ -86,8 +86,8 @@ class PublisherConnections:
         return refused
 
     def tell_filtered(self, connection_id: str, uid: str, count: int) -> None:
-        """Note what a bridge of before NumberedEntry says: it has left out so many objects of a registration that it relays.
-        Raises UnknownUidError for one that is not relayed by it."""
+        """Note what a bridge of before NumberedEntry says: it has left out so many objects of a registration that it
+        relays. Raises UnknownUidError for one that is not relayed by it."""
         self._tables.connection(connection_id)
         registration = self._tables.registrations.get(uid)
         if registration is None or registration.connection != connection_id or registration.origin is None:
@@ -144,8 +144,8 @@ class PublisherConnections:
         )
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, timeout: float) -> int:
-        """Number of subscriptions that a registration matches, as soon as there are `count`, or after `timeout` seconds.
-        Raises UnknownUidError for one that is not this publisher's."""
+        """Number of subscriptions that a registration matches, as soon as there are `count`, or after `timeout`
+        seconds. Raises UnknownUidError for one that is not this publisher's."""
         deadline = time.monotonic() + timeout
         with self._tables.lock:
             while True:

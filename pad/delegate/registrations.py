@@ -22,7 +22,7 @@ from jbi_pubsub.pad.matching.match_table import PARTITIONED_SECONDS
 from jbi_pubsub.pad.matching.registration import DeclaredTerms, Entries, Registration, Topic
 from jbi_pubsub.pad.matching.signatures import SignatureCheck
 from jbi_pubsub.pad.matching.topics import GHOSTS_MOST
-from jbi_pubsub.pad.model.type_repository import TypeRepository
+from jbi_pubsub.pad.model.type_repository import DelegateTypes
 from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.ownership import check_publisher
@@ -43,7 +43,7 @@ class Registrations:
         self,
         core: DelegateCore,
         *,
-        types: TypeRepository,
+        types: DelegateTypes,
         listing: RegistrationListing,
         signatures: SignatureCheck | None,
         archive: Archiving | None,
@@ -72,7 +72,8 @@ class Registrations:
             return sum(r.gate.type == type for r in self._tables.registrations.values())
 
     def former_schema(self, type: TypeName) -> SchemaBundle | None:  # noqa: A002  # the field's word
-        """Schema of a type that nobody publishes any more, as long as somebody may come for its objects; None for others."""
+        """Schema of a type that nobody publishes any more, as long as somebody may come for its objects; None for
+        others."""
         with self._tables.lock:
             return next((topic.schema for topic in self._tables.topics.ghosts if topic.type == type), None)
 

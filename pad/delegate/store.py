@@ -23,7 +23,7 @@ from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.sqlite import check_tables, opened
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.places import Place
+from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -180,7 +180,7 @@ def caller_of(whose: Whose | None) -> Caller:
     """From the disk; nobody, for a subscription of an earlier version, which did not say whose it is."""
     if whose is None:
         return Caller("")
-    place = Place(holder=whose.holder)
+    place = PortPlace(holder=whose.holder)
     return Caller(whose.address, place=place, user=whose.user, claimed=whose.claimed, client=whose.client)
 
 

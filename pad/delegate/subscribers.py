@@ -25,7 +25,7 @@ from jbi_pubsub.pad.egress.late_join import LateJoiners, narrowing
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.ownership import check_owner
-from jbi_pubsub.protocol.replies import PREFETCH_LEAST, Granted
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST, Grant
 from jbi_pubsub.protocol.requests import NOT_BEFORE, SubscriptionRequest, check_request
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SubscriptionRegistry:
         *,
         elapsed: float = 0.0,
         caller: Caller | None = None,
-    ) -> Granted:
+    ) -> Grant:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
@@ -104,7 +104,7 @@ class SubscriptionRegistry:
         self._mail.hand_over(known, caller, rights)
         return granted
 
-    def _ask_again(self, key: Key, known: Subscription, other: Subscription) -> tuple[Granted, Subscription | None]:
+    def _ask_again(self, key: Key, known: Subscription, other: Subscription) -> tuple[Grant, Subscription | None]:
         """Under the lock: one that stands, perhaps with other terms; and what it was before then."""
         former = self._amendments.amend(key, known, other)
         if former is not None and known.durable is not None:
@@ -115,7 +115,7 @@ class SubscriptionRegistry:
 
     def _open_contract(
         self, key: Key, subscription: Subscription, duration: float, age: float, elapsed: float
-    ) -> Granted:
+    ) -> Grant:
         """Under the lock: a subscription that is new here, with its contract. Raises as `subscribe`."""
         subscription.share = self._contracts.quota.take(subscription.caller, check_request(subscription.request))
         try:
@@ -129,14 +129,14 @@ class SubscriptionRegistry:
         given = msgspec.structs.replace(given, unmet=subscription.unmet)
         return self._granted(subscription, lease, given)
 
-    def _granted(self, subscription: Subscription, lease: Lease | None, given: GrantedQos) -> Granted:
+    def _granted(self, subscription: Subscription, lease: Lease | None, given: GrantedQos) -> Grant:
         """Also of the archive that fills it, if one does."""
         at: tuple[tuple[str, ...], bool, bool] = (), False, False
         if self._catch_ups is not None and subscription.is_replayed:
             at = self._catch_ups.archive_of(subscription)
         prefetch = PREFETCH_LEAST if self._contracts.quality is not None else 0
         is_narrowed = subscription.rights is not None
-        return Granted(subscription.number, lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed)
+        return Grant(subscription.number, lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed)
 
     def _open(self, key: Key, subscription: Subscription, duration: float, age: float, elapsed: float) -> Lease | None:
         """Under the lock: a subscription that is new here; the lease of one by e-mail. Raises as `subscribe`; no state

@@ -71,8 +71,8 @@ class Leases:
         self._most = config.pad.max_sessions
 
     def make_room(self, taken: int, known: Iterable[tuple[str, str]], what: str) -> str:
-        """Id of the one of `known` (lease and id) that has to end for one more: nobody ("") while there is room, else the first
-        whose data connection has not come. Raises OversizeError when all have one."""
+        """Id of the one of `known` (lease and id) that has to end for one more: nobody ("") while there is room, else
+        the first whose data connection has not come. Raises OversizeError when all have one."""
         if taken < self._most:
             return ""
         for lease_id, uid in known:  # as they came

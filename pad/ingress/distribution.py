@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LargeObject, Parcel, Platform, TypeName
-from jbi_pubsub.core.quality import Shape
+from jbi_pubsub.core.quality import PayloadShape
 from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.ingress.totals import Totals
@@ -86,7 +86,7 @@ class Distribution:
     def _shaped_later(self, published: Parcel, behind: Container[Subscription]) -> ShapedLater:
         """Test of who has an object shaped later: it takes long, or he waits for one before it."""
 
-        def is_later(each: Selected, shapes: tuple[Shape, ...]) -> bool:
+        def is_later(each: Selected, shapes: tuple[PayloadShape, ...]) -> bool:
             if each.subscription in behind:
                 return True
             assert self.shaper is not None

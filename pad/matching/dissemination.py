@@ -22,7 +22,7 @@ from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import Head, Parcel
-from jbi_pubsub.core.quality import Settings, Shape
+from jbi_pubsub.core.quality import PayloadShape, Settings
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.xml import LOOK_BYTES, Element, give_back, looks_like_xml, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, select
@@ -62,7 +62,7 @@ class Disseminated(NamedTuple):
     later: Sequence[Selected] = ()
 
 
-ShapedLater = Callable[[Selected, tuple[Shape, ...]], bool]
+ShapedLater = Callable[[Selected, tuple[PayloadShape, ...]], bool]
 """Whether somebody gets an object later, in the shapes that it is to have now ((): as it is)."""
 
 
@@ -284,7 +284,7 @@ def shaped(
     is_later: ShapedLater | None = None,
 ) -> Disseminated:
     """The selected ones in the shapes of their contracts, but for those that are still too large for theirs."""
-    made: dict[tuple[int, tuple[Shape, ...]], Parcel | None] = {}
+    made: dict[tuple[int, tuple[PayloadShape, ...]], Parcel | None] = {}
     ready: list[Selected] = []
     oversize: list[Subscription] = []
     later: list[Selected] = []
@@ -327,7 +327,7 @@ def _length(parcel: Parcel) -> int:
 
 
 def _shape(
-    published: Parcel, each: Selected, shapes: tuple[Shape, ...], seal: Seal | None, shaper: Shaping
+    published: Parcel, each: Selected, shapes: tuple[PayloadShape, ...], seal: Seal | None, shaper: Shaping
 ) -> Parcel | None:
     """The parcel to deliver instead of what the filter has left; None: that stays."""
     wanted, payload = each.wanted, each.parcel.payload

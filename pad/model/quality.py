@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Settings, Shape, Strategy, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, PayloadShape, PolicyChanged, Settings, Strategy, Wish
 from jbi_pubsub.core.scheduling import QueuedObject, Work
 from jbi_pubsub.core.wire import hub
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -30,11 +30,15 @@ class Shaping(Protocol):
         """Whether anything is shaped at all."""
         ...
 
-    def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
+    def seconds(
+        self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[PayloadShape, ...]
+    ) -> float:
         """Seconds that `shape` is likely to take; 0.0 for what it has just made."""
         ...
 
-    def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
+    def shape(
+        self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[PayloadShape, ...]
+    ) -> bytes | None:
         """The shaped payload, of what the filter `wanted` has left of the object with that head; None: it can't be
         shaped so, or gets no smaller."""
         ...

@@ -10,7 +10,7 @@ from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.protocol.conformity import InformationTypeGate
 
 
-class TypeRepository(Protocol):
+class DelegateTypes(Protocol):
     """The type repository as a delegate sees it: nobody else opens a schema."""
 
     def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationTypeGate:
@@ -27,7 +27,7 @@ class TypeRepository(Protocol):
         ...
 
 
-class ServedTypes(TypeRepository, Protocol):
+class ServedTypes(DelegateTypes, Protocol):
     """The type repository as a server sees it."""
 
     @property

@@ -25,7 +25,7 @@ import msgspec
 
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import EntryError, JbiError, OversizeError, ProtocolError, StorageError
-from jbi_pubsub.core.history import Found, KeepRule, Query, Scope, Source, TakenIn
+from jbi_pubsub.core.history import HistoryQuery, KeepRule, QueryResult, Scope, Source, TakenIn
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.values import decoder_of
@@ -164,7 +164,7 @@ class Archiving:
             return parcel.in_memory()
         return self._beside.keep(parcel)
 
-    def whole(self, found: Found) -> Parcel:
+    def whole(self, found: QueryResult) -> Parcel:
         """A result of a query, with its payload wherever that is. Raises ProtocolError, StorageError."""
         parcel = Parcel.received(found.data)
         if parcel.head.payload_length <= MEMORY_BYTES or self._beside is None or len(parcel.payload):
@@ -205,7 +205,7 @@ class Archiving:
         types = {TypeName(parcel.head.type_name, parcel.head.type_version) for parcel in wanted.values()}
         ids = list(wanted)
         for start in range(0, len(ids), IDS_AT_ONCE):
-            query = Query(scopes=tuple(map(Scope, types)), object_ids=tuple(ids[start : start + IDS_AT_ONCE]))
+            query = HistoryQuery(scopes=tuple(map(Scope, types)), object_ids=tuple(ids[start : start + IDS_AT_ONCE]))
             found |= {Parcel.received(each.data).head.object_id for each in self.answers(query)}
         return found
 
@@ -214,7 +214,7 @@ class Archiving:
         types = {source.type for source in self.keeping.sources()}
         if not types:
             return set()
-        query = Query(scopes=tuple(map(Scope, types)), object_ids=tuple(ids))
+        query = HistoryQuery(scopes=tuple(map(Scope, types)), object_ids=tuple(ids))
         found = ((Parcel.received(each.data).head, each.received) for each in self.answers(query))
         return {head.object_id for head, received in found if not self._is_given_up(head.type_name, received)}
 
@@ -233,12 +233,12 @@ class Archiving:
         if type_ not in {source.type for source in self.keeping.sources()}:
             return ""
         try:
-            found = any(True for _ in self.answers(Query(scopes=(Scope(type_),), limit=1)))
+            found = any(True for _ in self.answers(HistoryQuery(scopes=(Scope(type_),), limit=1)))
         except JbiError as exc:
             return f"archived objects, perhaps: {exc.message}"
         return "archived objects" if found else ""
 
-    def answers(self, query: Query) -> Iterator[Found]:
+    def answers(self, query: HistoryQuery) -> Iterator[QueryResult]:
         """All that a query finds. Raises StorageError, also when nothing comes for too long."""
         until = time.monotonic() + ANSWER_SECONDS
         with closing(looks(partial(self.keeping.open, query), IDS_AT_ONCE, ANSWER_BYTES)) as all_found:

@@ -20,7 +20,7 @@ import msgspec
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import JbiError, StorageError, WireTimeoutError
-from jbi_pubsub.core.history import MAX_POSITION, Found, Progress, Query
+from jbi_pubsub.core.history import MAX_POSITION, HistoryQuery, Progress, QueryResult
 from jbi_pubsub.core.info_object import Cause, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath.narrowing import Condition
@@ -128,7 +128,7 @@ class ArchiveCatchUp(ArchiveFeed):
             return self._results
         return None
 
-    def bring(self, found: list[Found]) -> int:
+    def bring(self, found: list[QueryResult]) -> int:
         """See ArchiveFeed."""
         count = super().bring(found)
         self.subscription.replayed += count
@@ -201,7 +201,7 @@ class ArchiveCatchUp(ArchiveFeed):
             log.info("subscription %s waits for the archive: %s", subscription.uid, exc)
             self.fail()
 
-    def _round(self) -> Query:
+    def _round(self) -> HistoryQuery:
         request, caller = self.subscription.request, self.subscription.caller
         start = request.start
         scopes, *_ = self._scopes.scopes_of(
@@ -213,7 +213,7 @@ class ArchiveCatchUp(ArchiveFeed):
         )
         if request.unlike or request.local:
             scopes = self._scopes.without_unwanted(scopes, self.subscription)
-        query = Query(scopes=scopes, after=min(self.after, self.target), up_to=self.target)
+        query = HistoryQuery(scopes=scopes, after=min(self.after, self.target), up_to=self.target)
         if not self._is_first:
             return query
         if start.kind == "since":
@@ -373,7 +373,7 @@ class ArchiveCatchUps:
             return here
         self._archive.wait_synced(here)
         scopes, *_ = self._scopes.scopes_of(QueryRequest(entries=durable.entries), caller, "subscribe")
-        query = Query(scopes=scopes, up_to=here, order="newest", limit=1)
+        query = HistoryQuery(scopes=scopes, up_to=here, order="newest", limit=1)
         if start.kind == "since":
             query = msgspec.structs.replace(query, until=max(0.0, math.nextafter(start.since, 0.0)))
         found = self._first(query)
@@ -381,7 +381,7 @@ class ArchiveCatchUps:
             return 0
         return found.position - (start.kind == "last")
 
-    def _first(self, query: Query) -> Found | None:
+    def _first(self, query: HistoryQuery) -> QueryResult | None:
         """The first result. Raises WireTimeoutError, StorageError."""
         deadline = self._thread.clock() + FIRST_SECONDS
         with closing(looks(partial(open_query, self._archive.keeping, query), 1, TAKEN_BYTES)) as all_found:

@@ -19,7 +19,7 @@ from typing import Final
 from jbi_pubsub.core.agenda import Agenda
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded, note
-from jbi_pubsub.core.history import Found, Progress
+from jbi_pubsub.core.history import Progress, QueryResult
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.dissemination import Disseminated, Seal, disseminate
@@ -113,7 +113,7 @@ class ArchiveFeed(ABC):
         """Whether its results are of former terms."""
         return False
 
-    def bring(self, found: list[Found]) -> int:
+    def bring(self, found: list[QueryResult]) -> int:
         """Results to the queue, as its filter and shapes leave them; how many. What is behind an amendment is taken
         out of `found`: it is looked for again."""
         subscription = self.subscription
@@ -146,7 +146,7 @@ class FeedThread:
     def __init__(
         self,
         name: str,
-        whole: Callable[[Found], Parcel],
+        whole: Callable[[QueryResult], Parcel],
         *,
         seal: Seal | None = None,
         shaper: Shaping | None = None,
@@ -182,7 +182,7 @@ class FeedThread:
                 self._turns.set_time(feed, when)
                 self._changed.notify_all()
 
-    def disseminated(self, found: Found, subscription: Subscription) -> Disseminated:
+    def disseminated(self, found: QueryResult, subscription: Subscription) -> Disseminated:
         """A result as a subscription's filter and shapes leave it. Raises as `whole`."""
         parcel = self._whole(found)
         parcel.position = found.position

@@ -40,7 +40,7 @@ from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.pad.past.feeds import ArchiveFeed, FeedThread
 from jbi_pubsub.pad.past.scopes import ArchiveScopes, QueryPlan
 from jbi_pubsub.pad.past.store_protocol import Keeping, QueryResults, looks, open_query
-from jbi_pubsub.protocol.replies import Counted, Explained, Finished, QueryOpened
+from jbi_pubsub.protocol.replies import ObjectCount, QueryEnd, QueryExplanation, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -143,11 +143,11 @@ class QuerySource(Protocol):
         """See Keeping."""
         ...
 
-    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
+    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> ObjectCount:
         """See HistoryProxy."""
         ...
 
-    def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
+    def explain(self, request: QueryRequest, caller: Caller | None) -> QueryExplanation:
         """See HistoryProxy.explain_query."""
         ...
 
@@ -177,11 +177,11 @@ class ArchiveSource:
         """See QuerySource."""
         return open_query(self._keeping, plan.query, wake)
 
-    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
+    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> ObjectCount:
         """See HistoryProxy.count."""
         plan = self._scopes.plan(request, caller)
         if not plan.query.scopes:
-            return Counted(0, plan.left_out, "", self.incarnations)
+            return ObjectCount(0, plan.left_out, "", self.incarnations)
         deadline = self._thread.clock() + max(0.0, min(seconds, COUNT_SECONDS))
         with self._call(caller), closing(looks(partial(self._keeping.open, plan.query, count_only=True))) as found:
             for progress, _ in found:
@@ -192,16 +192,16 @@ class ArchiveSource:
                     )
         if progress.state != "finished":
             raise StorageError(f"the archive could not count: {progress.error or progress.state}")
-        return Counted(progress.matched, plan.left_out, progress.error, self.incarnations)
+        return ObjectCount(progress.matched, plan.left_out, progress.error, self.incarnations)
 
-    def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
+    def explain(self, request: QueryRequest, caller: Caller | None) -> QueryExplanation:
         """See HistoryProxy.explain_query."""
         plan = self._scopes.plan(request, caller, apart=True)
         if not plan.query.scopes:
             nothing = Explanation(steps=(), objects=0, not_indexed=0, is_exact=True, seconds=0.0)
-            return Explained(nothing, plan.left_out)
+            return QueryExplanation(nothing, plan.left_out)
         with self._call(caller):
-            return Explained(self._keeping.explain(plan.query), plan.left_out)
+            return QueryExplanation(self._keeping.explain(plan.query), plan.left_out)
 
     def stop(self, timeout: float) -> None:  # the protocol's
         """Calls that count end with the thread."""
@@ -322,7 +322,7 @@ class ArchiveQuery(ArchiveFeed):
         self._follow(QueryEvent.FINISHED, outcome=progress)
         if self._results is not None:
             self._results.cancel()
-        told = Finished(
+        told = QueryEnd(
             state, progress.matched, progress.candidates, progress.verified, self.thread.clock() - self._opened, why,
             self.plan.left_out,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from jbi_pubsub.core.errors import (
     StorageError,
     WireTimeoutError,
 )
-from jbi_pubsub.core.history import Explanation, Found, Progress, Query, State
+from jbi_pubsub.core.history import Explanation, HistoryQuery, Progress, QueryResult, State
 from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import parse_metadata
@@ -37,7 +37,7 @@ from jbi_pubsub.pad.past.queries import COUNT_SECONDS
 from jbi_pubsub.pad.past.scopes import QueryPlan, check_allowed
 from jbi_pubsub.pad.past.store_protocol import looks
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
-from jbi_pubsub.protocol.replies import Counted, Explained
+from jbi_pubsub.protocol.replies import ObjectCount, QueryExplanation
 from jbi_pubsub.protocol.requests import QueryRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -63,7 +63,7 @@ class RemoteResults:
         self._wake = wake
         self._allowed = allowed
         self._changed = threading.Condition()
-        self._ahead: deque[Found] = deque()
+        self._ahead: deque[QueryResult] = deque()
         self._bytes = self._matched = 0
         self._state: State = "running"
         self._error = ""
@@ -76,9 +76,9 @@ class RemoteResults:
         """Whether its thread is still there."""
         return self._thread.is_alive()
 
-    def take(self, count: int, size: int) -> list[Found]:
+    def take(self, count: int, size: int) -> list[QueryResult]:
         """See QueryResults."""
-        taken: list[Found] = []
+        taken: list[QueryResult] = []
         with self._changed:
             while self._ahead and len(taken) < count and size > 0:
                 found = self._ahead.popleft()
@@ -138,7 +138,7 @@ class RemoteResults:
     def _put(self, obj: InfoObject) -> bool:
         """False: it is over."""
         parcel = packed(obj).in_memory()  # one that is too large for that ends the query, which says so
-        found = Found(max(1, obj.platform.position), obj.platform.published, b"".join(parcel.parts))
+        found = QueryResult(max(1, obj.platform.position), obj.platform.published, b"".join(parcel.parts))
         with self._changed:
             while self._state == "running" and (len(self._ahead) >= AHEAD_OBJECTS or self._bytes >= AHEAD_BYTES):
                 self._changed.wait(WAIT_SECONDS)
@@ -167,7 +167,7 @@ class RemoteSource:
     def plan(self, request: QueryRequest, caller: Caller | None) -> QueryPlan:
         """See QuerySource."""
         check_allowed(self._access, request, caller)
-        return QueryPlan(request, caller, Query(scopes=(), up_to=request.up_to))
+        return QueryPlan(request, caller, HistoryQuery(scopes=(), up_to=request.up_to))
 
     def open(self, plan: QueryPlan, wake: Callable[[], None]) -> RemoteResults:
         """See QuerySource. Raises BackPressureError."""
@@ -183,7 +183,7 @@ class RemoteSource:
             self._open.append(results)
         return results
 
-    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> Counted:
+    def count(self, request: QueryRequest, seconds: float, caller: Caller | None) -> ObjectCount:
         """See HistoryProxy.count: they are fetched, as nobody else can say what comes through."""
         plan = self.plan(request, caller)
         deadline = self._thread.clock() + max(0.0, min(seconds, COUNT_SECONDS))
@@ -193,12 +193,12 @@ class RemoteSource:
                     raise WireTimeoutError(f"{progress.matched} objects came within {seconds:g} s, and there are more")
         if progress.state != "finished":
             raise StorageError(f"the other platform could not count: {progress.error}")
-        return Counted(progress.matched, (), progress.error)
+        return ObjectCount(progress.matched, (), progress.error)
 
-    def explain(self, request: QueryRequest, caller: Caller | None) -> Explained:
+    def explain(self, request: QueryRequest, caller: Caller | None) -> QueryExplanation:
         """See HistoryProxy.explain_query: how it is done elsewhere is not known here."""
         self.plan(request, caller)
-        return Explained(Explanation(steps=(), objects=0, not_indexed=0, is_exact=False, seconds=0.0), ())
+        return QueryExplanation(Explanation(steps=(), objects=0, not_indexed=0, is_exact=False, seconds=0.0), ())
 
     def stop(self, timeout: float) -> None:
         """See QuerySource."""

@@ -14,7 +14,7 @@ import msgspec
 from jbi_pubsub.core.access import AccessPolicy, Action, Subject, demand, denied
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import ConfigurationError, PredicateError
-from jbi_pubsub.core.history import MAX_POSITION, Query, Scope
+from jbi_pubsub.core.history import MAX_POSITION, HistoryQuery, Scope
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import compile_predicate
@@ -40,7 +40,7 @@ class QueryPlan(NamedTuple):
 
     request: QueryRequest
     caller: Caller | None
-    query: Query
+    query: HistoryQuery
     """The query that an archive is asked."""
     left_out: tuple[str, ...] = ()
     """Types that are left out, in the caller's own words."""
@@ -67,7 +67,7 @@ class ArchiveScopes:
         scopes, left_out, is_narrowed = self.scopes_of(request, caller, "query", apart=apart)
         if left_out and not scopes and caller is not None:
             raise denied(caller, "query", Subject(request.type, request.version))
-        query = Query(
+        query = HistoryQuery(
             scopes=scopes, after=min(request.after, up_to), up_to=up_to, since=request.since, until=request.until,
             by_receipt=request.by_receipt, least_payload=request.least_payload, most_payload=request.most_payload,
             object_ids=request.object_ids, latest_by=request.latest_by, order=request.order, limit=request.limit,

@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.core.access import AccessPolicy, Subject
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.history import Found, GivenUp, TakenIn
+from jbi_pubsub.core.history import GivenUp, QueryResult, TakenIn
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
@@ -18,7 +18,7 @@ from jbi_pubsub.pad.past.queries import COUNT_SECONDS, ArchiveSource, QueryContr
 from jbi_pubsub.pad.past.remote import RemoteSource
 from jbi_pubsub.pad.past.scopes import ArchiveScopes
 from jbi_pubsub.protocol.remote import RemoteArchive
-from jbi_pubsub.protocol.replies import Deleted, Described
+from jbi_pubsub.protocol.replies import ArchivedSource, DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.archive import QueriesStatus
 
@@ -34,14 +34,14 @@ class ArchiveAdministration:
         self._scopes = scopes
         self._access = access
 
-    def delete(self, request: QueryRequest, seconds: float) -> Deleted:
+    def delete(self, request: QueryRequest, seconds: float) -> DeletionCount:
         """See HistoryProxy.delete."""
         query = self._scopes.plan(request, None).query
         count = 0
         if query.scopes:
             count = self._archive.keeping.delete(query, timeout=max(0.0, min(seconds, COUNT_SECONDS)))
             self._archive.deleted()
-        return Deleted(count, query.up_to)
+        return DeletionCount(count, query.up_to)
 
     def retain(self, seconds: float, *, is_dry: bool) -> tuple[GivenUp, ...]:
         """See HistoryProxy.retain."""
@@ -54,17 +54,17 @@ class ArchiveAdministration:
         """See HistoryProxy.rebuild."""
         self._archive.keeping.rebuild()
 
-    def take_in(self, objects: Sequence[bytes], of: Sequence[Described]) -> TakenIn:
+    def take_in(self, objects: Sequence[bytes], of: Sequence[ArchivedSource]) -> TakenIn:
         """See HistoryProxy.take_in."""
         return self._archive.take_in([Parcel.received(data) for data in objects], {o.uid: o.entries for o in of})
 
-    def describe(self, uids: Sequence[str], caller: Caller) -> tuple[Described, ...]:
+    def describe(self, uids: Sequence[str], caller: Caller) -> tuple[ArchivedSource, ...]:
         """See HistoryProxy.describe."""
         wanted = frozenset(uids)
         found = [source for source in self._archive.keeping.sources() if source.uid in wanted]
         types = {source.type for source in found}
         may = {t for t in types if self._access.allow(caller, "query", Subject(t.name, t.version))}
-        return tuple(Described(each.uid, entries_of(each.entries)) for each in found if each.type in may)
+        return tuple(ArchivedSource(each.uid, entries_of(each.entries)) for each in found if each.type in may)
 
 
 class ArchiveService:
@@ -73,7 +73,7 @@ class ArchiveService:
     def __init__(
         self,
         archive: Archiving | RemoteArchive,
-        make_thread: Callable[[Callable[[Found], Parcel]], FeedThread],
+        make_thread: Callable[[Callable[[QueryResult], Parcel]], FeedThread],
         access: AccessPolicy,
         contracts: QueryContracts,
         numbers: Callable[[], int],

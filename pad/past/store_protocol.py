@@ -9,7 +9,16 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, Protocol
 
-from jbi_pubsub.core.history import Consumer, Explanation, Found, GivenUp, KeepRule, Progress, Query, Source
+from jbi_pubsub.core.history import (
+    Consumer,
+    Explanation,
+    GivenUp,
+    HistoryQuery,
+    KeepRule,
+    Progress,
+    QueryResult,
+    Source,
+)
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.protocol.status.archive import KeptStatus
 
@@ -20,7 +29,7 @@ LOOK_SECONDS: Final = 0.1
 class QueryResults(Protocol):
     """A query that is open. Any thread."""
 
-    def take(self, count: int, size: int) -> list[Found]:
+    def take(self, count: int, size: int) -> list[QueryResult]:
         """Up to `count` results that are there, of about `size` bytes in all, at least one if there is one. Never
         waits: `wake` was or will be called when there are more."""
         ...
@@ -36,7 +45,7 @@ class QueryResults(Protocol):
 
 def looks(
     ask: Callable[[Callable[[], None]], QueryResults], count: int = 0, size: int = 0
-) -> Generator[tuple[Progress, list[Found]], None, None]:
+) -> Generator[tuple[Progress, list[QueryResult]], None, None]:
     """Looks at a query, which `ask` opens, until all has come: its progress, and up to `count` results that were there
     behind that. Waits a little while nothing is there; whoever goes on asking says for how long. The query is given up
     behind the last look; who stops before that closes it."""
@@ -59,7 +68,7 @@ def looks(
 class EmptyResults:
     """Results of a query that no type is left of."""
 
-    def take(self, count: int, size: int) -> list[Found]:  # noqa: ARG002  # the protocol's
+    def take(self, count: int, size: int) -> list[QueryResult]:  # noqa: ARG002  # the protocol's
         """None."""
         return []
 
@@ -137,7 +146,7 @@ class Keeping(Protocol):
         """A durable subscription is over; whether there was one. Raises StorageError."""
         ...
 
-    def expired(self, query: Query) -> int:
+    def expired(self, query: HistoryQuery) -> int:
         """Number of objects of its scopes, above `after` and up to `up_to`, were given up by the rules; whether they
         would have matched its predicates is not known. Raises StorageError."""
         ...
@@ -146,17 +155,17 @@ class Keeping(Protocol):
         """The number of the last object that is kept of a registration, 0 for none."""
         ...
 
-    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> QueryResults:
+    def open(self, query: HistoryQuery, wake: Callable[[], None], *, count_only: bool = False) -> QueryResults:
         """Ask; `count_only`: nothing is to be taken, its progress says how many there are. Everything synced by now is
         seen, nothing later: `wake` is called from any thread, perhaps before this returns. Raises PredicateError,
         BackPressureError (too many are open), StorageError."""
         ...
 
-    def explain(self, query: Query) -> Explanation:
+    def explain(self, query: HistoryQuery) -> Explanation:
         """The way that it would be answered. Raises PredicateError, StorageError."""
         ...
 
-    def delete(self, query: Query, *, timeout: float) -> int:
+    def delete(self, query: HistoryQuery, *, timeout: float) -> int:
         """Delete what a query finds, within so many seconds: gone from every answer when this returns, from the disk
         soon. How many objects. Raises PredicateError, BackPressureError, StorageError, also when there are more."""
         ...
@@ -183,6 +192,6 @@ class Keeping(Protocol):
         ...
 
 
-def open_query(keeping: Keeping, query: Query, wake: Callable[[], None]) -> QueryResults:
+def open_query(keeping: Keeping, query: HistoryQuery, wake: Callable[[], None]) -> QueryResults:
     """Ask an archive, unless there is nothing to ask of it. Raises as `Keeping.open`."""
     return keeping.open(query, wake) if query.scopes else EmptyResults()

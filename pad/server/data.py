@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, Settle, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import Hello, Receiver, Settle, StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.sessions import PART_SECONDS
 from jbi_pubsub.pad.egress.session import Deliveries
@@ -90,7 +90,7 @@ class DataConnections:
             self._reports.stop()
 
     def serve(self, sock: socket.socket, caller: Caller, endpoint: Endpoint) -> None:
-        line = Line(sock)
+        line = StreamSocket(sock)
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
         caller.place.kept = bool(kind)
@@ -101,7 +101,7 @@ class DataConnections:
         else:
             refuse(line, "unknown or used token")
 
-    def _deliver(self, sock: socket.socket, line: Line, uid: str, hello: Hello, endpoint: Endpoint) -> None:
+    def _deliver(self, sock: socket.socket, line: StreamSocket, uid: str, hello: Hello, endpoint: Endpoint) -> None:
         try:
             session = self._delegate.tables.session(uid)
         except UnknownUidError as exc:
@@ -111,7 +111,7 @@ class DataConnections:
         welcome(line, 0, self.compressed.grant(hello.compression))
         session.attach(sock, hello.position, endpoint.hand_over(sock), line.compression)
 
-    def _take_publications(self, line: Line, connection_id: str, hello: Hello) -> None:
+    def _take_publications(self, line: StreamSocket, connection_id: str, hello: Hello) -> None:
         receiver, _ = self._publications.setdefault(connection_id, self._receiver(connection_id))
         try:
             self._delegate.tables.connection(connection_id)  # now that whoever ends it finds the receiver

@@ -39,14 +39,14 @@ from jbi_pubsub.pad.server.service import DelegateService
 from jbi_pubsub.protocol.mail_links import LinkAction
 from jbi_pubsub.protocol.replies import (
     Answers,
-    Counted,
-    Deleted,
-    Described,
-    Explained,
-    Opened,
+    ArchivedSource,
+    DeletionCount,
+    ObjectCount,
+    OpenReply,
+    QueryExplanation,
     QueryOpened,
     Registered,
-    Subscribed,
+    SubscribeReply,
 )
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_AT_ONCE, Claims
@@ -85,13 +85,13 @@ class PublisherCalls:
 
     @exported
     @leasing
-    def connect(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+    def connect(self, caller: Caller, name: str, duration: float, claims: Claims) -> OpenReply:
         caller = _named(caller, name, claims)
         with self._server.guard.deciding():
             self._server.guard.allow(caller, "connect")
             self._server.presence.refuse_when_draining()
             connection, lease = self._server.delegate.publishers.connect(name[:200], duration, caller)
-        return Opened(connection.connection_id, lease, self._server.server_id)
+        return OpenReply(connection.connection_id, lease, self._server.server_id)
 
     @exported
     @leasing
@@ -167,13 +167,13 @@ class SubscriberCalls:
 
     @exported
     @leasing
-    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> OpenReply:
         caller = _named(caller, name, claims)
         with self._server.guard.deciding():
             self._server.guard.allow(caller, "connect")
             self._server.presence.refuse_when_stopping()
             session_id, lease = self._server.delegate.sessions.open(name[:200], duration, caller)
-        return Opened(session_id, lease, self._server.server_id)
+        return OpenReply(session_id, lease, self._server.server_id)
 
     @exported
     @leasing
@@ -212,11 +212,11 @@ class SubscriberCalls:
 
     def _subscribe(
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
-    ) -> Subscribed:
+    ) -> SubscribeReply:
         delegate = self._server.delegate
         try:
             late = max(0.0, elapsed)
-            return Subscribed(
+            return SubscribeReply(
                 delegate.subscribers.subscribe(session_id, _request(said), duration, age, elapsed=late, caller=caller)
             )
         except UnknownUidError:
@@ -224,7 +224,7 @@ class SubscriberCalls:
         except JbiError as exc:
             if session_id and isinstance(exc, AccessDeniedError | QosDeniedError):
                 delegate.tables.session(session_id).note_refused()
-            return Subscribed(error=report(exc))
+            return SubscribeReply(error=report(exc))
 
     @exported
     def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
@@ -292,12 +292,12 @@ class HistoryCalls:
         return self._service.queries.progress(session_id, number)
 
     @exported
-    def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:
+    def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> ObjectCount:
         self._server.presence.refuse_when_stopping()
         return self._service.queries.source.count(request, seconds, _named(caller, "", claims))
 
     @exported
-    def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> Explained:
+    def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> QueryExplanation:
         return self._service.queries.source.explain(request, _named(caller, "", claims))
 
     @exported
@@ -308,7 +308,7 @@ class HistoryCalls:
         return catch_ups is not None and catch_ups.reset(name, secret, start, caller)
 
     @exported
-    def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> Deleted:
+    def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> DeletionCount:
         self._server.guard.allow(caller, "administer")
         return self._administration.delete(request, seconds)
 
@@ -323,13 +323,13 @@ class HistoryCalls:
         self._administration.rebuild()
 
     @exported
-    def take_in(self, caller: Caller, objects: tuple[bytes, ...], of: tuple[Described, ...]) -> TakenIn:
+    def take_in(self, caller: Caller, objects: tuple[bytes, ...], of: tuple[ArchivedSource, ...]) -> TakenIn:
         self._server.guard.allow(caller, "administer")  # it says of others what they have published
         self._server.presence.refuse_when_stopping()
         return self._administration.take_in(objects, of)
 
     @exported
-    def describe(self, caller: Caller, uids: tuple[str, ...], claims: Claims) -> tuple[Described, ...]:
+    def describe(self, caller: Caller, uids: tuple[str, ...], claims: Claims) -> tuple[ArchivedSource, ...]:
         self._server.guard.allow(caller, "query", Subject(some=True))
         administration = self._service.administration
         return administration.describe(uids, _named(caller, "", claims)) if administration is not None else ()

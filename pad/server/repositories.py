@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.descriptors import Held, Key, conflict
+from jbi_pubsub.core.descriptors import Key, StoredType, conflict
 from jbi_pubsub.core.errors import JbiError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire.endpoint import Security
@@ -130,7 +130,7 @@ class Repositories:
             raise conflict(gate.type, held.descriptor.digest, gate.digest)
         if registry is not None:  # the schema that we have opened: what the other one says of its own is its word
             named = msgspec.structs.replace(gate.bundle, type=gate.type)
-            registry.keep(Held(held.descriptor, named), f"copy for {self._server_id[:8]}")
+            registry.keep(StoredType(held.descriptor, named), f"copy for {self._server_id[:8]}")
 
     def schema(self, type_: TypeName) -> SchemaBundle | None:
         """The schema by which a type is known, published here or in a repository, ours or another's; None for one that
@@ -144,7 +144,7 @@ class Repositories:
         held = self.elsewhere(key)
         return held.bundle if held is not None else None
 
-    def elsewhere(self, key: Key) -> Held | None:
+    def elsewhere(self, key: Key) -> StoredType | None:
         """The type as other delegates' repositories hold it. Raises TypeConflictError when they disagree."""
         if not self._community.connected() and time.monotonic() < self._nobody_until:
             return None  # it was waited for just now: strangers must not make all threads wait

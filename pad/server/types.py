@@ -12,7 +12,17 @@ import logging
 from typing import Final
 
 from jbi_pubsub.core.access import AccessPolicy, Subject, denied
-from jbi_pubsub.core.descriptors import Change, Descriptor, Held, Key, Kind, Property, TypeRegistry, conflict, unknown
+from jbi_pubsub.core.descriptors import (
+    Descriptor,
+    Key,
+    Kind,
+    Property,
+    StoredType,
+    TypeChange,
+    TypeRegistry,
+    conflict,
+    unknown,
+)
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire.control import exported
@@ -48,13 +58,13 @@ class TypeCalls:
         return found
 
     @exported
-    def held(self, caller: Caller, kind: Kind, name: str, version: str) -> Held | None:
+    def held(self, caller: Caller, kind: Kind, name: str, version: str) -> StoredType | None:
         """From our own repository alone."""
         key: Key = (kind, TypeName(name, version))
         self._server.guard.allow_type(caller, key[1])
         registry = self._types.registry
         told = registry.find(key) if registry is not None else None
-        return Held(told, registry.schema(key)) if registry is not None and told is not None else None
+        return StoredType(told, registry.schema(key)) if registry is not None and told is not None else None
 
     @exported
     def list(self, caller: Caller, kind: Kind, after: int) -> tuple[Descriptor, ...]:
@@ -75,7 +85,7 @@ class TypeCalls:
         return registry.property(key, wanted)
 
     @exported
-    def history(self, caller: Caller, kind: Kind, name: str, version: str, after: int) -> tuple[Change, ...]:
+    def history(self, caller: Caller, kind: Kind, name: str, version: str, after: int) -> tuple[TypeChange, ...]:
         registry, key = self._reading(caller, kind, name, version)
         return registry.history(key)[max(0, after) :][:PAGE]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata
-from jbi_pubsub.core.xpath import Condition, examine
+from jbi_pubsub.core.xpath import ExaminedCondition, examine
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, RowMatcher, TaskSums
 from jbi_pubsub.spark.page import ResultTable, Value
@@ -175,7 +175,7 @@ def _moves(
             continue
         data = samples[registration][0][1].encode("latin-1")
         root = parse_metadata(data)
-        of_text: dict[object, list[Condition]] = {}
+        of_text: dict[object, list[ExaminedCondition]] = {}
         for each in asked:
             same = (each.subscription.predicate, tuple(each.subscription.namespaces.items()))
             if same not in of_text:
@@ -191,7 +191,7 @@ def _moves(
     return sorted(moves, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
 
 
-def _conditions(wanted: RowMatcher, root: Element, size: int) -> Sequence[Condition]:
+def _conditions(wanted: RowMatcher, root: Element, size: int) -> Sequence[ExaminedCondition]:
     if wanted.predicate is None or not _EQUALITY.search(wanted.predicate.expression):
         return ()
     try:
@@ -202,7 +202,7 @@ def _conditions(wanted: RowMatcher, root: Element, size: int) -> Sequence[Condit
         return ()
 
 
-def _is_constant(condition: Condition, wanted: RowMatcher, root: Element, constants: Mapping[str, str]) -> bool:
+def _is_constant(condition: ExaminedCondition, wanted: RowMatcher, root: Element, constants: Mapping[str, str]) -> bool:
     """Whether all that a condition looks at is constant, and there."""
     names = wanted.subscription.namespaces
     for found in condition.found:

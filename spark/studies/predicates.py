@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.core.xpath import Condition, examine
+from jbi_pubsub.core.xpath import ExaminedCondition, examine
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import Judge, JudgingTopic, MatchedRow, RowMatcher, TaskSums
 from jbi_pubsub.spark.page import ResultTable, Value
@@ -161,9 +161,9 @@ def _failing(wanted: RowMatcher, text: str) -> list[str]:
     return [each.text for each in conjuncts(conditions) if each.holds is False]
 
 
-def conjuncts(conditions: Sequence[Condition]) -> list[Condition]:
+def conjuncts(conditions: Sequence[ExaminedCondition]) -> list[ExaminedCondition]:
     """Those that all have to hold: joined by nothing but "and"."""
-    found: list[Condition] = []
+    found: list[ExaminedCondition] = []
     closed = len(conditions) + 1  # the level below which nothing is a conjunct
     for each in conditions:
         if each.level > closed:

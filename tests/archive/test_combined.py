@@ -13,7 +13,7 @@ from lxml import etree
 
 from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.core.combined import NAMESPACE, Provenance, combined
-from jbi_pubsub.core.history import Query, Scope, Source
+from jbi_pubsub.core.history import HistoryQuery, Scope, Source
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.predicate import compile_predicate
@@ -89,7 +89,7 @@ def test_no_answer_on_the_view_differs_from_lxml(
         for text in asked:
             # When the archive is asked
             where = chance.choice(("", "", "//n > 3"))
-            query = Query(scopes=(msgspec.structs.replace(scope, combined=text, predicate=where),))
+            query = HistoryQuery(scopes=(msgspec.structs.replace(scope, combined=text, predicate=where),))
             reader = Reader(archive, query)
             found = reader.all()
             # Expect what lxml says of the view of each

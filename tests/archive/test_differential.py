@@ -14,7 +14,7 @@ from lxml import etree
 
 from jbi_pubsub.archive.desk import Desk
 from jbi_pubsub.archive.engine import Archive
-from jbi_pubsub.core.history import Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.xpath.predicate import compile_predicate
 
@@ -55,7 +55,7 @@ def test_no_answer_differs_from_lxml(opened: Callable[..., Archive], monkeypatch
             expected = [n for n, root in enumerate(roots, 1) if holds(root)]
             order = chance.choice(("oldest", "newest"))
             in_state += is_meant()
-            reader = Reader(archive, Query(scopes=(Scope(TRACK, text, tuple(NAMESPACES.items())),), order=order))
+            reader = Reader(archive, HistoryQuery(scopes=(Scope(TRACK, text, tuple(NAMESPACES.items())),), order=order))
             assert reader.all() == expected[:: 1 if order == "oldest" else -1], (text, order)
             progress = reader.results.progress()
             assert progress.state == "finished", progress

@@ -19,18 +19,18 @@ from lxml import etree
 from plain_index import PlainIndex
 
 from jbi_pubsub.archive.index import DuckIndex
-from jbi_pubsub.archive.query import Asked, Candidates, Counted, Cursor, asked_of
+from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, Cursor, asked_of
 from jbi_pubsub.archive.volume import Record
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
-from jbi_pubsub.core.history import Order, Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, Order, Scope
 from jbi_pubsub.core.info_object import TypeName
 
 ID = b"an archive's id."
-QUERY = Query(scopes=())
+QUERY = HistoryQuery(scopes=())
 
 
-def asked(text: str, kind: TypeName = TYPE) -> Asked:
-    (found,) = asked_of(Query(scopes=(Scope(kind, text, tuple(NAMESPACES.items())),)))
+def asked(text: str, kind: TypeName = TYPE) -> CompiledScope:
+    (found,) = asked_of(HistoryQuery(scopes=(Scope(kind, text, tuple(NAMESPACES.items())),)))
     return found
 
 
@@ -52,10 +52,10 @@ class Beside:
     def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
         return self.index.window(after, up_to, rows, order)
 
-    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+    def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
         found = self.index.candidates(asked, query, after, up_to)
         assert found == self.plain.candidates(asked, query, after, up_to), asked.scope.predicate
-        counted = Counted(len(found.positions), sum(found.exact))
+        counted = CandidateCount(len(found.positions), sum(found.exact))
         assert self.index.count(asked, query, after, up_to) == counted, asked.scope.predicate
         return found
 
@@ -199,7 +199,7 @@ def test_hostile_documents_are_found_as_lxml_finds_them(make: Callable[[], Besid
             if name not in REFUSED and one.predicate.matches(etree.fromstring(source))
         ]
         # Expect what lxml says
-        assert answer(Cursor(Query(scopes=(one.scope,)), Shelf(records), index, len(records))) == expected, text
+        assert answer(Cursor(HistoryQuery(scopes=(one.scope,)), Shelf(records), index, len(records))) == expected, text
         assert expected or text in ("contains(/m/a, 'x')",), text
 
 
@@ -231,7 +231,7 @@ def test_a_predicate_that_asks_for_very_much_is_not_all_put_to_the_database(tmp_
         assert made.rows.count("SELECT") <= 16
         assert one.predicate is not None
         expected = [each.position for each, root in zip(records, roots, strict=True) if one.predicate.matches(root)]
-        cursor = Cursor(Query(scopes=(one.scope,)), Shelf(records), index, len(records))
+        cursor = Cursor(HistoryQuery(scopes=(one.scope,)), Shelf(records), index, len(records))
         assert answer(cursor) == expected
         assert expected
         if "/m/f1/a" in text:
@@ -247,9 +247,9 @@ def test_names_of_types_and_registrations_are_no_part_of_sql(tmp_path: Path) -> 
     index.add([record(1, b"<m/>", type_name=kind.name, type_version=kind.version, registration=uid)], 1)
     # Expect them to be names, before and after
     for _ in range(2):
-        scoped = Query(scopes=(Scope(kind, "/m", registrations=(uid,)),))
+        scoped = HistoryQuery(scopes=(Scope(kind, "/m", registrations=(uid,)),))
         assert index.candidates(asked_of(scoped)[0], scoped, 0, 1).positions == [1]
-        other = Query(scopes=(Scope(kind, "/m", registrations=("another",)),))
+        other = HistoryQuery(scopes=(Scope(kind, "/m", registrations=("another",)),))
         assert index.candidates(asked_of(other)[0], other, 0, 1).positions == []
         index.close()
         index = DuckIndex(tmp_path, ID, 1)
@@ -274,7 +274,7 @@ def test_of_too_many_types_nothing_is_known_and_all_is_found(tmp_path: Path, mon
             ("/m/a < 40", "/m", [p for p in range(1, 40) if p % 6 == n]),
             ("", "/m/none", []),
         ):
-            query = Query(scopes=(Scope(TypeName(f"type{n}"), text),), latest_by=key)
+            query = HistoryQuery(scopes=(Scope(TypeName(f"type{n}"), text),), latest_by=key)
             assert answer(Cursor(query, Shelf(records), index, 60)) == wanted
             counting = Cursor(query, Shelf(records), index, 60, count_only=True)
             assert answer(counting) == []
@@ -328,8 +328,8 @@ def test_what_is_known_is_known_after_opening_again(tmp_path: Path) -> None:
     assert again.candidates(asked("/m/a>10"), QUERY, 0, 99) == before
     assert before.positions == list(range(11, 51))
     again.add([record(number, b"<m><b>%d</b></m>" % number) for number in range(40, 60)], 60)  # some of them again
-    assert again.count(asked("/m"), QUERY, 0, 99) == Counted(59, 59)
-    assert again.count(asked("/m/b"), QUERY, 0, 99) == Counted(9, 9)
+    assert again.count(asked("/m"), QUERY, 0, 99) == CandidateCount(59, 59)
+    assert again.count(asked("/m/b"), QUERY, 0, 99) == CandidateCount(9, 9)
     again.close()
 
 
@@ -384,7 +384,7 @@ def test_damage_met_by_a_query_costs_time_and_no_answer(tmp_path: Path) -> None:
     file = tmp_path / "index.duckdb"
     whole = file.read_bytes()
     records = [record(number, b"<m><a>%d</a></m>" % number) for number in range(1, 5_001)]
-    query = Query(scopes=(asked("/m/a>4990").scope,))
+    query = HistoryQuery(scopes=(asked("/m/a>4990").scope,))
     met = 0
     for block in range(3 * 4096, len(whole), 1 << 18):
         for path in tmp_path.iterdir():
@@ -401,7 +401,7 @@ def test_damage_met_by_a_query_costs_time_and_no_answer(tmp_path: Path) -> None:
             with pytest.raises(StorageError, match="anew"):
                 index.add([], 5_001)
             index.add(records[:10], 10)
-            assert index.count(asked("/m/a"), QUERY, 0, 99) == Counted(10, 10)
+            assert index.count(asked("/m/a"), QUERY, 0, 99) == CandidateCount(10, 10)
         index.close()
     assert met
 
@@ -425,9 +425,9 @@ def test_what_fails_in_the_middle_was_not_begun(
             index.add(more, 60)
     # Expect nothing of them, and all of them the next time
     assert index.position == 50
-    assert index.count(asked("/m"), QUERY, 0, 99) == Counted(50, 50)
+    assert index.count(asked("/m"), QUERY, 0, 99) == CandidateCount(50, 50)
     index.add(more, 60)
-    assert index.count(asked("/m/new"), QUERY, 0, 99) == Counted(9, 9)
+    assert index.count(asked("/m/new"), QUERY, 0, 99) == CandidateCount(9, 9)
     index.close()
 
 

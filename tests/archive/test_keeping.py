@@ -21,7 +21,7 @@ import pytest
 
 from jbi_pubsub.archive import engine
 from jbi_pubsub.archive.engine import Archive
-from jbi_pubsub.archive.store import Store
+from jbi_pubsub.archive.store import VolumeStore
 from jbi_pubsub.core.config import ArchiveSection, Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.history import Consumer, Source
@@ -52,7 +52,7 @@ def put(archive: Archive, *positions: int, registration: str = "r-1", received: 
 
 def there(folder: Path, archive: bytes) -> list[int]:
     """Positions of all objects on disk."""
-    store = Store(folder, archive)
+    store = VolumeStore(folder, archive)
     store.refresh(2**62)
     found = [record.position for record in store.read(0, 2**62)]
     store.close()
@@ -494,7 +494,7 @@ def test_a_writer_that_is_killed_at_any_time_keeps_what_it_acknowledged_once(
             (tmp_path / "archive" / "archive.db").unlink()  # its catalogue is lost as well
     # Expect each acknowledged object once, in order, and none that was refused
     archive = opened(tmp_path / "archive", volume=20_000)
-    store = Store(tmp_path / "archive", archive.folder.archive)
+    store = VolumeStore(tmp_path / "archive", archive.folder.archive)
     store.refresh(archive.end)
     assert store.troubles == []
     found: dict[str, list[int]] = {"r-0": [], "r-1": []}

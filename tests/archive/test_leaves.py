@@ -14,8 +14,8 @@ from jbi_pubsub.archive.leaves import (
     MAX_VALUES,
     SIZES,
     UNHELD,
-    Paths,
-    Row,
+    DocumentRow,
+    TypePaths,
     Values,
     is_canonical,
     value_of,
@@ -23,8 +23,8 @@ from jbi_pubsub.archive.leaves import (
 from jbi_pubsub.core.xpath.language.number import number
 
 
-def read(source: str, paths: Paths | None = None) -> tuple[dict[str, str], list[tuple[str, str]], set[str]]:
-    paths = paths or Paths()
+def read(source: str, paths: TypePaths | None = None) -> tuple[dict[str, str], list[tuple[str, str]], set[str]]:
+    paths = paths or TypePaths()
     row = paths.read(source.encode())
     assert not row.is_open
     at = {each: "/".join(paths.where(each)) for each in range(len(paths))}
@@ -59,9 +59,9 @@ def test_names_are_those_of_xpath_with_their_namespaces() -> None:
 
 
 def test_what_is_known_of_a_type_can_be_kept() -> None:
-    first = Paths()
+    first = TypePaths()
     before = first.read(b"<m id='1'><P x='1'><a>5</a></P><b/></m>")
-    again = Paths(first.known())
+    again = TypePaths(first.known())
     assert again.known() == first.known()
     assert [first.is_inner(each) for each in range(len(first))].count(True) == 2  # m and P
     version = again.version
@@ -84,16 +84,16 @@ def test_what_is_known_of_a_type_can_be_kept() -> None:
     ids=["paths", "values", "names", "no xml", "doctype", "empty"],
 )
 def test_of_too_much_nothing_is_held(source: str) -> None:
-    paths = Paths()
+    paths = TypePaths()
     if "a" * 99 in source:
         paths.read(source.replace("aa", "bb").encode())
-    assert paths.read(source.encode()) == Row(is_open=True)
+    assert paths.read(source.encode()) == DocumentRow(is_open=True)
     # Expect others to be read as before
     assert paths.read(b"<m>5</m>").firsts or len(paths) >= MAX_PATHS
 
 
 def test_a_document_is_large_as_it_was_published() -> None:
-    paths = Paths()
+    paths = TypePaths()
     for text in (b"x", b">"):
         assert [paths.read(b"<m>" + text * (size - 7) + b"</m>").size for size in SIZES] == [0, 1]
     assert paths.read(b"<m>" + b"x" * SIZES[-1] + b"</m>").size == len(SIZES)
@@ -168,12 +168,12 @@ def test_documents_like_known_ones_are_read_as_if_they_were_parsed(kinds: int, m
     # Given many documents of some kinds, in another order each time
     chance = random.Random(kinds)
     monkeypatch.setattr("jbi_pubsub.archive.leaves.MAX_VALUES", 9)
-    with_stencils, traced = Paths(), 0
+    with_stencils, traced = TypePaths(), 0
     for base in range(0, 6, kinds):
         for _ in range(400 if kinds == 6 else 250):
             source = _alike(chance, chance.choice(_TEMPLATES[base : base + kinds]))
             known = with_stencils._known.trace(source) is not None
-            parsed = Paths(with_stencils.known())
+            parsed = TypePaths(with_stencils.known())
             # Expect the same of a document that fits a stencil and of one that is parsed
             assert with_stencils.read(source) == parsed.read(source)
             traced += known

@@ -18,11 +18,11 @@ from jbi_pubsub.archive.index import DuckIndex
 from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.pack import Sealable, seal
-from jbi_pubsub.archive.query import Asking, Cursor, explained
-from jbi_pubsub.archive.store import LOG, PACKS, Store
+from jbi_pubsub.archive.query import Cursor, QueryIndex, explained
+from jbi_pubsub.archive.store import LOG, PACKS, VolumeStore
 from jbi_pubsub.archive.volume import LogVolume, Record
 from jbi_pubsub.core.errors import PredicateError, StorageError
-from jbi_pubsub.core.history import MAX_POSITION, Query, Scope
+from jbi_pubsub.core.history import MAX_POSITION, HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, object_id_of, pack
 from jbi_pubsub.core.xpath.predicate import compile_predicate
 
@@ -59,7 +59,7 @@ def history(chance: random.Random, count: int) -> list[Record]:
     return records
 
 
-def expected(query: Query, records: list[Record], gone: Container[int]) -> list[int]:
+def expected(query: HistoryQuery, records: list[Record], gone: Container[int]) -> list[int]:
     """What is to be found, said as plainly as can be."""
     found, keys = [], set()
     for each in reversed(records):
@@ -89,7 +89,7 @@ def expected(query: Query, records: list[Record], gone: Container[int]) -> list[
     return found[: query.limit] if query.limit else found
 
 
-def asked_at_random(chance: random.Random, records: list[Record]) -> Query:
+def asked_at_random(chance: random.Random, records: list[Record]) -> HistoryQuery:
     def some(value: object, default: object) -> object:
         return value if chance.random() < 0.3 else default
 
@@ -117,7 +117,7 @@ def asked_at_random(chance: random.Random, records: list[Record]) -> Query:
     }  # fmt: skip
     if fields["since"] > fields["until"]:  # type: ignore[operator]  # numbers both
         fields["until"] = 1e11
-    return msgspec.structs.replace(Query(scopes=scopes), **fields)
+    return msgspec.structs.replace(HistoryQuery(scopes=scopes), **fields)
 
 
 @pytest.mark.long
@@ -178,7 +178,7 @@ def test_objects_are_found_by_their_ids_alone(tmp_path: Path) -> None:
         (("a100000000000A", "a1000000000010", "a1 0000000000a", "a1-0000000000a", "a10000000000_a"), []),
         (("own", "a1000000000001", "a1000000000002", "b1000000000003", ""), [1, 2, 16]),
     ):
-        query = Query(scopes=(Scope(TYPE),), object_ids=asking)
+        query = HistoryQuery(scopes=(Scope(TYPE),), object_ids=asking)
         assert answer(Cursor(query, Shelf(records), index, 16)) == wanted
         assert answer(Cursor(query, Shelf(records), None, 16)) == wanted
     index.close()
@@ -188,7 +188,7 @@ def test_what_is_deleted_while_a_query_is_on_its_way_is_not_found() -> None:
     records = [record(n, b"<m><a>%d</a></m>" % n) for n in range(1, 100)]
     index, gone = PlainIndex(), set[int]()
     index.add(records[:80], 80)
-    cursor = Cursor(Query(scopes=(Scope(TYPE),)), Shelf(records), index, 99, gone=gone)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE),)), Shelf(records), index, 99, gone=gone)
     found = [each.position for each in cursor.step()]
     found += [each.position for each in cursor.step(3)]
     gone.update((1, 10, 50, 79, 90))
@@ -201,7 +201,7 @@ def test_the_newest_of_each_key_is_told_from_the_index_alone(tmp_path: Path) -> 
     records = [record(n, b"<m><k>%s</k><a>%d</a></m>" % (key, n)) for n, key in enumerate([b"x", b"7", b"07"] * 400, 1)]
     index = DuckIndex(tmp_path, b"id", 0)
     index.add(records, 1200)
-    query = Query(scopes=(Scope(TYPE, "/m/a < 1000"),), latest_by="/m/k")
+    query = HistoryQuery(scopes=(Scope(TYPE, "/m/a < 1000"),), latest_by="/m/k")
     cursor = Cursor(query, Shelf(records), index, 1200)
     # Expect the newest of each, and that no more than those were read
     assert answer(cursor) == [997, 998, 999]
@@ -225,7 +225,7 @@ def test_the_newest_of_each_key_is_read_where_the_index_alone_can_not_tell(
     index.add(records[:-1], 299)
 
     def newest(predicate: str, key: str) -> list[int]:
-        query = Query(scopes=(Scope(TYPE, predicate),), latest_by=key)
+        query = HistoryQuery(scopes=(Scope(TYPE, predicate),), latest_by=key)
         return answer(Cursor(query, Shelf(records), index, 300))
 
     # Expect the newest of those that match, whatever is left to lxml
@@ -240,7 +240,7 @@ def test_the_newest_of_each_key_is_read_where_the_index_alone_can_not_tell(
 def test_too_many_keys_end_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "MAX_KEYS", 5)
     records = [record(n, b"<m><k>%d</k></m>" % n) for n in range(1, 20)]
-    cursor = Cursor(Query(scopes=(Scope(TYPE),), latest_by="/m/k"), Shelf(records), None, 19)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE),), latest_by="/m/k"), Shelf(records), None, 19)
     while cursor.progress.state == "running":
         cursor.step()
     assert cursor.progress.state == "failed"
@@ -250,17 +250,17 @@ def test_too_many_keys_end_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        (Query(scopes=(Scope(TYPE, "/m/["),)), "predicate"),
-        (Query(scopes=(Scope(TYPE, "/p:m"),)), "prefix"),
-        (Query(scopes=(Scope(TYPE, "//*[//*[//*[//a]]]"),)), "may take"),
-        (Query(scopes=(Scope(TYPE),), latest_by="/m/["), "latest_by"),
-        (Query(scopes=(Scope(TYPE),), since=5, until=4), "since"),
-        (Query(scopes=(Scope(TYPE),), after=5, up_to=4), "after"),
-        (Query(scopes=(Scope(TYPE),), least_payload=5, most_payload=4), "least_payload"),
-        (Query(scopes=(Scope(TYPE),), object_ids=("x",) * 10_001), "object_ids"),
+        (HistoryQuery(scopes=(Scope(TYPE, "/m/["),)), "predicate"),
+        (HistoryQuery(scopes=(Scope(TYPE, "/p:m"),)), "prefix"),
+        (HistoryQuery(scopes=(Scope(TYPE, "//*[//*[//*[//a]]]"),)), "may take"),
+        (HistoryQuery(scopes=(Scope(TYPE),), latest_by="/m/["), "latest_by"),
+        (HistoryQuery(scopes=(Scope(TYPE),), since=5, until=4), "since"),
+        (HistoryQuery(scopes=(Scope(TYPE),), after=5, up_to=4), "after"),
+        (HistoryQuery(scopes=(Scope(TYPE),), least_payload=5, most_payload=4), "least_payload"),
+        (HistoryQuery(scopes=(Scope(TYPE),), object_ids=("x",) * 10_001), "object_ids"),
     ],
 )
-def test_a_query_that_makes_no_sense_is_refused(query: Query, says: str) -> None:
+def test_a_query_that_makes_no_sense_is_refused(query: HistoryQuery, says: str) -> None:
     with pytest.raises(PredicateError, match=says):
         Cursor(query, Shelf(), None, 0)
     with pytest.raises(PredicateError, match=says):
@@ -268,7 +268,11 @@ def test_a_query_that_makes_no_sense_is_refused(query: Query, says: str) -> None
 
 
 def test_nothing_is_found_where_there_is_nothing() -> None:
-    for query in (Query(scopes=()), Query(scopes=(Scope(TYPE),)), Query(scopes=(Scope(TYPE),), object_ids=())):
+    for query in (
+        HistoryQuery(scopes=()),
+        HistoryQuery(scopes=(Scope(TYPE),)),
+        HistoryQuery(scopes=(Scope(TYPE),), object_ids=()),
+    ):
         for index in (None, PlainIndex()):
             assert answer(Cursor(query, Shelf(), index, 0)) == []
 
@@ -291,14 +295,14 @@ def test_objects_are_found_in_packs_and_files_of_the_log_alike(tmp_path: Path, o
         seal(of, list(volume.read(0, 600)), tmp_path / PACKS, **stores)
         volume.close()
         path.unlink()
-    store = Store(tmp_path, ARCHIVE)
+    store = VolumeStore(tmp_path, ARCHIVE)
     store.refresh(600)
     assert {volume.path.suffix for volume in store.volumes} == {".log", ".pack"}
     index = DuckIndex(tmp_path / "index", ARCHIVE, 600)
     index.add(store.read(0, 500), 500)
     for text in ("/m/a < 10", "count(//a) = 1 and /m/a < 10", ""):
         # Expect each that matches, once, with its payload
-        cursor = Cursor(Query(scopes=(Scope(TYPE, text),), order=order), store, index, 600)
+        cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, text),), order=order), store, index, 600)
         found = []
         while cursor.progress.state == "running":
             found += cursor.step()
@@ -345,7 +349,7 @@ def test_an_index_that_is_lost_during_a_query_costs_no_answer(
     for after in range(1, 6):
         index = Lost(after, does)
         index.add(records, 150)
-        query = Query(scopes=(Scope(TYPE, "/m/a > 20"),), order=order)
+        query = HistoryQuery(scopes=(Scope(TYPE, "/m/a > 20"),), order=order)
         wanted = list(range(21, 200))
         assert answer(Cursor(query, Shelf(records), index, 199)) == (wanted if order == "oldest" else wanted[::-1])
 
@@ -355,7 +359,7 @@ def test_only_what_is_not_in_the_index_is_read_one_by_one(order: queries.Order) 
     records = [record(n, b"<m><a>%d</a></m>" % n) for n in range(1, 3000)]
     index = PlainIndex()
     index.add(records[:2900], 2900)
-    cursor = Cursor(Query(scopes=(Scope(TYPE, "/m/a > 20"),), order=order), Shelf(records), index, 2999)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, "/m/a > 20"),), order=order), Shelf(records), index, 2999)
     assert len(answer(cursor)) == 2979
     assert cursor.progress.verified == 99
 
@@ -364,7 +368,7 @@ def test_what_comes_later_is_not_seen_also_when_it_is_in_the_index_by_then() -> 
     records = [record(n, b"<m><a>%d</a></m>" % n) for n in range(1, 300)]
     index, shelf = PlainIndex(), Shelf(records)
     index.add(records[:50], 50)
-    cursor = Cursor(Query(scopes=(Scope(TYPE, "/m/a > 20"),)), shelf, index, 200)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, "/m/a > 20"),)), shelf, index, 200)
     first = [each.position for each in cursor.step()]
     index.add([*records[50:], record(300, b"<m><new/><a>1</a></m>")], 300)
     assert first + answer(cursor) == list(range(21, 201))
@@ -373,9 +377,9 @@ def test_what_comes_later_is_not_seen_also_when_it_is_in_the_index_by_then() -> 
 def test_a_path_that_comes_while_a_query_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "FIRST_ROWS", 16)
     records = [record(n, b"<m><a>%d</a></m>" % n) for n in range(1, 100)] + [record(100, b"<m><new/></m>")]
-    index: Asking = PlainIndex()
+    index: QueryIndex = PlainIndex()
     index.add(records[:50], 50)  # type: ignore[attr-defined]  # a plain one
-    cursor = Cursor(Query(scopes=(Scope(TYPE, "//new"),)), Shelf(records), index, 100)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, "//new"),)), Shelf(records), index, 100)
     assert cursor.step() == []
     index.add(records[50:], 100)  # type: ignore[attr-defined]  # as above
     assert answer(cursor) == [100]
@@ -385,7 +389,7 @@ def test_records_that_can_not_be_read_any_more_are_passed_over() -> None:
     records = [record(n, b"<m><a>%d</a></m>" % n) for n in range(1, 100)]
     index, shelf = PlainIndex(), Shelf(records)
     index.add(records, 99)
-    cursor = Cursor(Query(scopes=(Scope(TYPE, "/m/a > 20"),)), shelf, index, 99)
+    cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, "/m/a > 20"),)), shelf, index, 99)
     found = [each.position for each in cursor.step(3)]
     for position in (25, 26, 27, 50, 99):
         del shelf.records[position]
@@ -397,7 +401,7 @@ def test_a_query_can_be_left_at_any_point() -> None:
     index = PlainIndex()
     index.add(records[:300], 300)
     for steps in range(5):
-        cursor = Cursor(Query(scopes=(Scope(TYPE, "/m/a > 20"),)), Shelf(records), index, 599)
+        cursor = Cursor(HistoryQuery(scopes=(Scope(TYPE, "/m/a > 20"),)), Shelf(records), index, 599)
         for _ in range(steps):
             cursor.step(100)
         cursor.cancel()
@@ -412,7 +416,7 @@ def test_it_can_be_said_how_a_query_would_be_answered(tmp_path: Path) -> None:
     index.add(records[:900], 900)
 
     def said(predicate: str, end: int = 1000) -> queries.Explanation:
-        return explained(Query(scopes=(Scope(TYPE, predicate),)), index, end, objects=1000)
+        return explained(HistoryQuery(scopes=(Scope(TYPE, predicate),)), index, end, objects=1000)
 
     # Expect what columns decide, what lxml is left, and how many there are
     known = said("/m/a > 800 or /m/k = 'y'", 900)
@@ -431,18 +435,18 @@ def test_it_can_be_said_how_a_query_would_be_answered(tmp_path: Path) -> None:
     assert [(step.conditions, step.rows) for step in said("/m/a = 'no number'", 900).steps] == [
         (("/m/a = 'no number'",), 0)
     ]
-    nobody = Query(scopes=(Scope(TYPE, "/m/a > 800", registrations=("nobody",)),))
+    nobody = HistoryQuery(scopes=(Scope(TYPE, "/m/a > 800", registrations=("nobody",)),))
     assert [step.rows for step in explained(nobody, index, 900, objects=1000).steps] == [0]
     # Expect nothing of what an access rule hides, nor of the rule: whether columns decide it, or lxml
     for rule, seen in (("/m/a > 850", 50), ("number(concat(/m/a, '')) > 850", 0)):
         scope = Scope(TYPE, "/m/a > 100 or /m/k = 'y'", where=rule)
-        narrowed = explained(Query(scopes=(scope,), is_narrowed=True), index, 1000, objects=1000)
+        narrowed = explained(HistoryQuery(scopes=(scope,), is_narrowed=True), index, 1000, objects=1000)
         assert [(step.conditions, step.left, step.rows) for step in narrowed.steps] == [
             (("/m/a > 100.0",), (), seen),
             (("/m/k = 'y'",), (), 0),
         ]
         assert (narrowed.is_exact, narrowed.objects, narrowed.not_indexed) == (False, seen, 0)
         assert "850" not in f"{narrowed}"
-    without = explained(Query(scopes=(Scope(TYPE, "/m/a"),)), None, 1000, objects=1000)
+    without = explained(HistoryQuery(scopes=(Scope(TYPE, "/m/a"),)), None, 1000, objects=1000)
     assert (without.steps, without.not_indexed, without.is_exact) == ((), 1000, False)
     index.close()

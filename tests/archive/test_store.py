@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.pack import Awake, Pack, Sealable, remove, seal
-from jbi_pubsub.archive.store import LOG, PACKS, Store
+from jbi_pubsub.archive.store import LOG, PACKS, VolumeStore
 from jbi_pubsub.archive.volume import LogVolume
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Head, pack
@@ -50,7 +50,7 @@ def test_objects_are_found_wherever_they_lie(
     # Given objects with gaps in their positions, some volumes packed, also while somebody looks
     folder = tmp_path_factory.mktemp("archive")
     log = Log(folder / LOG, ID, volume_bytes=SMALL)
-    store = Store(folder, ID)
+    store = VolumeStore(folder, ID)
     positions: list[int] = []
     for gap in gaps:
         positions.append((positions[-1] if positions else 0) + gap)
@@ -95,7 +95,7 @@ def test_a_missing_volume_is_named_and_the_others_are_there(folder: Path) -> Non
     assert len(files) >= 3
     first, behind = int(files[1].stem), int(files[2].stem)
     files[1].unlink()
-    store = Store(folder, ID)
+    store = VolumeStore(folder, ID)
     store.refresh(29)
     assert [record.position for record in store.read(0, 99)] == [p for p in range(1, 30) if not first <= p < behind]
     (trouble,) = store.troubles
@@ -107,14 +107,14 @@ def test_a_volume_of_another_archive_is_named_and_passed_over(folder: Path, tmp_
     put(other, 100)
     other.close()
     (tmp_path / "other" / LOG / f"{100:020d}.log").rename(folder / LOG / f"{100:020d}.log")
-    store = Store(folder, ID)
+    store = VolumeStore(folder, ID)
     store.refresh(29)
     assert [record.position for record in store.read(0, 200)] == list(range(1, 30))
     assert any("another archive" in trouble for trouble in store.troubles)
 
 
 def test_a_pack_that_is_made_anew_is_read_anew(folder: Path) -> None:
-    store = Store(folder, ID)
+    store = VolumeStore(folder, ID)
     path = sealed(folder, 1)
     store.refresh(29)
     first = Pack(path, ID)
@@ -128,7 +128,7 @@ def test_a_pack_that_is_made_anew_is_read_anew(folder: Path) -> None:
 
 
 def test_an_archive_without_volumes_is_empty(tmp_path: Path) -> None:
-    store = Store(tmp_path, ID)
+    store = VolumeStore(tmp_path, ID)
     store.refresh(0)
     assert (list(store.read(0, 10)), store.troubles) == ([], [])
     store.close()
@@ -141,7 +141,7 @@ def test_what_was_written_since_is_not_missing(tmp_path: Path) -> None:
         put(log, position)
     log.sync(29)
     firsts = sorted(int(path.stem) for path in (tmp_path / LOG).glob("*.log"))
-    store = Store(tmp_path, ID)
+    store = VolumeStore(tmp_path, ID)
     for up_to in range(1, 30):
         # Expect all up to there, and no trouble
         store.refresh(up_to)
@@ -191,7 +191,7 @@ def test_a_volume_that_is_sealed_while_it_is_looked_for_is_found(
 
     monkeypatch.setattr("jbi_pubsub.archive.store.LogVolume", Busy)
     monkeypatch.setattr("jbi_pubsub.archive.store.Pack", Anew)
-    store = Store(tmp_path, ID)
+    store = VolumeStore(tmp_path, ID)
     store.refresh(29)
     # Expect all objects
     assert steps == []
@@ -215,7 +215,7 @@ def test_of_many_packs_few_are_awake_and_all_are_read(tmp_path: Path) -> None:
         each.unlink()
     assert len(paths) > 5
     before = files()
-    store = Store(tmp_path, ID, awake_most=2)
+    store = VolumeStore(tmp_path, ID, awake_most=2)
     store.refresh(60)
     # Expect all to be found, in any order, with the files of two open
     everything = list(range(1, 61))

@@ -17,7 +17,7 @@ from kept import TRACK, Reader, asking, found, parcel, publish, until
 from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.archive.upkeep import SUMMARY, Upkeep
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.history import Consumer, KeepRule, Query, Scope
+from jbi_pubsub.core.history import Consumer, HistoryQuery, KeepRule, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
 
 SMALL = 20_000
@@ -46,9 +46,9 @@ def counted(archive: Archive, predicate: str = "") -> int:
 
 def bytes_on_disk(archive: Archive, wanted: bytes) -> int:
     """In how many objects of the archive's files that stands, deflated or not."""
-    from jbi_pubsub.archive.store import Store
+    from jbi_pubsub.archive.store import VolumeStore
 
-    store = Store(archive.folder.path, archive.folder.archive)
+    store = VolumeStore(archive.folder.path, archive.folder.archive)
     store.refresh(2**62)
     number = sum(wanted in record.data for record in store.read(0, 2**62))
     store.close()
@@ -241,8 +241,8 @@ def test_rules_give_up_what_is_old_after_a_dry_run_said_so(opened: Callable[...,
     assert archive.expired(asking()) == archive.expired(asking(up_to=gone)) == gone
     assert archive.expired(asking(after=gone)) == 0
     assert archive.expired(asking(after=gone - 10)) == 10
-    assert archive.expired(Query(scopes=(Scope(TypeName("track"), registrations=("r-2",)),))) == 0
-    assert archive.expired(Query(scopes=(Scope(TypeName("other")),))) == 0
+    assert archive.expired(HistoryQuery(scopes=(Scope(TypeName("track"), registrations=("r-2",)),))) == 0
+    assert archive.expired(HistoryQuery(scopes=(Scope(TypeName("other")),))) == 0
     # and nothing to be missing
     assert counted(archive) == len(left)
     publish(archive, 10, first=1_001)

@@ -11,7 +11,7 @@ import pytest
 
 from jbi_pubsub.bridge import mirror, platform
 from jbi_pubsub.bridge.mirror import Direction
-from jbi_pubsub.bridge.platform import Published
+from jbi_pubsub.bridge.platform import BridgedRegistration
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.errors import (
@@ -32,7 +32,7 @@ UID = "registration-" + "0" * 32
 class Side:
     """A platform where UID is published, or one that fails as the test wants."""
 
-    def __init__(self, name: str, *published: Published) -> None:
+    def __init__(self, name: str, *published: BridgedRegistration) -> None:
         self.name = name
         self.there = published
         self.got: list[int] = []
@@ -46,16 +46,16 @@ class Side:
     def unfinished(self, uid: str) -> int:  # noqa: ARG002  # as below
         return self.unacknowledged
 
-    def published(self) -> tuple[Published, ...]:
+    def published(self) -> tuple[BridgedRegistration, ...]:
         return self.there
 
-    def schema(self, published: Published) -> SchemaBundle:
+    def schema(self, published: BridgedRegistration) -> SchemaBundle:
         return bundle_without(published.type)
 
     def subscribe(self, types: Any, arrived: Any) -> None:
         pass
 
-    def register(self, published: Published, *_: Any, **__: Any) -> None:
+    def register(self, published: BridgedRegistration, *_: Any, **__: Any) -> None:
         self.registered += 1
         self.firsts.append(published.first)
         if self.refusal is not None:
@@ -90,7 +90,7 @@ def numbered(number: int, payload: bytes = b"", uid: str = UID, metadata: bytes 
 def test_what_waits_goes_in_order_when_the_other_side_fails_half_way() -> None:
     # Given five objects that wait for their registration
     target = Side("bravo")
-    way = direction(Side("alpha", Published(UID, TYPE)), target)
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target)
     for number in range(1, 6):
         way.arrived(numbered(number))
     # When the other side has forgotten the registration after the second one
@@ -104,8 +104,8 @@ def test_what_waits_goes_in_order_when_the_other_side_fails_half_way() -> None:
 def test_who_stands_by_keeps_as_much_as_who_waits_for_a_side_that_is_away() -> None:
     # Given a registration that another bridge has
     target = Side("bravo")
-    target.there = (Published(UID, TYPE, bridge="other"),)
-    way = direction(Side("alpha", Published(UID, TYPE)), target)
+    target.there = (BridgedRegistration(UID, TYPE, bridge="other"),)
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target)
     # When the side was away for a while, and it is this bridge that has it then
     for number in range(1, 10_001):
         way.arrived(numbered(number))
@@ -120,7 +120,7 @@ def test_what_waits_of_one_registration_leaves_room_for_others(monkeypatch: pyte
     monkeypatch.setattr(mirror, "PARKED_BYTES", 80_000)
     other = UID[:-1] + "1"
     target = Side("bravo")
-    way = direction(Side("alpha", Published(other, TYPE)), target)
+    way = direction(Side("alpha", BridgedRegistration(other, TYPE)), target)
     for number in range(1, 101):
         way.arrived(numbered(number, b"x" * 200))
     assert 60_000 < way._parked <= 70_000
@@ -136,7 +136,7 @@ def test_what_the_other_side_has_not_taken_waits_and_what_is_another_bridges_doe
     target = Side("bravo")
     target.refusal = WireError("away")
     now = [0.0]
-    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target, lambda: now[0])
     way.arrived(numbered(1))
     way.arrived(numbered(2))
     target.unacknowledged = 2
@@ -146,7 +146,7 @@ def test_what_the_other_side_has_not_taken_waits_and_what_is_another_bridges_doe
         way.look()
     assert way.waiting(UID) == 4
     # When another bridge has the registration, expect that what is its own does not; nor is it lost when it goes
-    target.there = (Published(UID, TYPE, bridge="other-2"),)
+    target.there = (BridgedRegistration(UID, TYPE, bridge="other-2"),)
     way.look()
     now[0] += 100.0
     way.look()
@@ -156,9 +156,9 @@ def test_what_the_other_side_has_not_taken_waits_and_what_is_another_bridges_doe
 def test_what_a_killed_process_of_the_same_bridge_has_still_is_waited_for() -> None:
     # Given a registration that a process before this one has, until its lease ends
     target = Side("bravo")
-    target.there = (Published(UID, TYPE, bridge="b-1"),)
+    target.there = (BridgedRegistration(UID, TYPE, bridge="b-1"),)
     now = [0.0]
-    source = Side("alpha", Published(UID, TYPE))
+    source = Side("alpha", BridgedRegistration(UID, TYPE))
     way = Direction(source, target, Transformation(("*",), (), ()), bridge="b-2", clock=lambda: now[0])  # type: ignore[arg-type]
     way.arrived(numbered(1))
     # When that takes longer than a minute, expect that the object waits, and goes then
@@ -190,7 +190,7 @@ def test_what_is_refused_for_good_is_lost_with_its_number_and_holds_up_nobody() 
     target = Side("bravo")
     target.refusal = TypeConflictError("another schema")
     now = [0.0]
-    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target, lambda: now[0])
     way.arrived(numbered(1))
     way.look()
     assert way.waiting(UID) == 0
@@ -206,7 +206,7 @@ def test_what_is_refused_is_tried_again_after_ever_longer_pauses(refusal: JbiErr
     now = [0.0]
     target = Side("bravo")
     target.refusal = refusal
-    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target, lambda: now[0])
     # When it is looked at for ten minutes
     for second in range(0, 600, 2):
         now[0] = second
@@ -215,7 +215,7 @@ def test_what_is_refused_is_tried_again_after_ever_longer_pauses(refusal: JbiErr
     # who is away
     assert (15 < target.registered < 45) == (not isinstance(refusal, WireError))
     # When another bridge has it, and leaves, expect it to be had at once
-    target.there = (Published(UID, TYPE, bridge="other"),)
+    target.there = (BridgedRegistration(UID, TYPE, bridge="other"),)
     way.look()
     target.there, target.refusal = (), None
     way.look()
@@ -227,7 +227,7 @@ def test_a_bridge_says_from_which_number_on_it_has_all() -> None:
     now = [0.0]
     target = Side("bravo")
     target.refusal = AccessDeniedError("another one may come that has what follows")
-    way = direction(Side("alpha", Published(UID, TYPE, first=0)), target, lambda: now[0])
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE, first=0)), target, lambda: now[0])
     # When nothing has come, then some objects, and when these have waited too long
     way.look()
     for number in (7, 8):
@@ -240,14 +240,14 @@ def test_a_bridge_says_from_which_number_on_it_has_all() -> None:
     assert target.firsts == [0, 7, 7, 9]
     # And that nothing is said of numbers that are times
     other = Side("bravo")
-    direction(Side("alpha", Published(UID, TYPE)), other).look()
+    direction(Side("alpha", BridgedRegistration(UID, TYPE)), other).look()
     assert other.firsts == [None]
 
 
 def test_what_is_left_out_is_told_in_its_place() -> None:
     # Given a rule that lets nothing through but <b/>
     target = Side("bravo")
-    way = direction(Side("alpha", Published(UID, TYPE)), target, rules=(Rule(("*",), where="/b"),))
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target, rules=(Rule(("*",), where="/b"),))
     way.look()
     # When two are left out, the next one goes, and then one is left out that nothing follows
     for number in (1, 2):

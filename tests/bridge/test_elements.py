@@ -17,7 +17,7 @@ from jbi_pubsub.bridge.elements import (
     CODECS,
     LONGEST,
     UNITS,
-    Change,
+    ElementChange,
     ElementRule,
     change_of,
     changed,
@@ -32,7 +32,7 @@ NUMBERS = sorted(name for name, codec in CODECS.items() if codec.kind == "number
 WHOLE = sorted(name for name, codec in CODECS.items() if codec.is_whole)
 
 
-def change(source: str, target: str = "", **rule: Any) -> Change | None:
+def change(source: str, target: str = "", **rule: Any) -> ElementChange | None:
     return change_of(ElementRule(**rule), CODECS[source], CODECS[target or source])
 
 

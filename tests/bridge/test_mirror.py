@@ -11,7 +11,7 @@ import pytest
 
 from jbi_pubsub.bridge import mirror as mirroring
 from jbi_pubsub.bridge import platform as platforms
-from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
+from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.cli.status import Servers, tables
@@ -50,8 +50,8 @@ def mirror(two: tuple[Place, Place], eventually: Any) -> Any:
             a = JbiPlatform("alpha", alpha.federation.config, ALPHA, bridge)
             b = JbiPlatform("bravo", bravo.federation.config, BRAVO, bridge)
             ways = (
-                Direction(a, b, Transformation(("*",), (), there), bridge=bridge, terms=Terms(poll=poll)),
-                Direction(b, a, Transformation(("*",), (), back), bridge=bridge, terms=Terms(poll=poll)),
+                Direction(a, b, Transformation(("*",), (), there), bridge=bridge, terms=DirectionTerms(poll=poll)),
+                Direction(b, a, Transformation(("*",), (), back), bridge=bridge, terms=DirectionTerms(poll=poll)),
             )
             one = Mirror((a, b), ways)
             stack.callback(one.close)
@@ -216,7 +216,7 @@ def test_types_that_are_named_are_all_that_is_sent_to_a_bridge(
     a = JbiPlatform("alpha", alpha.federation.config, ALPHA, "b1")
     b = JbiPlatform("bravo", bravo.federation.config, BRAVO, "b1")
     types = ("mil.af.rl.jbi.Intel_Imagery",)
-    one = Direction(a, b, Transformation(types, (), ()), bridge="b1", terms=Terms(types, poll=0.2))
+    one = Direction(a, b, Transformation(types, (), ()), bridge="b1", terms=DirectionTerms(types, poll=0.2))
     made = Mirror((a, b), (one,))
     made.start()
     try:
@@ -327,7 +327,7 @@ def test_sides_that_share_a_lookup_service_are_told_to_be_one_platform(
     # Given a bridge whose sides find the same lookup service, and a publisher there
     alpha, _ = two
     a, b = (JbiPlatform(name, alpha.federation.config, ALPHA, "b1") for name in ("alpha", "bravo"))
-    one = Direction(b, a, Transformation(("*",), (), ()), bridge="b1", terms=Terms(poll=0.1))
+    one = Direction(b, a, Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.1))
     eventually(lambda: a.lookups() and b.lookups(), what="lookup services")
     made = Mirror((a, b), (one,))
     made.start()
@@ -387,7 +387,7 @@ def test_a_bridge_waits_for_sides_that_are_not_there(
     bravo.pad.stop(0.0)
     a = JbiPlatform("alpha", alpha.federation.config, ALPHA, "b1")
     b = JbiPlatform("bravo", bravo.federation.config, BRAVO, "b1")
-    one = Direction(a, b, Transformation(("*",), (), ()), bridge="b1", terms=Terms(poll=0.2))
+    one = Direction(a, b, Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
     made = Mirror((a, b), (one,))
     made.start()
     try:

@@ -21,7 +21,7 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
+from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.mqtt import ENVELOPE, METADATA_MOST, MqttPlatform, MqttSide, MqttTopic, check_side
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
@@ -127,7 +127,7 @@ def bridged(place: Callable[..., Place], broker: Broker, tmp_path: Path, eventua
             given = {"topic": (MqttTopic("sensors/#", "field.Reading"), MqttTopic("open/+"))} | side
             a = JbiPlatform("alpha", here.federation.config, ALPHA, name)
             b = MqttPlatform("field", MqttSide(f"127.0.0.1:{broker.port}", **given), name, folder=tmp_path)
-            terms = Terms(poll=0.2)
+            terms = DirectionTerms(poll=0.2)
             ways = tuple(
                 Direction(*ends, Transformation(("*",), (), ()), bridge=name, terms=terms) for ends in ((a, b), (b, a))
             )

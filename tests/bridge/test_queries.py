@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
+from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.capi.objects import made
@@ -50,7 +50,7 @@ def past(place: Callable[..., Place], tmp_path: Path, figures: Any, eventually: 
                 a = JbiPlatform("alpha", config, ALPHA, name)
                 b = JbiPlatform("bravo", bravo.federation.config, BRAVO, name)
                 ways = tuple(
-                    Direction(*ends, Transformation(("*",), (), with_), bridge=name, terms=Terms(poll=0.2))
+                    Direction(*ends, Transformation(("*",), (), with_), bridge=name, terms=DirectionTerms(poll=0.2))
                     for ends, with_ in (((a, b), ()), ((b, a), rules))
                 )
                 made = Mirror((a, b), ways)
@@ -233,7 +233,7 @@ def test_a_query_passes_one_bridge_after_the_other_and_rings_end(
             one = JbiPlatform(name, other.federation.config, other.delegate, f"to-{name}")
             two = JbiPlatform("charlie", charlie.federation.config, charlie.delegate, f"to-{name}")
             ways = tuple(
-                Direction(*ends, Transformation(("*",), (), ()), bridge=f"to-{name}", terms=Terms(poll=0.2))
+                Direction(*ends, Transformation(("*",), (), ()), bridge=f"to-{name}", terms=DirectionTerms(poll=0.2))
                 for ends in ((one, two), (two, one))
             )
             for side in (one, two):
@@ -258,7 +258,7 @@ def test_a_query_passes_one_bridge_after_the_other_and_rings_end(
 def test_a_query_that_has_passed_too_many_platforms_is_refused(past: Any) -> None:
     # Given a query that has come through as many platforms as it may
     one, two = past.bridge().sides
-    way = Direction(one, two, Transformation(("*",), (), ()), bridge="b1", terms=Terms(poll=0.2))
+    way = Direction(one, two, Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
     # When it is to pass one more, expect that to be refused, not to be answered with nothing
     with pytest.raises(ConfigurationError, match="has passed 16 platforms"):
         way.answers(QueryRequest(passed=tuple(f"p{n}" for n in range(16))))

@@ -12,7 +12,7 @@ import pytest
 from certificates import Authority
 
 from jbi_pubsub import Config
-from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
+from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, SignatureError
@@ -57,7 +57,7 @@ def test_a_signature_holds_over_a_bridge(signed: Signed, figures: Any, eventuall
         JbiPlatform(name, signed.config(number, "bridge.example"), delegate, "b1")
         for number, (name, delegate) in enumerate((("alpha", ALPHA), ("bravo", BRAVO)))
     ]
-    way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=Terms(poll=0.2))
+    way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
     mirror = Mirror((sides[0], sides[1]), (way,))
     signed.stack.callback(mirror.close)
     mirror.start()

@@ -21,7 +21,7 @@ from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import InformationType
-from jbi_pubsub.protocol.replies import Described
+from jbi_pubsub.protocol.replies import ArchivedSource
 from jbi_pubsub.protocol.services import HistoryProxy
 from tests.cli.conftest import DATA, Said
 from tests.test_pages import TOP, agree, blocks, commands
@@ -329,7 +329,7 @@ def test_of_what_makes_no_sense_nothing_is_kept(
 ) -> None:
     proxy = HistoryProxy(pad.endpoints.ref("", ()), federation.config.security(), timeout=60.0)
     with pytest.raises((ProtocolError, EntryError)):
-        proxy.take_in(objects, [Described("registration-1", entries)], 10.0)
+        proxy.take_in(objects, [ArchivedSource("registration-1", entries)], 10.0)
     proxy.close()
     assert pad.status()["archive"]["position"] == 5
     assert jbi("query", "--count").out == "5\n"

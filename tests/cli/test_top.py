@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.cli.pages import PAGES, Page, Seen, spark
+from jbi_pubsub.cli.pages import PAGES, Page, PageFacts, spark
 from jbi_pubsub.cli.show import Column, Table, places
 from jbi_pubsub.cli.top import Look, lines_of, page_of, pressed
 from jbi_pubsub.core.wire import ServiceRef
@@ -30,8 +30,10 @@ def server(name: str, *, error: str = "", **facts: Any) -> Server:
     return Server(name, "delegate", REF, known, {}, error, rates, listed=True)
 
 
-def seen(*servers: Server, **shot: Any) -> Seen:
-    return Seen(Snapshot(number=3, at=10.0, servers=servers, **{"problem": "", **shot}), lambda *_: [0.0, 5.0, 10.0])
+def seen(*servers: Server, **shot: Any) -> PageFacts:
+    return PageFacts(
+        Snapshot(number=3, at=10.0, servers=servers, **{"problem": "", **shot}), lambda *_: [0.0, 5.0, 10.0]
+    )
 
 
 def test_rates_are_bars() -> None:

@@ -26,7 +26,7 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.catalogue import FILE, FolderTypes, MemoryTypes
 from jbi_pubsub.codegen.types.registry import Registry
-from jbi_pubsub.core.descriptors import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Change, Descriptor, Held, Key
+from jbi_pubsub.core.descriptors import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Descriptor, Key, StoredType, TypeChange
 from jbi_pubsub.core.errors import (
     ConfigurationError,
     OversizeError,
@@ -209,7 +209,7 @@ def test_what_is_in_use_is_removed_by_force_alone(opened: Opened, make: Any) -> 
         with pytest.raises(TypeConflictError, match="removed"):
             take(types, bundle(make, "b"))
     # and no copy of it from elsewhere
-    held = Held(Descriptor("type", KEY[1], types.open(bundle(make)).digest), bundle(make))
+    held = StoredType(Descriptor("type", KEY[1], types.open(bundle(make)).digest), bundle(make))
     assert registry.keep(held, "copy of alpha").state == "removed"
     types.forget(KEY[1])
     # When nothing uses it any more; Expect it to go for good
@@ -224,19 +224,19 @@ def test_a_copy_is_kept_of_what_another_repository_holds(opened: Opened, make: A
     told = added(elsewhere, bundle(make), parent=TypeName("base"), description="theirs")
     registry = types.registry
     assert registry is not None
-    kept = registry.keep(Held(told, bundle(make)), "copy of alpha")
+    kept = registry.keep(StoredType(told, bundle(make)), "copy of alpha")
     assert (kept.created, kept.by, kept.description, kept.parent) == (7.0, "anna", "theirs", None)
-    assert registry.keep(Held(told, bundle(make)), "copy of alpha") == kept
+    assert registry.keep(StoredType(told, bundle(make)), "copy of alpha") == kept
     # whatever the other one says of it
     rude = msgspec.structs.replace(
         told, type=TypeName("rude"), by="x" * 9_999, description="x" * 9_999, state="removed"
     )
-    taken = registry.keep(Held(rude, bundle(make, name="rude")), "copy of alpha")
+    taken = registry.keep(StoredType(rude, bundle(make, name="rude")), "copy of alpha")
     assert (len(taken.by), len(taken.description), taken.state) == (200, 4_000, "active")
     assert [(c.who, c.what.split(",")[0]) for c in registry.history(KEY)] == [("copy of alpha", "copied")]
     other = Descriptor("type", KEY[1], "another digest")
     with pytest.raises(TypeConflictError, match="another digest"):
-        registry.keep(Held(other, bundle(make, "b")), "copy of bravo")
+        registry.keep(StoredType(other, bundle(make, "b")), "copy of bravo")
 
 
 @pytest.mark.parametrize(
@@ -281,14 +281,14 @@ def test_the_history_of_a_type_has_an_end(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("jbi_pubsub.codegen.types.catalogue.MAX_HISTORY", 20)
     for store in (MemoryTypes(), FolderTypes(tmp_path / "types")):
         monkeypatch.setattr("jbi_pubsub.codegen.types.catalogue.MAX_CHANGES", 1_000)
-        store.put(Descriptor(*KEY, "d"), Change(0.0, "a", "added"), SchemaBundle("a", (("a", b"x"),)))
+        store.put(Descriptor(*KEY, "d"), TypeChange(0.0, "a", "added"), SchemaBundle("a", (("a", b"x"),)))
         for number in range(30):
-            store.put_property(KEY, "p", None, Change(float(number), "a", "x"))
+            store.put_property(KEY, "p", None, TypeChange(float(number), "a", "x"))
         assert [c.when for c in store.history(KEY)] == [float(n) for n in range(10, 30)]
         # and so has that of all together, which the first give up
         monkeypatch.setattr("jbi_pubsub.codegen.types.catalogue.MAX_CHANGES", 25)
         for number in range(25):
-            store.drop(("type", TypeName(f"t{number}")), Change(0.0, "a", "removed"))
+            store.drop(("type", TypeName(f"t{number}")), TypeChange(0.0, "a", "removed"))
         assert store.history(KEY) == ()
         assert len(store.history(("type", TypeName("t24")))) == 1
         store.close()
@@ -531,7 +531,7 @@ def test_a_kill_at_any_moment_leaves_each_change_whole(tmp_path: Path) -> None:
             assert store.property(key, "p") == data
         assert list(folder.glob("*.tmp")) == []
         for number in there - set(range(1, done + 1)):  # begun, not told of: it may be there, whole
-            store.drop(("type", TypeName(f"t{number}")), Change(0.0, "a", "removed"))
+            store.drop(("type", TypeName(f"t{number}")), TypeChange(0.0, "a", "removed"))
         store.close()
 
 

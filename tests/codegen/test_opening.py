@@ -16,7 +16,7 @@ from jbi_pubsub.codegen import opening
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.opening import Opener
 from jbi_pubsub.codegen.repository import TypeRepository, open_type
-from jbi_pubsub.core.child import Allowance, Children, Limits
+from jbi_pubsub.core.child import CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 
@@ -90,7 +90,7 @@ def test_a_small_schema_that_costs_without_end_is_refused_and_leaves_nothing_beh
 
 def test_a_stranger_with_many_costly_schemas_is_put_off_and_the_others_are_not() -> None:
     # Given callers who may use less than half a second
-    opener = Opener(limits=TIGHT, children=Children(allowance=Allowance(most=0.3, regained=0.001)))
+    opener = Opener(limits=TIGHT, children=Children(allowance=CallerAllowance(most=0.3, regained=0.001)))
     # When a stranger comes with one costly schema after the other
     refusals = []
     for levels in range(40, 43):

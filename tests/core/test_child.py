@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jbi_pubsub.core.child import Allowance, Children, Limits
+from jbi_pubsub.core.child import CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 
 pytestmark = pytest.mark.processes
@@ -139,7 +139,7 @@ def test_one_caller_takes_one_place_and_leaves_the_others_to_others(tmp_path: Pa
 
 
 def test_who_has_used_up_its_time_waits_and_others_do_not() -> None:
-    children = Children(allowance=Allowance(most=0.2, regained=0.001))
+    children = Children(allowance=CallerAllowance(most=0.2, regained=0.001))
     with pytest.raises(ChildError):
         children.run(work("spin"), b"", limits=SOON, caller="stranger")
     with pytest.raises(ChildError, match="stranger used up the time") as caught:
@@ -149,7 +149,7 @@ def test_who_has_used_up_its_time_waits_and_others_do_not() -> None:
 
 
 def test_time_comes_back_and_the_account_is_bounded() -> None:
-    allowance = Allowance(most=10.0, regained=0.1)
+    allowance = CallerAllowance(most=10.0, regained=0.1)
     allowance.use("a", 12.0, now=0.0)
     assert allowance.left("a", now=0.0) == -2.0
     assert allowance.wait("a", now=0.0) == pytest.approx(20.0)

@@ -67,14 +67,14 @@ def nasty_documents(k: int) -> list[bytes]:
     ]
 
 
-def bound_and_evaluator(expression: str, *, is_filter: bool = False) -> tuple[cost.Cost, int, etree.XPath]:
+def bound_and_evaluator(expression: str, *, is_filter: bool = False) -> tuple[cost.CostBound, int, etree.XPath]:
     """The bound of an expression, its longest literal, and what is evaluated for it, whatever that costs."""
     parsed = parse(expression, {}, "predicate")
     holes = [*parsed.holes, ""]
     text = "".join(a + b for a, b in zip(parsed.between, holes, strict=True)) if parsed.between else expression
     if not is_filter:
         text = f"boolean(self::node()[{text}])" if selects(parsed.tree) else f"boolean({text})"
-    bound = cost.Cost(lambda: terms_of(parsed.tree, is_sorted=is_filter))
+    bound = cost.CostBound(lambda: terms_of(parsed.tree, is_sorted=is_filter))
     return bound, longest(parsed.holes), etree.XPath(text)
 
 
@@ -221,8 +221,8 @@ class TestRefusal:
     def test_of_a_long_one_comes_before_all_of_it_was_added_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given a predicate of 2,700 steps, of which a few are too much
         added: list[float] = []
-        add = cost._Model._add
-        monkeypatch.setattr(cost._Model, "_add", lambda *given: added.append(1.0) or add(*given))
+        add = cost._CostWalk._add
+        monkeypatch.setattr(cost._CostWalk, "_add", lambda *given: added.append(1.0) or add(*given))
         with pytest.raises(PredicateError, match="may take"):
             compile_predicate("//a" + "//b" * 2_700)
         # Expect that it was looked at no further, and no part of it again

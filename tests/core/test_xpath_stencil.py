@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from jbi_pubsub.core.documents import ANY, EXACT, Particle, Stencil, Texts, Traced
-from jbi_pubsub.core.documents.shape import MAX_FIXED, MAX_PIECES, MAX_STARTS, DifferError, Seen, seen
-from jbi_pubsub.core.documents.stencil import MAX_EXPRESSION_BYTES, Wanted
+from jbi_pubsub.core.documents.shape import MAX_FIXED, MAX_PIECES, MAX_STARTS, DifferError, DocumentShape, seen
+from jbi_pubsub.core.documents.stencil import MAX_EXPRESSION_BYTES, WantedParts
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.index.document import EMPTY, Paths
@@ -46,11 +46,11 @@ class Says:
         return path[-1] == self._invariant
 
 
-def shape(source: bytes, grammar: Any = None) -> Seen:
+def shape(source: bytes, grammar: Any = None) -> DocumentShape:
     return seen(source, parse_metadata(source), grammar or Says())
 
 
-def stencil(source: bytes, grammar: Any = None, *others: bytes, wanted: Wanted | None = None) -> Stencil | None:
+def stencil(source: bytes, grammar: Any = None, *others: bytes, wanted: WantedParts | None = None) -> Stencil | None:
     """Of those documents together."""
     try:
         made = shape(source, grammar)
@@ -61,10 +61,10 @@ def stencil(source: bytes, grammar: Any = None, *others: bytes, wanted: Wanted |
     return Stencil(made, everything(made) if wanted is None else wanted)
 
 
-def everything(made: Seen) -> Wanted:
+def everything(made: DocumentShape) -> WantedParts:
     """All that may be read of such documents."""
     paths = frozenset(Stencil(made)._leaves)
-    return Wanted(paths, paths)
+    return WantedParts(paths, paths)
 
 
 def fits(made: Stencil | None, *documents: bytes) -> list[bool]:
@@ -643,7 +643,7 @@ def test_predicates_that_come_later_are_answered_as_well() -> None:
     # Given an index and a stencil that it has read documents by
     index: PredicateIndex[str] = PredicateIndex()
     index.add("north", compile_predicate("/m/lat > 40"))
-    made = stencil(b"<m><lat>1</lat><lon>2</lon></m>", wanted=Wanted(frozenset([("m", "lat")])))
+    made = stencil(b"<m><lat>1</lat><lon>2</lon></m>", wanted=WantedParts(frozenset([("m", "lat")])))
     assert made is not None
 
     def matched(lat: bytes, lon: bytes) -> list[str]:

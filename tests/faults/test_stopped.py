@@ -15,7 +15,7 @@ import pytest
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, greet
 from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup.client.proxy import EVENT, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
@@ -59,7 +59,7 @@ def listening(proxy: RegistrarProxy, heard: list[tuple[bytes, int]]) -> Iterator
 
     proxy.notify(PRINTERS, int(ALL_TRANSITIONS), 60.0, "", "listener")
     with dial(proxy.ref, DATA, Security(), 5.0) as sock:
-        line = Line(sock)
+        line = StreamSocket(sock)
         greet(line, Hello(proxy.open_events("listener")))
         receiver = Receiver(hear, lambda: b"")
         reading = threading.Thread(target=read)

@@ -10,7 +10,7 @@ import pytest
 
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.sessions import LENGTH
@@ -66,7 +66,7 @@ def session(federation: Any, name: str) -> socket.socket:
     token = client.call("join", str, name)
     client.close()
     sock = dial(found.proxy, DATA, Security(), 20.0)
-    greet(Line(sock), Hello.of(token))
+    greet(StreamSocket(sock), Hello.of(token))
     sock.settimeout(20.0)
     body = msgspec.msgpack.encode([(1, "join_federation_execution", ["ugly", "delete_objects"])])
     sock.sendall(LENGTH.pack(len(body)) + body)

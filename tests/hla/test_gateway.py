@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from immutables import Map
 from lxml import etree
 
-from jbi_pubsub.bridge.file import Running, described
+from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.hla import datatypes
@@ -178,7 +178,7 @@ class Gate:
         made.create("Air", [Module("model.xml", MODEL)])
         return made
 
-    def bridge(self, text: str = FILE) -> Running:
+    def bridge(self, text: str = FILE) -> OpenBridge:
         """Started."""
         path = self.folder / "gate.toml"
         path.write_text(text)

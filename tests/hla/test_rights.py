@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module
@@ -109,7 +109,7 @@ def test_who_may_nothing_gets_nothing(endpoints: dict[str, Endpoint], served: Rt
     # A token that nobody was given opens nothing
     sock = dial(ServiceRef("", "", (endpoint.address,)), DATA, Security(), 20.0)
     with sock, pytest.raises(ProtocolError):
-        greet(Line(sock), Hello.of("0" * 32))
+        greet(StreamSocket(sock), Hello.of("0" * 32))
 
 
 def test_federations_that_somebody_may_not_join_are_not_named(

@@ -19,7 +19,7 @@ from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import MetricsSection, PadSection
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.execution import KINDS
@@ -392,7 +392,7 @@ def test_a_token_opens_one_session(federation: Any, served: RtiServer, join: Cal
     rti.disconnect()
     sock = dial(found.proxy, DATA, Security(), 20.0)
     with pytest.raises(ProtocolError, match="token"):
-        greet(Line(sock), Hello.of("guessed"))
+        greet(StreamSocket(sock), Hello.of("guessed"))
     sock.close()
 
 

@@ -31,7 +31,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
@@ -295,7 +295,7 @@ def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is
         """In the middle of the change."""
         sock = dial(was, DATA, Security(), 5.0)
         federation.stack.callback(sock.close)
-        greet(Line(sock), Hello(token))
+        greet(StreamSocket(sock), Hello(token))
         # Expect the old endpoint to have handed it over, and not to have closed it
         eventually(lambda: any(place.kept for place in old._open.values()))
         eventually(lambda: server._events._channels["listener"].connected)

@@ -27,7 +27,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import ITEMS, Hello, Receiver, StreamSocket, greet
 from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import join as join_module
@@ -66,7 +66,7 @@ def listening(proxy: RegistrarProxy, listener: str, heard: list[ServiceEvent]) -
             receiver.run(line)
 
     with dial(proxy.ref, DATA, Security(), 5.0) as sock:
-        line = Line(sock)
+        line = StreamSocket(sock)
         greet(line, Hello(proxy.open_events(listener)))
         receiver = Receiver(hear, lambda: b"")
         reading = threading.Thread(target=read)
@@ -163,7 +163,7 @@ def test_event_connections_cost_no_threads(federation: Any, eventually: Callable
     for n in range(100):
         proxy.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, "", f"listener-{n}")
         sock = federation.stack.enter_context(dial(proxy.ref, DATA, Security(), 5.0))
-        lines.append(Line(sock))
+        lines.append(StreamSocket(sock))
         greet(lines[-1], Hello(proxy.open_events(f"listener-{n}")))
     eventually(lambda: threading.active_count() <= before)
     assert lookup.status()["connections"] == 101

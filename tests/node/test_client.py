@@ -19,7 +19,17 @@ from jbi_pubsub.core.config import ArchiveSection, Config
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.web import panels as room
-from jbi_pubsub.web.panels import Asking, Connecting, Event, Panels, Publishing, Script, Subscribing, read, run
+from jbi_pubsub.web.panels import (
+    ConnectionPanel,
+    Event,
+    Panels,
+    PublisherPanel,
+    QueryPanel,
+    Script,
+    SubscriberPanel,
+    read,
+    run,
+)
 
 from .conftest import of
 
@@ -69,7 +79,7 @@ def service(settings: Config, node: Callable[..., NodeService], tmp_path: Path) 
 def panels(service: NodeService) -> Iterator[Panels]:
     """A test client that is connected."""
     made = Panels(of(service))
-    made.connect(Connecting())
+    made.connect(ConnectionPanel())
     yield made
     made.disconnect()
 
@@ -111,24 +121,24 @@ def test_a_script_publishes_in_bulk_and_its_counters_are_those_of_its_log(
 @pytest.mark.parametrize(
     ("panel", "attribute", "said"),
     [
-        (Publishing(type="t", well_formed=False), "Validation", "WellFormed>false"),
-        (Publishing(type="t", valid=False), "Validation", "Schema>false"),
-        (Publishing(type="t", reliable=False, valid=False), "ReliableDelivery", "reliable>false"),
-        (Publishing(type="t", expiration_ms=1500, valid=False), "ReliableDelivery", "1500"),
-        (Publishing(type="t", persistent=True, valid=False), "Persistence", "true"),
-        (Publishing(type="t", compress=True, valid=False), "Compression", "true"),
-        (Publishing(type="t", local=True, valid=False), "Local", "true"),
-        (Publishing(type="t", in_order=True, valid=False), "Order", "true"),
-        (Publishing(type="t", invariants="<a/>", valid=False), "Invariants", "a/"),
-        (Subscribing(type="t", valid=False), "Validation", "Schema>false"),
-        (Subscribing(type="t", local=True), "Local", "true"),
-        (Subscribing(type="t", own=False), "OwnPublications", "false"),
-        (Subscribing(type="t", in_order=True), "Order", "true"),
-        (Subscribing(type="t", durable="d1"), "Durable", "d1"),
-        (Subscribing(type="t", latest_by="//n"), "Latest", "//n"),
-        (Subscribing(type="t", prefixes={"p": "urn:x"}), "NamespacePrefixes", "urn:x"),
-        (Asking(type="t", latest_by="//n"), "Latest", "//n"),
-        (Asking(type="t", prefixes={"p": "urn:x"}), "NamespacePrefixes", "urn:x"),
+        (PublisherPanel(type="t", well_formed=False), "Validation", "WellFormed>false"),
+        (PublisherPanel(type="t", valid=False), "Validation", "Schema>false"),
+        (PublisherPanel(type="t", reliable=False, valid=False), "ReliableDelivery", "reliable>false"),
+        (PublisherPanel(type="t", expiration_ms=1500, valid=False), "ReliableDelivery", "1500"),
+        (PublisherPanel(type="t", persistent=True, valid=False), "Persistence", "true"),
+        (PublisherPanel(type="t", compress=True, valid=False), "Compression", "true"),
+        (PublisherPanel(type="t", local=True, valid=False), "Local", "true"),
+        (PublisherPanel(type="t", in_order=True, valid=False), "Order", "true"),
+        (PublisherPanel(type="t", invariants="<a/>", valid=False), "Invariants", "a/"),
+        (SubscriberPanel(type="t", valid=False), "Validation", "Schema>false"),
+        (SubscriberPanel(type="t", local=True), "Local", "true"),
+        (SubscriberPanel(type="t", own=False), "OwnPublications", "false"),
+        (SubscriberPanel(type="t", in_order=True), "Order", "true"),
+        (SubscriberPanel(type="t", durable="d1"), "Durable", "d1"),
+        (SubscriberPanel(type="t", latest_by="//n"), "Latest", "//n"),
+        (SubscriberPanel(type="t", prefixes={"p": "urn:x"}), "NamespacePrefixes", "urn:x"),
+        (QueryPanel(type="t", latest_by="//n"), "Latest", "//n"),
+        (QueryPanel(type="t", prefixes={"p": "urn:x"}), "NamespacePrefixes", "urn:x"),
     ],
     ids=lambda each: each if isinstance(each, str) and each[:1].isupper() else None,
 )
@@ -139,7 +149,7 @@ def test_each_option_is_the_sequences_attribute(panel: Any, attribute: str, said
     from jbi_pubsub.capi.sequences import SubscriberSequence
     from jbi_pubsub.core.info_object import TypeName
 
-    kinds = {Publishing: PublisherSequence, Subscribing: SubscriberSequence, Asking: QuerySequence}
+    kinds = {PublisherPanel: PublisherSequence, SubscriberPanel: SubscriberSequence, QueryPanel: QuerySequence}
     sequence: Any = kinds[type(panel)](Nobody(), TypeName("t", "1.0"))
     panel.set(sequence)
     found = {each.name: each.document for each in sequence.getSequenceAttributes()}
@@ -157,8 +167,8 @@ class Nobody:
 
 def test_panels_stay_until_they_are_removed_and_others_go_on(panels: Panels, eventually: Any) -> None:
     # Given two subscribers and a publisher that goes on for long
-    one, other = (panels.add(Subscribing(type="report")) for _ in range(2))
-    name = panels.add(Publishing(type="report", metadata=REPORT, valid=False, count=10_000, delay_ms=5))
+    one, other = (panels.add(SubscriberPanel(type="report")) for _ in range(2))
+    name = panels.add(PublisherPanel(type="report", metadata=REPORT, valid=False, count=10_000, delay_ms=5))
     panels.start(name)
     with pytest.raises(ConfigurationError, match="not done yet"):
         panels.start(name)
@@ -181,8 +191,8 @@ def test_panels_stay_until_they_are_removed_and_others_go_on(panels: Panels, eve
 def test_counters_of_panels_that_are_gone_are_bounded(panels: Panels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "COUNTED_MOST", 2)
     for n in range(5):
-        panels.remove(panels.add(Subscribing(type="report", name=f"s{n}")))
-    stays = panels.add(Subscribing(type="report"))
+        panels.remove(panels.add(SubscriberPanel(type="report", name=f"s{n}")))
+    stays = panels.add(SubscriberPanel(type="report"))
     assert list(panels.counts()) == ["", "s3", "s4", stays]
 
 
@@ -190,48 +200,50 @@ def test_what_goes_wrong_is_said_and_leaves_nothing(
     panels: Panels, service: NodeService, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match="connected already"):
-        panels.connect(Connecting())
+        panels.connect(ConnectionPanel())
     for bad in (
-        Publishing(type="report", version="one"),
-        Subscribing(type="report", predicate="///"),
-        Subscribing(type="report", predicate="a\x00"),
-        Subscribing(type="", version="1.0"),
+        PublisherPanel(type="report", version="one"),
+        SubscriberPanel(type="report", predicate="///"),
+        SubscriberPanel(type="report", predicate="a\x00"),
+        SubscriberPanel(type="", version="1.0"),
     ):
         with pytest.raises(CapiException):
             panels.add(bad)
     assert panels.panels() == {}
     # Expect objects that are refused to be counted with why, and the others to go
-    name = panels.add(Publishing(type="report", metadata="<no", valid=False, count=2))
+    name = panels.add(PublisherPanel(type="report", metadata="<no", valid=False, count=2))
     panels.start(name)
-    asked = panels.add(Asking(type="unheard.of"))
+    asked = panels.add(QueryPanel(type="unheard.of"))
     panels.start(asked)
     eventually(lambda: not panels.is_busy())
     assert panels.counts()[name]["refused"] == 2
     assert panels.counts()[asked]["failed"] == 1
     with pytest.raises(ConfigurationError, match="already"):
-        panels.add(Subscribing(type="report", name=name))
+        panels.add(SubscriberPanel(type="report", name=name))
     monkeypatch.setattr(room, "PANELS_MOST", 0)
     with pytest.raises(BackPressureError):
-        panels.add(Subscribing(type="report"))
+        panels.add(SubscriberPanel(type="report"))
     # Expect a second client, and one that is not connected, to be told
     lonely = Panels(of(service))
     lonely.disconnect()
     with pytest.raises(ConfigurationError, match="not connected"):
-        lonely.add(Subscribing(type="report"))
+        lonely.add(SubscriberPanel(type="report"))
     with pytest.raises(JbiError, match="no where"):
-        lonely.connect(Connecting(delegate=("no where",), timeout_ms=300))
+        lonely.connect(ConnectionPanel(delegate=("no where",), timeout_ms=300))
     assert not lonely.is_connected
 
 
 def test_a_script_that_is_not_as_it_expects_says_so(service: NodeService) -> None:
     script = Script(
-        publisher=(Publishing(type="report", metadata=REPORT, valid=False, name="p"),),
-        subscriber=(Subscribing(type="report", name="s", expect=2),),
+        publisher=(PublisherPanel(type="report", metadata=REPORT, valid=False, name="p"),),
+        subscriber=(SubscriberPanel(type="report", name="s", expect=2),),
         timeout=1.0,
     )
     said = run(Panels(of(service)), script, threading.Event())
     assert said == ["it was not done within 1 s", "s: 1 objects came, 2 were expected"]
-    few = msgspec.structs.replace(script, subscriber=(Subscribing(type="report", name="s", expect=0),), timeout=20.0)
+    few = msgspec.structs.replace(
+        script, subscriber=(SubscriberPanel(type="report", name="s", expect=0),), timeout=20.0
+    )
     assert run(Panels(of(service)), few, threading.Event()) == ["s: 1 objects came, 0 were expected"]
 
 

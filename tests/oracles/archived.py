@@ -13,16 +13,16 @@ import msgspec
 from differential import NAMESPACES, document, expression, is_taken
 from lxml import etree
 
-from jbi_pubsub.archive.query import Asking, Cursor
+from jbi_pubsub.archive.query import Cursor, QueryIndex
 from jbi_pubsub.archive.volume import OBJECT, Record
-from jbi_pubsub.core.history import Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Head, TypeName, pack
 from jbi_pubsub.core.xpath.predicate import compile_predicate
 
 TYPE = TypeName("track", "1.0")
 
 
-class Index(Asking):
+class Index(QueryIndex):
     """One that can be filled."""
 
     def add(self, records: Sequence[Record], up_to: int) -> None: ...
@@ -146,7 +146,7 @@ def compare(
             predicate = compile_predicate(text, namespaces=NAMESPACES)
             expected = [p for p, root in zip(positions, roots, strict=True) if predicate.matches(root)]
             order = chance.choice(("oldest", "newest"))
-            query = Query(scopes=(Scope(TYPE, text, tuple(NAMESPACES.items())),), order=order)
+            query = HistoryQuery(scopes=(Scope(TYPE, text, tuple(NAMESPACES.items())),), order=order)
             cursor = Cursor(query, shelf, index, positions[-1])
             answered = [each.position for each in cursor.step(3)]
             if chance.random() > stays:

@@ -21,13 +21,22 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Line, Sender, listen, welcome
+from jbi_pubsub.core.wire.stream import Sender, StreamSocket, listen, welcome
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.entries import PAD_TYPE, ArchiveEntry
-from jbi_pubsub.protocol.replies import Answers, Counted, Explained, Finished, Granted, Opened, QueryOpened, Subscribed
+from jbi_pubsub.protocol.replies import (
+    Answers,
+    Grant,
+    ObjectCount,
+    OpenReply,
+    QueryEnd,
+    QueryExplanation,
+    QueryOpened,
+    SubscribeReply,
+)
 from jbi_pubsub.protocol.requests import QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.services import HISTORY, SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, Claims
 
@@ -83,7 +92,7 @@ class _Session:
                     stream.places.append(position)
                     items += _items(number, position, obj)
                 if stream.is_query and not stream.waiting and stream.ended != "-":
-                    end = Finished(stream.ended or "finished", matched=stream.count)  # type: ignore[arg-type]
+                    end = QueryEnd(stream.ended or "finished", matched=stream.count)  # type: ignore[arg-type]
                     stream.ended = "-"
                     items.append((ITEM.pack(FINISHED, number) + msgspec.msgpack.encode(end),))
         return items
@@ -245,7 +254,7 @@ class Past:
             raise WireError("never mind")
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:  # noqa: ARG002  # the endpoint's form
-        line = Line(sock)
+        line = StreamSocket(sock)
         hello = listen(line)
         session = self.session(hello.token)
         welcome(line, 0)
@@ -259,10 +268,10 @@ class _Subscriptions:
 
     @exported
     @leasing
-    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:  # noqa: ARG002
+    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> OpenReply:  # noqa: ARG002
         session_id = uuid.uuid4().hex
         self._past.sessions[session_id] = _Session(f"past-{session_id[:4]}")
-        return Opened(session_id, Lease(session_id, duration), self._past.server_id)
+        return OpenReply(session_id, Lease(session_id, duration), self._past.server_id)
 
     @exported
     @leasing
@@ -298,7 +307,7 @@ class _Subscriptions:
                 if position > first and obj.platform.published >= start.since and position not in had
             ]
             number = past.open(session_id, _Stream(found, request.bound, is_query=False))
-            answers.append(Subscribed(Granted(number, placed=True)))
+            answers.append(SubscribeReply(Grant(number, placed=True)))
         return Answers(tuple(answers), 0.0)
 
     @exported
@@ -339,9 +348,9 @@ class _History:
         return Progress(matched=stream.sent, candidates=stream.count, verified=stream.sent, end=5)
 
     @exported
-    def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:  # noqa: ARG002
+    def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> ObjectCount:  # noqa: ARG002
         self._past.refuse()
-        return Counted(len(self._past.found(request)), incarnations=self._past.incarnations)
+        return ObjectCount(len(self._past.found(request)), incarnations=self._past.incarnations)
 
     @exported
     def reset(self, caller: Caller, name: str, secret: str, start: Start, claims: Claims) -> bool:  # noqa: ARG002
@@ -352,6 +361,6 @@ class _History:
         return had is not None
 
     @exported
-    def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> Explained:  # noqa: ARG002
+    def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> QueryExplanation:  # noqa: ARG002
         self._past.refuse()
-        return Explained(Explanation((), len(self._past.held), 0, False, 0.1))
+        return QueryExplanation(Explanation((), len(self._past.held), 0, False, 0.1))

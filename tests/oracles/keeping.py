@@ -14,11 +14,11 @@ from jbi_pubsub.core.errors import BackPressureError, PredicateError, StorageErr
 from jbi_pubsub.core.history import (
     Consumer,
     Explanation,
-    Found,
     GivenUp,
+    HistoryQuery,
     KeepRule,
     Progress,
-    Query,
+    QueryResult,
     Scope,
     Source,
 )
@@ -57,7 +57,7 @@ class MemoryKeeping:
         self.at_once = at_once
         self.max_queries = max_queries
         self.open_now: list[MemoryResults] = []
-        self.opened: list[Query] = []
+        self.opened: list[HistoryQuery] = []
         self.closed = 0
         self.deleted: set[str] = set()
         self.rebuilt = 0
@@ -126,7 +126,7 @@ class MemoryKeeping:
             self.expired_positions += [record[0] for record in self.records if record[0] <= up_to]
             self.records = [record for record in self.records if record[0] > up_to]
 
-    def expired(self, query: Query) -> int:
+    def expired(self, query: HistoryQuery) -> int:
         with self.lock:
             return sum(query.after < each <= query.up_to for each in self.expired_positions)
 
@@ -135,7 +135,7 @@ class MemoryKeeping:
             heads = [Parcel.received(data).head for _, _, data in self.records]
             return max((head.sequence for head in heads if head.registration == registration), default=0)
 
-    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> MemoryResults:
+    def open(self, query: HistoryQuery, wake: Callable[[], None], *, count_only: bool = False) -> MemoryResults:
         with self.lock:
             self.open_now = [each for each in self.open_now if each.progress().state == "running"]
             if len(self.open_now) >= self.max_queries:
@@ -149,11 +149,11 @@ class MemoryKeeping:
             self.open_now.append(results)
             return results
 
-    def answer(self, query: Query) -> list[Found]:
+    def answer(self, query: HistoryQuery) -> list[QueryResult]:
         """All results, one by one by lxml."""
         with self.lock:
             standing = [record for record in self.records if record[0] <= self.synced]
-        found: list[Found] = []
+        found: list[QueryResult] = []
         keys: set[object] = set()
         predicates = [
             compile_predicate(scope.predicate, namespaces=dict(scope.namespaces)) if scope.predicate else None
@@ -188,16 +188,16 @@ class MemoryKeeping:
                 if key in keys:
                     continue
                 keys.add(key)
-            found.append(Found(position, received, data))
+            found.append(QueryResult(position, received, data))
         if query.order == "oldest":
             found.reverse()
         return found[: query.limit or None]
 
-    def explain(self, query: Query) -> Explanation:
+    def explain(self, query: HistoryQuery) -> Explanation:
         found = len(self.answer(query))
         return Explanation(steps=(), objects=found, not_indexed=found, is_exact=False, seconds=0.0)
 
-    def delete(self, query: Query, *, timeout: float) -> int:  # noqa: ARG002  # the protocol's
+    def delete(self, query: HistoryQuery, *, timeout: float) -> int:  # noqa: ARG002  # the protocol's
         with self.lock:
             self._fail("delete")
             found = self.answer(query)
@@ -244,7 +244,7 @@ class MemoryKeeping:
 class MemoryResults:
     """Of one query."""
 
-    def __init__(self, keeping: MemoryKeeping, found: list[Found], wake: Callable[[], None]) -> None:
+    def __init__(self, keeping: MemoryKeeping, found: list[QueryResult], wake: Callable[[], None]) -> None:
         self._keeping = keeping
         self._left = found
         self._wake = wake
@@ -255,11 +255,11 @@ class MemoryResults:
         self.cancelled = False
         self.most_taken = 0
 
-    def take(self, count: int, size: int) -> list[Found]:
+    def take(self, count: int, size: int) -> list[QueryResult]:
         if not self._keeping.may_answer.is_set():
             threading.Thread(target=self._later, daemon=True).start()
             return []
-        taken: list[Found] = []
+        taken: list[QueryResult] = []
         while self._left and len(taken) < min(count, self._there) and (not taken or size > 0):
             taken.append(self._left.pop(0))
             size -= len(taken[-1].data)

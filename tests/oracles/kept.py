@@ -9,7 +9,7 @@ from typing import Any
 
 from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.archive.opened import OpenQuery
-from jbi_pubsub.core.history import Found, Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, QueryResult, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
 
 TRACK = TypeName("track", "1.0")
@@ -31,19 +31,19 @@ def publish(archive: Archive, count: int, *, payload: int = 50, first: int = 1) 
         archive.sync(run[-1][0])
 
 
-def asking(predicate: str = "", **settings: Any) -> Query:
-    return Query(scopes=(Scope(TRACK, predicate),), **settings)
+def asking(predicate: str = "", **settings: Any) -> HistoryQuery:
+    return HistoryQuery(scopes=(Scope(TRACK, predicate),), **settings)
 
 
 class Reader:
     """Takes all that a query finds."""
 
-    def __init__(self, archive: Archive, query: Query, **options: Any) -> None:
+    def __init__(self, archive: Archive, query: HistoryQuery, **options: Any) -> None:
         self.came = threading.Event()
         self.results: OpenQuery = archive.open(query, self.came.set, **options)
-        self.found: list[Found] = []
+        self.found: list[QueryResult] = []
 
-    def some(self, count: int = 100, size: int = 1 << 20, seconds: float = 90.0) -> list[Found]:
+    def some(self, count: int = 100, size: int = 1 << 20, seconds: float = 90.0) -> list[QueryResult]:
         """The next ones; [] when there are no more."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -61,7 +61,7 @@ class Reader:
         return [each.position for each in self.found]
 
 
-def found(archive: Archive, query: Query) -> list[int]:
+def found(archive: Archive, query: HistoryQuery) -> list[int]:
     return Reader(archive, query).all()
 
 

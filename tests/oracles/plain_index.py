@@ -10,11 +10,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jbi_pubsub.archive.leaves import Paths, Row, Value, is_canonical, value_of
+from jbi_pubsub.archive.leaves import DocumentRow, TypePaths, Value, is_canonical, value_of
 from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, On, Restriction, restriction
-from jbi_pubsub.archive.query import Asked, Candidates, Counted
+from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope
 from jbi_pubsub.archive.volume import Record
-from jbi_pubsub.core.history import Order, Query, Step
+from jbi_pubsub.core.history import ExplanationStep, HistoryQuery, Order
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.number import number
@@ -24,7 +24,7 @@ class _Held(NamedTuple):
     position: int
     received: float
     head: Head
-    row: Row
+    row: DocumentRow
     values: dict[int, list[Value]]
 
 
@@ -34,12 +34,12 @@ class PlainIndex:
     def __init__(self) -> None:
         self.position = 0
         self._rows: list[_Held] = []
-        self._paths: dict[tuple[str, str], Paths] = {}
+        self._paths: dict[tuple[str, str], TypePaths] = {}
 
     def add(self, records: Iterable[Record], up_to: int) -> None:
         for record in records:
             head = Parcel.received(record.data).head
-            paths = self._paths.setdefault((head.type_name, head.type_version), Paths())
+            paths = self._paths.setdefault((head.type_name, head.type_version), TypePaths())
             row = paths.read(bytes(head.metadata))
             values: dict[int, list[Value]] = {}
             for path, text in [*row.firsts.items(), *row.further]:
@@ -53,7 +53,7 @@ class PlainIndex:
             return after, up_to
         return (there[-rows] - 1, up_to) if order == "newest" else (after, there[rows - 1])
 
-    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+    def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
         scope = asked.scope
         paths = self._paths.get((scope.type.name, scope.type.version))
         if paths is None:
@@ -76,18 +76,18 @@ class PlainIndex:
         found.sort(reverse=query.order == "newest" or bool(query.latest_by))
         return Candidates([position for position, _ in found], [exact for _, exact in found])
 
-    def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
+    def count(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> CandidateCount:
         found = self.candidates(asked, query, after, up_to)
-        return Counted(len(found.positions), sum(found.exact))
+        return CandidateCount(len(found.positions), sum(found.exact))
 
     def latest(self, *_: object) -> Sequence[int] | None:
         return None
 
-    def explain(self, *_: object) -> tuple[tuple[Step, ...], int, bool]:
+    def explain(self, *_: object) -> tuple[tuple[ExplanationStep, ...], int, bool]:
         raise NotImplementedError
 
 
-def judged(restricted: Restriction, row: Row, values: dict[int, list[Value]]) -> tuple[bool, bool]:
+def judged(restricted: Restriction, row: DocumentRow, values: dict[int, list[Value]]) -> tuple[bool, bool]:
     """Whether a document is a candidate, and whether it is exact."""
     if row.is_open:
         return True, False
@@ -95,7 +95,7 @@ def judged(restricted: Restriction, row: Row, values: dict[int, list[Value]]) ->
     return any(candidate for candidate, _ in each), any(exact for _, exact in each) and row.size < restricted.sizes
 
 
-def _of(conjunct: Conjunct, row: Row, values: dict[int, list[Value]]) -> tuple[bool, bool]:
+def _of(conjunct: Conjunct, row: DocumentRow, values: dict[int, list[Value]]) -> tuple[bool, bool]:
     is_repeated = not row.repeated.isdisjoint(conjunct.single)
     known = [(on, _holds(on, values)) for on in conjunct.on]
     candidate = all(

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.errors import BackPressureError
-from jbi_pubsub.core.history import Consumer, Found, Progress, Query, Scope
+from jbi_pubsub.core.history import Consumer, HistoryQuery, Progress, QueryResult, Scope
 from jbi_pubsub.core.info_object import Head, LossNotice, Parcel, TypeName, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.egress.budget import Budget
@@ -66,13 +66,13 @@ class ArchiveByHand:
     def wait_synced(self, position: int) -> None:
         pass
 
-    def expired(self, _query: Query) -> int:
+    def expired(self, _query: HistoryQuery) -> int:
         return 0
 
     def scopes_of(self, *_given: Any) -> tuple[tuple[Scope, ...], tuple[str, ...], bool]:
         return (Scope(TypeName("t"), self.rules),), (), False
 
-    def open(self, query: Query, _wake: Callable[[], None]) -> ListedResults:
+    def open(self, query: HistoryQuery, _wake: Callable[[], None]) -> ListedResults:
         if self.fails:
             self.fails -= 1
             raise BackPressureError("too many")
@@ -88,11 +88,11 @@ class ListedResults:
         self.ahead = found
         self.has_failed = self.is_cancelled = False
 
-    def take(self, count: int, _size: int) -> list[Found]:
+    def take(self, count: int, _size: int) -> list[QueryResult]:
         if self.has_failed:
             return []
         taken, self.ahead = self.ahead[: min(2, count)], self.ahead[min(2, count) :]
-        return [Found(at, 1.0, b"".join(map(bytes, parcel_of(at).parts))) for at in taken]
+        return [QueryResult(at, 1.0, b"".join(map(bytes, parcel_of(at).parts))) for at in taken]
 
     def progress(self) -> Progress:
         return Progress("failed" if self.has_failed else "running" if self.ahead else "finished")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, Hello, Line, greet
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, Hello, StreamSocket, greet
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS
@@ -26,12 +26,12 @@ class Subscriber:
         self.session, _ = pad.delegate.sessions.open(name, 60.0)
         pad.delegate.subscribers.subscribe(self.session, SubscriptionRequest(name), 60.0)
         self.sock: socket.socket
-        self.line: Line
+        self.line: StreamSocket
 
     def connect(self, position: int = 0) -> None:
         """Open a delivery connection."""
         self.sock = dial(self.pad.endpoints.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)
-        self.line = Line(self.sock)
+        self.line = StreamSocket(self.sock)
         greet(self.line, Hello(self.pad.service.data.issue_token("deliver", self.session), position))
 
     def next(self) -> tuple[int, int]:

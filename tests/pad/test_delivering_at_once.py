@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.stream import Line, Receiver
+from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
@@ -157,7 +157,7 @@ def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
 
     taken = lambda: sum(map(len, got.values()))  # noqa: E731
     receiver = Receiver(take, lambda: msgspec.msgpack.encode(Heard({1: taken()})))
-    reading = threading.Thread(target=_run, args=(receiver, Line(theirs)))
+    reading = threading.Thread(target=_run, args=(receiver, StreamSocket(theirs)))
     reading.start()
     eventually(lambda: session.queued == session.in_flight == 0)
     assert all(each == sorted(set(each)) for each in got.values())
@@ -210,7 +210,7 @@ def test_deliverers_that_send_over_connections_that_are_cut_lose_and_double_noth
     # When its connection is cut again and again
     for cut in range(12):
         theirs = delegate.connect(session, receiver.position)
-        reading = threading.Thread(target=_run, args=(receiver, Line(theirs)))
+        reading = threading.Thread(target=_run, args=(receiver, StreamSocket(theirs)))
         reading.start()
         aim = receiver.position + chance.randint(1, 300)
         while cut < 11 and reading.is_alive() and receiver.position < aim and len(totals) < 3:
@@ -263,6 +263,6 @@ def test_who_closes_a_session_while_somebody_delivers_to_it_ends_both_in_order(
     assert delegate.budget.used == 0
 
 
-def _run(receiver: Receiver, line: Line) -> None:
+def _run(receiver: Receiver, line: StreamSocket) -> None:
     with suppress(WireError):
         receiver.run(line)

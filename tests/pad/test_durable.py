@@ -18,7 +18,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.egress.catch_up import CatchUpState
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.protocol.deliveries import ASK_AGAIN, END, ITEM, Heard
-from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import NEW, Start
 from tests.conftest import eventually
 from tests.pad.test_first_object import World
@@ -45,7 +45,7 @@ class Lasting(Replaying):
         self.session_id = self.delegate.sessions.open("asker", 1e6)[0]
         self.delegate.tables.attached(self.session_id)
 
-    def acknowledge(self, granted: Granted, *positions: int) -> None:
+    def acknowledge(self, granted: Grant, *positions: int) -> None:
         heard = Heard({}, {}, {granted.number: positions})
         self.session._acked(0, msgspec.msgpack.encode(heard))
 

@@ -22,7 +22,7 @@ from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.places import Place
+from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate.delegate import Delegate
@@ -461,7 +461,9 @@ def test_peers_with_many_sessions_have_one_share(world: World) -> None:
     def subscribe(peer: str) -> str:
         session = world.delegate.sessions.open("subscriber", 1e6)[0]
         request = SubscriptionRequest(f"{peer}-{session}")
-        world.delegate.subscribers.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
+        world.delegate.subscribers.subscribe(
+            session, request, 60.0, 50.0, caller=Caller("", place=PortPlace(peer=peer))
+        )
         return session
 
     look = world.delegate.tables.buffers.look

@@ -39,7 +39,7 @@ from jbi_pubsub.pad.past.queries import SESSION_MOST
 from jbi_pubsub.pad.past.service import ArchiveService
 from jbi_pubsub.protocol.deliveries import CHUNK, FINISHED, ITEM, LAST_CHUNK, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.entries import ArchiveEntry
-from jbi_pubsub.protocol.replies import Finished, QueryOpened
+from jbi_pubsub.protocol.replies import QueryEnd, QueryOpened
 from jbi_pubsub.protocol.requests import NOT_BEFORE, QueryRequest
 from jbi_pubsub.protocol.services import HistoryProxy, SubscriptionsProxy
 from tests.conftest import Federation, Figures, eventually
@@ -61,7 +61,7 @@ class Asking(Archived):
         self.found: dict[int, list[int]] = {}
         """Positions by number of the query."""
         self.objects: list[Parcel] = []
-        self.finished: dict[int, Finished] = {}
+        self.finished: dict[int, QueryEnd] = {}
         self.losses: list[LossNotice] = []
         self.coming: dict[int, bytes] = {}
         self.consumes = True
@@ -100,7 +100,7 @@ class Asking(Archived):
         body = data[ITEM.size :]
         if kind == FINISHED:
             assert number not in self.finished
-            self.finished[number] = msgspec.msgpack.decode(body, type=Finished)
+            self.finished[number] = msgspec.msgpack.decode(body, type=QueryEnd)
         elif kind == LOSS:
             self.losses.append(msgspec.msgpack.decode(body, type=LossNotice))
         else:
@@ -596,7 +596,7 @@ def test_a_delegate_is_asked_over_the_wire(
         # And its results to come through the session's queue; a real subscriber reads them in tests/subscriber
         server = pad.delegate.tables.session(opened.uid)
         positions: list[int] = []
-        finished: list[Finished] = []
+        finished: list[QueryEnd] = []
 
         def read() -> bool:
             take = server._take
@@ -606,7 +606,7 @@ def test_a_delegate_is_asked_over_the_wire(
                 if ITEM.unpack_from(data)[0] == PLACED:
                     positions.append(POSITION.unpack_from(data, ITEM.size)[0])
                 else:
-                    finished.append(msgspec.msgpack.decode(data[ITEM.size :], type=Finished))
+                    finished.append(msgspec.msgpack.decode(data[ITEM.size :], type=QueryEnd))
             server._acked(len(items), msgspec.msgpack.encode(Heard({asked.number: len(positions)})))
             return bool(finished)
 

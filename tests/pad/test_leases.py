@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidE
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.places import Place
+from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.store import DelegateOptions, KeptSubscription, SubscriptionStore, Whose
@@ -149,7 +149,7 @@ def test_an_email_subscription_sent_again_is_the_same_one_under_the_same_lease(w
 def test_an_email_subscription_sent_again_hangs_on_the_certificate_it_was_sent_with_last(world: World) -> None:
     # Given an e-mail subscription of somebody, who has got another certificate since and sends it again
     for holder in ("1:old", "2:new"):
-        anna = Caller("192.0.2.1:7", place=Place(holder=holder), user="anna")
+        anna = Caller("192.0.2.1:7", place=PortPlace(holder=holder), user="anna")
         world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=anna)
         assert world.kept == Whose("192.0.2.1:7", "anna", claimed=False, client="", holder=holder)
     # When the old one is revoked, expect it to stand; when the new one is, to end
@@ -162,7 +162,7 @@ def test_what_could_not_be_handed_over_on_the_disk_hangs_on_the_old_certificate_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an e-mail subscription, and another certificate of its owner
-    old, new = (Caller("192.0.2.1:7", place=Place(holder=holder), user="anna") for holder in ("1:old", "2:new"))
+    old, new = (Caller("192.0.2.1:7", place=PortPlace(holder=holder), user="anna") for holder in ("1:old", "2:new"))
     world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=old)
 
     def full(_uid: str, _whose: Whose | None) -> None:
@@ -184,7 +184,7 @@ def test_an_email_subscription_that_ends_while_it_is_handed_over_stays_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an e-mail subscription, and who is told what happens to it
-    old, new = (Caller("192.0.2.1:7", place=Place(holder=holder), user="anna") for holder in ("1:old", "2:new"))
+    old, new = (Caller("192.0.2.1:7", place=PortPlace(holder=holder), user="anna") for holder in ("1:old", "2:new"))
     world.delegate.subscribers.subscribe("", MAIL, 10.0, caller=old)
     told: list[str] = []
     world.delegate.events.witness = lambda happening: told.append(happening.what)

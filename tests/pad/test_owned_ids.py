@@ -19,7 +19,7 @@ from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import check_owner, owned_uid
@@ -195,7 +195,7 @@ def test_a_peer_publishers_port_takes_nobodys_registrations_or_objects(
     with pytest.raises(ProtocolError, match="no exported method"):
         stranger.publishing.connect("stranger", 60.0)
     with closing(dial(peer._server.endpoints.ref(SUBSCRIPTIONS, ()), DATA, Security(), 5.0)) as sock:
-        line = Line(sock)
+        line = StreamSocket(sock)
         with pytest.raises(WireError, match="token"):
             greet(line, Hello("0" * 32, 0))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, JbiError
-from jbi_pubsub.core.history import Found, Progress, Query
+from jbi_pubsub.core.history import HistoryQuery, Progress, QueryResult
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, GrantedQos, Settings
 from jbi_pubsub.core.wire.hub import SenderHub
@@ -23,7 +23,7 @@ from jbi_pubsub.pad.past.feeds import ArchiveFeed, FeedThread
 from jbi_pubsub.pad.past.queries import QUERY, QueryEvent, QueryService, QueryState
 from jbi_pubsub.pad.past.scopes import QueryPlan
 from jbi_pubsub.protocol.deliveries import FINISHED, ITEM, PLACED, POSITION, Heard
-from jbi_pubsub.protocol.replies import Finished
+from jbi_pubsub.protocol.replies import QueryEnd
 from jbi_pubsub.protocol.requests import QueryRequest
 
 
@@ -31,9 +31,9 @@ def _nothing() -> None:
     pass
 
 
-def result(position: int) -> Found:
+def result(position: int) -> QueryResult:
     head = Head(f"o-{position}", "registration-1", position, 1.0, "t", "1.0", b"<m/>", 0)
-    return Found(position, 1.0, b"".join(map(bytes, pack(head, b"").parts)))
+    return QueryResult(position, 1.0, b"".join(map(bytes, pack(head, b"").parts)))
 
 
 class HandThread(FeedThread):
@@ -66,7 +66,7 @@ class HandResults:
         self.before: Callable[[], None] = _nothing
         """Called when the next look comes."""
 
-    def take(self, count: int, _size: int) -> list[Found]:
+    def take(self, count: int, _size: int) -> list[QueryResult]:
         taken, self.ahead = self.ahead[:count], self.ahead[count:]
         return [result(position) for position in taken]
 
@@ -98,7 +98,7 @@ class HandSource:
         if self.denies:
             self._call()
             raise AccessDeniedError("denied")
-        return QueryPlan(request, caller, Query(scopes=()))
+        return QueryPlan(request, caller, HistoryQuery(scopes=()))
 
     def open(self, _plan: QueryPlan, wake: Callable[[], None]) -> HandResults:
         results = HandResults(wake)
@@ -200,7 +200,7 @@ class Life:
                 kind, number = ITEM.unpack_from(data)
                 assert number not in self.ended, "the end comes last, and once"
                 if kind == FINISHED:
-                    self.ended[number] = msgspec.msgpack.decode(data[ITEM.size :], type=Finished).state
+                    self.ended[number] = msgspec.msgpack.decode(data[ITEM.size :], type=QueryEnd).state
                 else:
                     assert kind == PLACED
                     self.found.setdefault(number, []).append(POSITION.unpack_from(data, ITEM.size)[0])

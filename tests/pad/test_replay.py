@@ -20,7 +20,7 @@ from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Settings
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import Heard
-from jbi_pubsub.protocol.replies import Granted
+from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import NEW, NOT_BEFORE, Start, SubscriptionRequest
 from tests.conftest import eventually
 from tests.pad.test_first_object import World
@@ -32,20 +32,20 @@ pytestmark = pytest.mark.processes
 class Replaying(Asking):
     """A subscriber that reads all queues of one session by hand."""
 
-    def begin(self, start: Start, *, age: float = NOT_BEFORE, caller: Any = None, **options: Any) -> Granted:
+    def begin(self, start: Start, *, age: float = NOT_BEFORE, caller: Any = None, **options: Any) -> Grant:
         self.names = getattr(self, "names", 0) + 1
         request = SubscriptionRequest(f"r{self.names}", start=start, **options)
         granted = self.delegate.subscribers.subscribe(self.session_id, request, 60.0, age, caller=caller)
         self.found[granted.number] = []
         return granted
 
-    def subscription(self, granted: Granted) -> Subscription:
+    def subscription(self, granted: Grant) -> Subscription:
         return next(s for s in self.delegate.tables.subscriptions.values() if s.number == granted.number)
 
     def is_live(self) -> bool:
         return not self.history.status()["replays"]
 
-    def until(self, granted: Granted, count: int) -> list[int]:
+    def until(self, granted: Grant, count: int) -> list[int]:
         """The positions of what has come, when it is so many, and nothing is left to catch up with."""
         eventually(lambda: self.take() or (len(self.found[granted.number]) >= count and self.is_live()))
         self.take()

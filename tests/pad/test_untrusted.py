@@ -49,7 +49,7 @@ from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
-from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
+from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, StreamSocket, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delegate.tables import UNATTACHED_SECONDS
 from jbi_pubsub.pad.egress.budget import SHARE, Budget
@@ -489,7 +489,7 @@ def test_a_publisher_that_announces_a_huge_batch_costs_no_such_memory(
         for _ in range(4):
             uid = peer.publishing.connect("publisher", 60.0).uid
             sock = stack.enter_context(closing(dial(peer.publishing.ref, DATA, Security(), 5.0)))
-            greet(Line(sock), Hello(peer.publishing.open_publications(uid)))
+            greet(StreamSocket(sock), Hello(peer.publishing.open_publications(uid)))
             publishers.append(sock)
         # When each announces the largest batch, and sends next to nothing of it
         for sock in publishers:
@@ -507,10 +507,10 @@ def test_a_frame_that_does_come_is_read_whole() -> None:
     left, right = socket.socketpair()
     with closing(left), closing(right):
         body = bytes(range(256)) * (20 << 10)
-        sending = threading.Thread(target=lambda: Line(left).send(ITEMS, [body], 10.0))
+        sending = threading.Thread(target=lambda: StreamSocket(left).send(ITEMS, [body], 10.0))
         sending.start()
         # When it comes, expect all of it
-        kind, received = Line(right).receive(10.0)
+        kind, received = StreamSocket(right).receive(10.0)
         sending.join()
     assert (kind, bytes(received) == body) == (ITEMS, True)
 
@@ -521,7 +521,7 @@ def test_a_frame_larger_than_is_expected_is_refused_unread() -> None:
     with closing(left), closing(right):
         left.sendall(FRAME.pack(1025, HELLO))
         with pytest.raises(ProtocolError, match="1025"):
-            Line(right).receive(5.0, limit=1024)
+            StreamSocket(right).receive(5.0, limit=1024)
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ class Connected:
 
     def _attach(self, token: str) -> None:
         sock = self._stack.enter_context(closing(dial(self._peer.ref, DATA, Security(), 5.0)))
-        greet(Line(sock), Hello(token))
+        greet(StreamSocket(sock), Hello(token))
 
     def session(self) -> str:
         """A subscriber session with a delivery connection."""
@@ -616,7 +616,7 @@ def test_a_lease_is_short_until_the_data_connection_stands(
     token = (peer.subscribing.open_deliveries if kind == "session" else peer.publishing.open_publications)(opened.uid)
     granted = {ANY: 300.0, FOREVER: 604_800.0}.get(asked, asked)
     with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
-        greet(Line(sock), Hello(token))
+        greet(StreamSocket(sock), Hello(token))
         assert granted - 5.0 < left() <= granted
         assert proxy.renew(opened.lease.lease_id, asked).duration == pytest.approx(granted, abs=5.0)
     assert pad.delegate.tables.leases.unattached == {}
@@ -634,7 +634,7 @@ def test_what_is_no_duration_is_refused_before_and_behind_the_data_connection(
     with pytest.raises(LeaseDeniedError):
         peer.subscribing.renew(opened.lease.lease_id, asked)
     with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
-        greet(Line(sock), Hello(peer.subscribing.open_deliveries(opened.uid)))
+        greet(StreamSocket(sock), Hello(peer.subscribing.open_deliveries(opened.uid)))
     assert len(peer.status()["sessions"]) == 1
 
 
@@ -653,7 +653,7 @@ def test_a_data_connection_of_a_publisher_that_has_left_is_refused(
         closing(dial(peer.publishing.ref, DATA, Security(), 5.0)) as sock,
         pytest.raises(ProtocolError, match="no publisher connection"),
     ):
-        greet(Line(sock), Hello(token))
+        greet(StreamSocket(sock), Hello(token))
     assert pad.service.data._publications == {}
     eventually(lambda: peer.status()["connections"] == before)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.quality import Rate, Settings, Shape, Wish, shape_of
+from jbi_pubsub.core.quality import PayloadShape, Rate, Settings, Wish, shape_of
 from jbi_pubsub.policy.condition import Node
 from jbi_pubsub.policy.context import CallerFacts
 from jbi_pubsub.policy.file import dumped
@@ -338,7 +338,7 @@ def test_a_wish_narrows_what_policies_say_and_never_widens_it() -> None:
     assert wished(Wish(max_size=5), policy)[1] == [("max_size", "p")]
     assert wished(Wish(max_rate=5.0), policy)[1] == [("max_rate", "p")]
     assert wished(Wish(replace="registration", deadline=2.0, shape=("grey",))) == (
-        Settings(replace="registration", deadline=2.0, shapes=(Shape("grey"),)),
+        Settings(replace="registration", deadline=2.0, shapes=(PayloadShape("grey"),)),
         [],
     )
 

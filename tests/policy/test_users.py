@@ -31,7 +31,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller, Login, Security
-from jbi_pubsub.core.wire.places import Place
+from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
@@ -175,7 +175,7 @@ def test_guessing_ends_for_who_guesses_and_for_nobody_else(tmp_path: Path) -> No
     policy = UsersPolicy(
         AllowAll(), PasswordFile(written(tmp_path / "users", alice="a", bob="b")), clock=lambda: now[0]
     )
-    eve, bob = Caller("10.0.0.9:1", place=Place("10.0.0.9")), Caller("10.0.0.7:1", place=Place("10.0.0.7"))
+    eve, bob = Caller("10.0.0.9:1", place=PortPlace("10.0.0.9")), Caller("10.0.0.7:1", place=PortPlace("10.0.0.7"))
     for _ in range(FAILURES_MOST):
         with pytest.raises(AccessDeniedError):
             policy.login(eve, "alice", "?")
@@ -193,7 +193,7 @@ def test_who_was_right_lately_is_not_locked_out_by_others_at_the_same_address(tm
     now, paused = [0.0], []
     accounts = PasswordFile(written(tmp_path / "users", alice="a", bob="b"))
     policy = UsersPolicy(AllowAll(), accounts, clock=lambda: now[0], pause=paused.append)
-    nat = Caller("192.0.2.1:1", place=Place("192.0.2.1"))
+    nat = Caller("192.0.2.1:1", place=PortPlace("192.0.2.1"))
     assert policy.login(nat, "alice", "a")
     # When others there are wrong, for names without end
     for number in range(PEER_FAILURES_MOST + 2):
@@ -472,7 +472,7 @@ def test_a_directory_that_is_away_is_told_and_who_is_in_stays(directory: dict[st
         users.check("alice", "a")
     assert users.holds("alice", "ldap://ldap.example.org")
     policy = UsersPolicy(AllowAll(), users)
-    caller = Caller("x", "alice", Place(user="alice", proof="ldap://ldap.example.org"))
+    caller = Caller("x", "alice", PortPlace(user="alice", proof="ldap://ldap.example.org"))
     assert policy.allow(caller, "publish", Subject())
 
 

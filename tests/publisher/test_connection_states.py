@@ -32,7 +32,7 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.publications import PUBLICATION
-from jbi_pubsub.protocol.replies import Opened, Registered, Taken
+from jbi_pubsub.protocol.replies import OpenReply, Registered, Taken
 from jbi_pubsub.publisher import connection as connection_module
 from jbi_pubsub.publisher import registrations as registrations_module
 from jbi_pubsub.publisher.connection import ConnectionReports, DelegateConnection
@@ -130,14 +130,14 @@ class _Delegate:
 
     # -- as the proxy has it ------------------------------------------------------------------------------------
 
-    def connect(self, *_given: Any) -> Opened:
-        def open_() -> Opened:
+    def connect(self, *_given: Any) -> OpenReply:
+        def open_() -> OpenReply:
             self.opened += 1
             uid = f"session-{self.opened}"
             self.sessions[uid], self.positions[uid] = {}, 0
-            return Opened(uid, Lease(f"lease-of-{uid}", 30.0))
+            return OpenReply(uid, Lease(f"lease-of-{uid}", 30.0))
 
-        opened: Opened = self.answer(open_)
+        opened: OpenReply = self.answer(open_)
         return opened
 
     def disconnect(self, session: str, _timeout: float | None = None) -> None:

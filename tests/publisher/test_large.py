@@ -22,7 +22,7 @@ from jbi_pubsub.core import spool as spool_module
 from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, LinkSection, PadSection, QueueSection
 from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, StorageError, UnknownUidError
 from jbi_pubsub.core.files import written
-from jbi_pubsub.core.history import KeepRule, Query, Scope
+from jbi_pubsub.core.history import HistoryQuery, KeepRule, Scope
 from jbi_pubsub.core.info_object import Head, InfoObject, LargeObject, TypeName, pack
 from jbi_pubsub.core.spool import Spool, SpooledPayload
 from jbi_pubsub.pad.past import blobs as beside
@@ -653,7 +653,7 @@ def test_an_archive_has_large_payloads_wherever_it_keeps_them(
         assert [obj.payload for obj in objects] == [picture.read_bytes(), b"small", picture.read_bytes()]
     # Expect what is deleted to go from the disk, and nothing else
     archive = pad.delegate.registrations.archive
-    first = Query(scopes=(Scope(TypeName("report")),), object_ids=(found[0].object_id,))
+    first = HistoryQuery(scopes=(Scope(TypeName("report")),), object_ids=(found[0].object_id,))
     assert archive.keeping.delete(first) == 1
     if most < SIZE:
         assert archive._beside.take_away() == 0  # it is new

@@ -14,7 +14,7 @@ from jbi_pubsub import Config, RegistrationUid, Wish
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, Settings
-from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Line, Receiver, Sender
+from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Receiver, Sender, StreamSocket
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.server.data import _runs
@@ -136,12 +136,12 @@ def test_what_is_sent_again_after_a_connection_broke_is_older_by_that() -> None:
 
 def _until_cut(sender: Sender, sock: socket.socket) -> None:
     with pytest.raises(WireError):
-        sender.run(Line(sock), 0)
+        sender.run(StreamSocket(sock), 0)
 
 
 def _until_over(receiver: Receiver, sock: socket.socket) -> None:
     with pytest.raises(WireError):
-        receiver.run(Line(sock))
+        receiver.run(StreamSocket(sock))
 
 
 # -- at the delegate --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.scheduling import ALL_LEVELS
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
-from jbi_pubsub.core.wire.stream import Line, Receiver
+from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Backlog, Waiting
@@ -470,7 +470,7 @@ class Stream:
         ours, theirs = socket.socketpair()
         self._socks += [ours, theirs]
         self.sender.attach(ours, self._receiver.position, ended=ours.close)
-        thread = threading.Thread(target=self._receive, args=(Line(theirs),))
+        thread = threading.Thread(target=self._receive, args=(StreamSocket(theirs),))
         thread.start()
         self._threads.append(thread)
 
@@ -506,7 +506,7 @@ class Stream:
     def _read(self, items: list[memoryview]) -> None:
         self.received += len(items)
 
-    def _receive(self, line: Line) -> None:
+    def _receive(self, line: StreamSocket) -> None:
         with suppress(WireError):
             self._receiver.run(line)
 

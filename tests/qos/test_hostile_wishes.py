@@ -17,7 +17,7 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.protocol.ownership import owned_uid
-from jbi_pubsub.protocol.replies import Answers, Opened, Registered
+from jbi_pubsub.protocol.replies import Answers, OpenReply, Registered
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import DELEGATE, NO_CLAIMS, SUBSCRIPTIONS, DelegateProxy
 
@@ -92,8 +92,8 @@ def test_hostile_wishes_are_refused_and_disturb_nobody(
     security = federation.config.security()
     subscriptions = ControlClient(ServiceRef("", SUBSCRIPTIONS, (pad.address,)), security, timeout=60.0)
     delegate = ControlClient(ServiceRef("", DELEGATE, (pad.address,)), security, timeout=60.0)
-    session: str = subscriptions.call("open", Opened, "hostile", 30.0, NO_CLAIMS).uid
-    connection: str = delegate.call("connect", Opened, "hostile", 30.0, NO_CLAIMS).uid
+    session: str = subscriptions.call("open", OpenReply, "hostile", 30.0, NO_CLAIMS).uid
+    connection: str = delegate.call("connect", OpenReply, "hostile", 30.0, NO_CLAIMS).uid
     taken = []
     for number, wish in enumerate([*HOSTILE, *SCANTY]):
         secret = f"{number:032}"

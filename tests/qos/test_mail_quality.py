@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import MailSection, QosSection
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.core.quality import Contract, Settings, Shape
+from jbi_pubsub.core.quality import Contract, PayloadShape, Settings
 from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.mail.message import Content, single
@@ -361,7 +361,7 @@ def test_mail_is_shaped_dropped_and_late_as_queues_are_and_all_of_it_is_told(
         assert subscriber.wait_matched(uid) >= 1
         [standing] = stand_under(
             pad.delegate, uid, importance=5, deadline=0.3,
-            shapes=(Shape("truncate", (4,)),), max_size=len(figures.figure_1) + 100,
+            shapes=(PayloadShape("truncate", (4,)),), max_size=len(figures.figure_1) + 100,
         )  # fmt: skip
 
         # When an object comes that is in time for the queue alone; Expect its mail lost by its deadline
@@ -371,7 +371,7 @@ def test_mail_is_shaped_dropped_and_late_as_queues_are_and_all_of_it_is_told(
 
         # When the mail server takes mail again; Expect the shape in both, and the importance for people to see
         server.answer = "250 OK"
-        standing.contract = Contract(Settings(importance=5, shapes=(Shape("truncate", (4,)),), max_size=10**6))
+        standing.contract = Contract(Settings(importance=5, shapes=(PayloadShape("truncate", (4,)),), max_size=10**6))
         publisher.publish(registration, figures.figure_1, b"in time")
         assert subscriber.receive(uid).payload == b"in t"
         [message] = eventually(lambda: list(server.mails))

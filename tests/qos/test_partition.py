@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
-from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy
+from jbi_pubsub.core.quality import Contract, PayloadShape, Settings, Strategy
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 from jbi_pubsub.examples.overload import document, predicate
@@ -38,7 +38,7 @@ from tests.qos.test_credit import received, subscribed
 
 pytestmark = pytest.mark.processes
 
-SHAPES = (Shape("scale", (0.5,)),)
+SHAPES = (PayloadShape("scale", (0.5,)),)
 
 
 def subscription(number: int, importance: int, said: str = "") -> Subscription:

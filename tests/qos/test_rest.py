@@ -10,7 +10,7 @@ import pytest
 from contracts import stand_under
 
 from jbi_pubsub import Config, RegistrationUid
-from jbi_pubsub.core.quality import Shape
+from jbi_pubsub.core.quality import PayloadShape
 from jbi_pubsub.pad.ingress.pipeline import RUN_BYTES, Pipeline
 from jbi_pubsub.qos.shaping import PICTURE_SECONDS, Shaper
 from tests.conftest import eventually
@@ -21,7 +21,7 @@ from tests.qos.test_shaping import picture, sized
 Register = Callable[..., RegistrationUid]
 Configured = Callable[..., Config]
 
-HALF = (Shape("scale", (0.5,)),)
+HALF = (PayloadShape("scale", (0.5,)),)
 LARGE = picture((400, 300), quality=95)
 """70 KB: more than 2 ms by what is guessed."""
 
@@ -239,8 +239,8 @@ def test_what_shaping_takes_is_learned_and_what_is_made_takes_nothing() -> None:
     head: Any = object()
     # Expect
     assert shaper.seconds(head, None, LARGE, HALF) == pytest.approx(PICTURE_SECONDS * len(LARGE))
-    assert shaper.seconds(head, None, b"a text", (Shape("truncate", (2,)),)) == 0.0
-    assert shaper.seconds(head, None, LARGE, (Shape("drop_payload"),)) == 0.0
+    assert shaper.seconds(head, None, b"a text", (PayloadShape("truncate", (2,)),)) == 0.0
+    assert shaper.seconds(head, None, LARGE, (PayloadShape("drop_payload"),)) == 0.0
     # When
     assert shaper.shape(head, None, LARGE, HALF) is not None
     # Expect: by what it took, in proportion to the bytes

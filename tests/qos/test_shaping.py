@@ -27,14 +27,14 @@ from PIL import Image
 
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.info_object import Head, pack
-from jbi_pubsub.core.quality import SHAPES, Shape, Wish
+from jbi_pubsub.core.quality import SHAPES, PayloadShape, Wish
 from jbi_pubsub.qos import shaping
 from jbi_pubsub.qos.shaping import Shaper, shape
 
 pytestmark = pytest.mark.processes
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
-HALF = (Shape("scale", (0.5,)),)
+HALF = (PayloadShape("scale", (0.5,)),)
 
 
 def picture(size: tuple[int, int] = (320, 200), kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
@@ -61,16 +61,18 @@ def sized(data: bytes) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("shapes", "size"),
     [
-        ((Shape("scale", (0.5,)),), (160, 100)),
-        ((Shape("scale", (0.01,)),), (3, 2)),
-        ((Shape("thumbnail", (100, 100)),), (100, 62)),
-        ((Shape("scale", (0.5,)), Shape("thumbnail", (40, 100))), (40, 25)),
-        ((Shape("grey"), Shape("scale", (0.5,))), (160, 100)),
-        ((Shape("scale", (0.5,)), Shape("quality", (20,))), (160, 100)),
+        ((PayloadShape("scale", (0.5,)),), (160, 100)),
+        ((PayloadShape("scale", (0.01,)),), (3, 2)),
+        ((PayloadShape("thumbnail", (100, 100)),), (100, 62)),
+        ((PayloadShape("scale", (0.5,)), PayloadShape("thumbnail", (40, 100))), (40, 25)),
+        ((PayloadShape("grey"), PayloadShape("scale", (0.5,))), (160, 100)),
+        ((PayloadShape("scale", (0.5,)), PayloadShape("quality", (20,))), (160, 100)),
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
-def test_a_picture_is_scaled_and_stays_of_its_kind(kind: str, shapes: tuple[Shape, ...], size: tuple[int, int]) -> None:
+def test_a_picture_is_scaled_and_stays_of_its_kind(
+    kind: str, shapes: tuple[PayloadShape, ...], size: tuple[int, int]
+) -> None:
     before = picture(kind=kind)
     after = shape(before, shapes)
     assert after is not None
@@ -83,7 +85,7 @@ def test_a_picture_is_scaled_and_stays_of_its_kind(kind: str, shapes: tuple[Shap
 
 def test_a_quality_makes_a_jpeg_smaller_and_leaves_its_size() -> None:
     before = picture(quality=95)
-    after = shape(before, (Shape("quality", (10,)),))
+    after = shape(before, (PayloadShape("quality", (10,)),))
     assert after is not None
     assert (sized(after), len(after) < len(before) / 2) == ((320, 200), True)
 
@@ -106,30 +108,30 @@ def test_a_picture_stands_as_it_stood_without_what_it_says_beside_its_pixels() -
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 def test_every_usual_mode_of_a_picture_is_scaled(mode: str) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
-    after = shape(picture((640, 400), kind, mode), (Shape("scale", (0.1,)),))
+    after = shape(picture((640, 400), kind, mode), (PayloadShape("scale", (0.1,)),))
     assert after is not None
     assert sized(after) == (64, 40)
     assert ("A" in Image.open(io.BytesIO(after)).mode) == ("A" in mode)  # what one sees through stays so
 
 
 def test_a_payload_is_dropped_and_a_text_cut_between_characters() -> None:
-    assert shape(b"anything", (Shape("drop_payload"),)) == b""
-    assert shape("grüße".encode(), (Shape("truncate", (3,)),)) == b"gr"
-    assert shape("grüße".encode(), (Shape("truncate", (4,)),)) == "grü".encode()
+    assert shape(b"anything", (PayloadShape("drop_payload"),)) == b""
+    assert shape("grüße".encode(), (PayloadShape("truncate", (3,)),)) == b"gr"
+    assert shape("grüße".encode(), (PayloadShape("truncate", (4,)),)) == "grü".encode()
     # Expect what is short enough to stay, as shaped as it can be
-    assert shape(b"short", (Shape("truncate", (5,)),)) == b"short"
+    assert shape(b"short", (PayloadShape("truncate", (5,)),)) == b"short"
     # Expect what would be broken by it to stay: no text, and XML
     for data in (b"ab\0cdef", b"\xff\xfe\xfdabc", b"  <track><lat>1</lat></track>"):
-        assert shape(data, (Shape("truncate", (4,)),)) is None
+        assert shape(data, (PayloadShape("truncate", (4,)),)) is None
     # Expect each payload to get the shape that is for it
-    either = (Shape("truncate", (2,)), Shape("scale", (0.5,)))
+    either = (PayloadShape("truncate", (2,)), PayloadShape("scale", (0.5,)))
     assert shape(b"abc", either) == b"ab"
     assert sized(shape(picture(), either) or b"") == (160, 100)
 
 
 def test_what_gets_no_smaller_stays() -> None:
     tiny = picture((2, 2))
-    assert shape(tiny, (Shape("quality", (95,)),)) is None
+    assert shape(tiny, (PayloadShape("quality", (95,)),)) is None
     assert shape(b"no picture", HALF) is None
 
 
@@ -215,7 +217,7 @@ def test_hostile_pictures_stay_as_they_are_and_cost_little(
 
     monkeypatch.setattr(shaping, "_changed", noted)
     began = time.thread_time()
-    assert shape(data, (Shape("scale", (0.9,)),)) is None
+    assert shape(data, (PayloadShape("scale", (0.9,)),)) is None
     # Expect none to be decoded but those that are small, nor more than a moment to be spent on what it says of itself
     assert sum(decoded) <= 320 * 200
     assert time.thread_time() - began < 10.0
@@ -254,7 +256,7 @@ def test_without_pillow_pictures_stay_and_it_is_said_once(
         # When pictures come; Expect them unchanged, one line in the log, and other shapes to go on
         with caplog.at_level(logging.ERROR, "jbi_pubsub.qos"):
             assert [shape(data, HALF) for _ in range(3)] == [None] * 3
-            assert shape(b"text", (Shape("truncate", (2,)),)) == b"te"
+            assert shape(b"text", (PayloadShape("truncate", (2,)),)) == b"te"
         assert len(caplog.records) == 1
         assert "jbi-pubsub[qos]" in caplog.text
     finally:
@@ -264,7 +266,7 @@ def test_without_pillow_pictures_stay_and_it_is_said_once(
 def test_every_shape_of_the_table_is_one_that_can_be_done() -> None:
     for name, rule in SHAPES.items():
         arguments = tuple(least for _, least, _ in rule.arguments)
-        asked = (Shape(name, arguments),)
+        asked = (PayloadShape(name, arguments),)
         data = picture(quality=95) if rule.picture else b"a long text " * 10
         assert shape(data, asked) is not None, name
 
@@ -279,7 +281,7 @@ def test_each_shape_of_an_object_is_made_once() -> None:
         pack(Head(f"{n:044x}", "registration-1", n, 1.0, "t", "1.0", b"<m/>", len(data)), data).head for n in (1, 2)
     ]
     shaper = Shaper()
-    small = (Shape("scale", (0.1,)),)
+    small = (PayloadShape("scale", (0.1,)),)
     # When it is wanted so and so, again and again; Expect the very same bytes for each
     made = [[shaper.shape(head, None, data, shapes) for shapes in (HALF, small, HALF, small)] for head in heads]
     for one in made:
@@ -387,7 +389,7 @@ def test_objects_that_are_too_large_are_dropped_and_told_or_shaped(
     registration = figures.register(publisher)
     assert subscriber.wait_matched(uid) == 1
     most = len(figures.figure_1) + 100
-    shapes = (Shape("truncate", (50,)),) if oversize == "shape" else ()
+    shapes = (PayloadShape("truncate", (50,)),) if oversize == "shape" else ()
     stand_under(server.delegate, uid, max_size=most, oversize=oversize, shapes=shapes)
 
     # When a large one comes between two small ones
@@ -415,7 +417,7 @@ def test_the_switch_of_the_space_turns_all_shapes_off_and_leaves_the_sizes(manag
     shaper = server.delegate.pipeline.distribution.shaper
     shaper.is_on = False
     [subscription] = stand_under(
-        server.delegate, uid, shapes=(Shape("truncate", (3,)),), max_size=len(figures.figure_1) + 10
+        server.delegate, uid, shapes=(PayloadShape("truncate", (3,)),), max_size=len(figures.figure_1) + 10
     )
     # When objects come; Expect them whole, or lost for their size, and nothing shaped
     for data in (b"abcdef", b"x" * 11):
@@ -437,7 +439,10 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
 
     def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
         stand_under(
-            server.delegate, subscription.uid, shapes=(Shape("truncate", (3,)),), max_size=len(figures.figure_1) + 3
+            server.delegate,
+            subscription.uid,
+            shapes=(PayloadShape("truncate", (3,)),),
+            max_size=len(figures.figure_1) + 3,
         )
         welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
@@ -578,7 +583,7 @@ def test_a_signed_object_that_is_shaped_is_taken_by_who_has_asked_for_shapes(
         uids = [subscriber.register_subscriber(type_name=TYPE, payload_filter=f, qos=wish) for f in (None, "//x")]
         assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
         for uid in uids:
-            stand_under(server.delegate, uid, shapes=(Shape("truncate", (3,)),))
+            stand_under(server.delegate, uid, shapes=(PayloadShape("truncate", (3,)),))
         # When an object comes that is shaped, and one that is not
         for data in (b"abcdef", b"abc"):
             publisher.publish(registration, figures.figure_1, data)

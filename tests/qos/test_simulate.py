@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.quality import Shape
+from jbi_pubsub.core.quality import PayloadShape
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.qos.simulate import (
     Change,
@@ -194,7 +194,7 @@ def test_a_measured_link_is_used_and_found_out() -> None:
 )
 def test_what_shapes_leave_is_estimated(shape: str, picture: bool, left: int) -> None:
     name, *arguments = shape.split()
-    assert estimated(1000, [Shape(name, tuple(map(float, arguments)))], picture=picture) == left
+    assert estimated(1000, [PayloadShape(name, tuple(map(float, arguments)))], picture=picture) == left
 
 
 @pytest.mark.slow

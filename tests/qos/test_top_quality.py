@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.cli.app import jbi
-from jbi_pubsub.cli.pages import PAGES, Seen
+from jbi_pubsub.cli.pages import PAGES, PageFacts
 from jbi_pubsub.cli.series import _number, show_series
 from jbi_pubsub.cli.show import View, places
 from jbi_pubsub.cli.top import Look, lines_of, page_of
@@ -69,8 +69,8 @@ def server(told: dict[str, Any] | None) -> Server:
     return Server("alpha", "delegate", REF, known, {}, "", {}, listed=True)
 
 
-def seen(*servers: Server) -> Seen:
-    return Seen(Snapshot(number=3, at=10.0, servers=servers, problem=""), lambda *_: [])
+def seen(*servers: Server) -> PageFacts:
+    return PageFacts(Snapshot(number=3, at=10.0, servers=servers, problem=""), lambda *_: [])
 
 
 def rows(page: str, number: int, told: dict[str, Any] | None) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.deliveries import END, ITEM
-from jbi_pubsub.protocol.replies import Granted, Opened, Subscribed
+from jbi_pubsub.protocol.replies import Grant, OpenReply, SubscribeReply
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.remote import REMOTE_SUBSCRIPTION, RemoteEvent, RemoteState
@@ -77,7 +77,7 @@ class _Delegate:
         self.stands = {uid: (right, at) for uid, (right, at) in self.stands.items() if right != self.session}
         self.session = ""
 
-    def open(self, *_given: Any) -> Opened:
+    def open(self, *_given: Any) -> OpenReply:
         match self._next():
             case "silent":
                 raise WireTimeoutError("no answer")
@@ -86,9 +86,9 @@ class _Delegate:
         self.forget()
         self.opened += 1
         self.session = f"session-{self.opened}"
-        return Opened(self.session, Lease(f"lease-of-{self.session}", 30.0), server="delegate")
+        return OpenReply(self.session, Lease(f"lease-of-{self.session}", 30.0), server="delegate")
 
-    def subscribe(self, session_id: str, requests: Any, *_given: Any) -> tuple[Subscribed, ...]:
+    def subscribe(self, session_id: str, requests: Any, *_given: Any) -> tuple[SubscribeReply, ...]:
         how = self._next()
         if how == "deaf":
             raise WireTimeoutError("not heard")
@@ -103,16 +103,16 @@ class _Delegate:
             raise WireTimeoutError("no answer")
         return answers
 
-    def _answer(self, session_id: str, request: SubscriptionRequest, how: str) -> Subscribed:
+    def _answer(self, session_id: str, request: SubscriptionRequest, how: str) -> SubscribeReply:
         if how == "no" or (request.direct and session_id != (self.session or None)):
-            return Subscribed(error=report(ConfigurationError("no")))
+            return SubscribeReply(error=report(ConfigurationError("no")))
         right, number = self.stands.get(request.uid, ("", 0))
         if not number:
             self.number = number = self.number + 1
             right = self.session if request.direct else f"lease-{number}"
             self.stands[request.uid] = right, number
         lease = None if request.direct else Lease(right, 30.0)
-        return Subscribed(granted=Granted(number, lease))
+        return SubscribeReply(granted=Grant(number, lease))
 
     def unsubscribe(self, right: str, uid: str) -> None:
         if self._next() == "silent":

@@ -35,7 +35,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, OBJECT
 from jbi_pubsub.protocol.entries import PAD_TYPE
-from jbi_pubsub.protocol.replies import Granted, Opened, QueryOpened, Subscribed
+from jbi_pubsub.protocol.replies import Grant, OpenReply, QueryOpened, SubscribeReply
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 from jbi_pubsub.protocol.services import SubscriptionsProxy
 from jbi_pubsub.subscriber.coverage import ArchivePlace
@@ -429,15 +429,15 @@ class _Delegate:
         self.meanwhile: dict[str, Callable[[], None]] = {}
         self.opened_at = 0.0
 
-    def open(self, *_given: Any) -> Opened:
+    def open(self, *_given: Any) -> OpenReply:
         self.opened += 1
         self._happens("open")
-        return Opened(f"session-{self.opened}", Lease(f"lease-{self.opened}", 30.0), server="delegate-1")
+        return OpenReply(f"session-{self.opened}", Lease(f"lease-{self.opened}", 30.0), server="delegate-1")
 
     def subscribe(self, session_id: str, requests: Any, *_given: Any) -> Any:
         self.subscribed.append(session_id)
         self._happens("subscribe")
-        return tuple(Subscribed(granted=Granted(len(self.subscribed))) for _ in requests)
+        return tuple(SubscribeReply(granted=Grant(len(self.subscribed))) for _ in requests)
 
     def open_query(self, session_id: str, *_given: Any) -> QueryOpened:
         self.subscribed.append(session_id)

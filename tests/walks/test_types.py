@@ -13,7 +13,7 @@ import pytest
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import PolicySection, TypesSection
-from jbi_pubsub.core.descriptors import Change, Key
+from jbi_pubsub.core.descriptors import Key, TypeChange
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ArgumentError,
@@ -301,7 +301,7 @@ def test_all_of_the_repository_over_the_network(pad: Pad, figures: Any) -> None:
     # and no time that no calendar has
     for when in (float("nan"), float("inf"), -1.0):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.msgpack.decode(msgspec.msgpack.encode(Change(when, "a", "b")), type=Change)
+            msgspec.msgpack.decode(msgspec.msgpack.encode(TypeChange(when, "a", "b")), type=TypeChange)
     # and a delegate without one says so
     _, none = pad("bravo", folder=False)
     with pytest.raises(ConfigurationError, match="no type repository"):

@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError, WireTimeoutError
 from jbi_pubsub.core.wire import stream
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES, Line, Receiver
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES, Receiver, StreamSocket
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +23,7 @@ class Peer:
     def __init__(self) -> None:
         self.received: list[int] = []
         self.sock, self._theirs = socket.socketpair()
-        self.line = Line(self.sock)
+        self.line = StreamSocket(self.sock)
         self._sent = 0
         self._thread: threading.Thread | None = None
 
@@ -40,7 +40,7 @@ class Peer:
 
         def run() -> None:
             with suppress(WireError):
-                receiver.run(Line(self._theirs))
+                receiver.run(StreamSocket(self._theirs))
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -117,13 +117,13 @@ def test_on_an_idle_line_nothing_waits(peer: Peer, monkeypatch: pytest.MonkeyPat
     # Given a line on which everything comes after a pause
     monkeypatch.setattr(stream, "ACK_SECONDS", 0.0)
     waits: list[float] = []
-    has_more = Line.has_more
+    has_more = StreamSocket.has_more
 
-    def noted(line: Line, timeout: float) -> bool:
+    def noted(line: StreamSocket, timeout: float) -> bool:
         waits.append(timeout)
         return has_more(line, timeout)
 
-    monkeypatch.setattr(Line, "has_more", noted)
+    monkeypatch.setattr(StreamSocket, "has_more", noted)
     peer.begin(ack_after=4)
     assert peer.acknowledged(1) == [0]
     # When batches come, expect each to be acknowledged before the next one, and no wait
@@ -140,9 +140,9 @@ def test_on_a_busy_line_an_acknowledgement_waits_for_a_moment_and_no_longer(
     monkeypatch.setattr(stream, "ACK_SECONDS", 1000.0)
     waits: list[float] = []
     come = threading.Event()
-    has_more = Line.has_more
+    has_more = StreamSocket.has_more
 
-    def noted(line: Line, timeout: float) -> bool:
+    def noted(line: StreamSocket, timeout: float) -> bool:
         waits.append(timeout)
         assert come.wait(60.0)
         return has_more(line, 0.0)  # as if the time were over
@@ -150,7 +150,7 @@ def test_on_a_busy_line_an_acknowledgement_waits_for_a_moment_and_no_longer(
     peer.begin(ack_after=4)
     peer.send(10)
     assert peer.acknowledged(2) == [0, 1]
-    monkeypatch.setattr(Line, "has_more", noted)
+    monkeypatch.setattr(StreamSocket, "has_more", noted)
     # When a batch comes, and another one while its acknowledgement waits
     peer.send(10)
     eventually(lambda: waits == [1000.0])

@@ -33,7 +33,7 @@ from jbi_pubsub.core.wire.endpoint import (
     dial,
 )
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
-from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES, Hello, Line, Tokens, greet
+from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES, Hello, StreamSocket, Tokens, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer
@@ -333,14 +333,14 @@ def test_a_token_opens_one_data_connection(pad: Any) -> None:
     opened = client.call("connect", dict[str, Any], "publisher", 60.0, {})
     token = client.call("open_publications", str, opened["uid"])
     first = dial(ref, DATA, Security(), 5.0)
-    assert greet(Line(first), Hello(token)) == 0
+    assert greet(StreamSocket(first), Hello(token)) == 0
 
     # When the same token, or one that was never issued, is used
     # Expect a refusal
     for bad in (token, "", "x" * 32):
         second = dial(ref, DATA, Security(), 5.0)
         with pytest.raises(ProtocolError, match="refused"):
-            greet(Line(second), Hello(bad))
+            greet(StreamSocket(second), Hello(bad))
         second.close()
 
     # Expect that the first connection still stands

@@ -42,7 +42,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceMatches
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server.server import DisseminationServer
-from jbi_pubsub.protocol.replies import Opened, Subscribed
+from jbi_pubsub.protocol.replies import OpenReply, SubscribeReply
 
 pytestmark = pytest.mark.processes
 
@@ -215,7 +215,7 @@ def test_an_interrupted_call_leaves_no_half_read_connection(caught: Caught, monk
     def interrupted(*_rest: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(control._Connection, "async_request", interrupted)
+    monkeypatch.setattr(control._ControlConnection, "async_request", interrupted)
     # Expect that to pass, and the connection to be thrown away: what comes over it now belongs to nobody
     with pytest.raises(KeyboardInterrupt):
         caught.call(reply((True, pack("text"))))
@@ -316,7 +316,16 @@ def test_an_answer_that_no_frame_holds_is_refused_here(monkeypatch: pytest.Monke
 MANY = pytest.mark.parametrize(
     ("count", "seed"), [(10_000, 1), pytest.param(100_000, 2, marks=(pytest.mark.slow, pytest.mark.timeout(900)))]
 )
-RESULTS: Final = (str, None, float, dict[str, Any], Opened, RegistrarInfo, ServiceMatches, tuple[Subscribed, ...])
+RESULTS: Final = (
+    str,
+    None,
+    float,
+    dict[str, Any],
+    OpenReply,
+    RegistrarInfo,
+    ServiceMatches,
+    tuple[SubscribeReply, ...],
+)
 
 
 def value_of(kind: Any, chance: random.Random, depth: int = 0) -> Any:

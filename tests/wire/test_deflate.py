@@ -33,8 +33,8 @@ from jbi_pubsub.core.wire.stream import (
     LENGTH,
     WELCOME,
     Hello,
-    Line,
     Receiver,
+    StreamSocket,
     Window,
     deflated,
     greet,
@@ -57,10 +57,10 @@ def packed(body: bytes, length: int | None = None, *, end: int = zlib.Z_SYNC_FLU
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Line, Line]]:
+def pair() -> Iterator[tuple[StreamSocket, StreamSocket]]:
     """Both ends of a connection."""
     ends = socket.socketpair()
-    yield Line(ends[0]), Line(ends[1])
+    yield StreamSocket(ends[0]), StreamSocket(ends[1])
     for end in ends:
         end.close()
 
@@ -164,7 +164,7 @@ def test_a_batch_that_is_not_what_it_says_is_refused_and_takes_no_memory(data: b
     assert most < 2 * len(data) + 4 * INFLATED_MOST
 
 
-def test_a_deflated_batch_on_a_line_in_clear_is_refused(pair: tuple[Line, Line]) -> None:
+def test_a_deflated_batch_on_a_line_in_clear_is_refused(pair: tuple[StreamSocket, StreamSocket]) -> None:
     # Given a connection on which nobody has agreed to compress
     near, far = pair
     taken: list[memoryview] = []
@@ -187,7 +187,7 @@ def test_a_bomb_ends_the_publishers_connection_and_only_that(eventually: Callabl
     client = ControlClient(ref, Security())
     opened = client.call("connect", dict[str, Any], "publisher", 60.0, {})
     sock = dial(ref, DATA, Security(), 5.0)
-    line = Line(sock)
+    line = StreamSocket(sock)
     greet(line, Hello(client.call("open_publications", str, opened["uid"]), 0, (DEFLATE,)))
     assert server.status()["compressed"] == 1
 
@@ -208,7 +208,9 @@ def test_a_bomb_ends_the_publishers_connection_and_only_that(eventually: Callabl
 # -- agreeing ---------------------------------------------------------------------------------------------------
 
 
-def shake(pair: tuple[Line, Line], hello: Hello, allowance: Allowance) -> tuple[Line, Line]:
+def shake(
+    pair: tuple[StreamSocket, StreamSocket], hello: Hello, allowance: Allowance
+) -> tuple[StreamSocket, StreamSocket]:
     """Both halves of the handshake."""
     near, far = pair
     answering = threading.Thread(target=lambda: welcome(far, 7, allowance.grant(listen(far).compression)))
@@ -230,7 +232,7 @@ def shake(pair: tuple[Line, Line], hello: Hello, allowance: Allowance) -> tuple[
     ids=["not asked", "asked", "asked and declined", "asked with another", "asked for another"],
 )
 def test_a_connection_is_compressed_if_the_client_asks_and_the_server_agrees(
-    asked: tuple[str, ...], most: int, agreed: bool, pair: tuple[Line, Line]
+    asked: tuple[str, ...], most: int, agreed: bool, pair: tuple[StreamSocket, StreamSocket]
 ) -> None:
     # When a client asks for compressions, of a server that takes `most` compressed connections
     ends = shake(pair, Hello("token", compression=asked), Allowance(most))
@@ -252,7 +254,7 @@ def test_a_connection_is_compressed_if_the_client_asks_and_the_server_agrees(
         assert ends[1].compression.carried < 100
 
 
-def test_a_server_that_names_what_nobody_asked_for_is_not_believed(pair: tuple[Line, Line]) -> None:
+def test_a_server_that_names_what_nobody_asked_for_is_not_believed(pair: tuple[StreamSocket, StreamSocket]) -> None:
     # When a server answers a client that has asked for nothing that it compresses
     near, far = pair
     answering = threading.Thread(target=lambda: (listen(far), welcome(far, 0, Compression())))

@@ -19,7 +19,7 @@ from jbi_pubsub.core.wire import stream
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Endpoint, Security
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Line, Part, Receiver, Sender
+from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Part, Receiver, Sender, StreamSocket
 
 pytestmark = pytest.mark.processes
 
@@ -140,7 +140,7 @@ class Stream:
         """Connect (again)."""
         ours, theirs = socket.socketpair()
         Stream.far += [ours, theirs]
-        self.line = Line(theirs)
+        self.line = StreamSocket(theirs)
         self.ended.clear()
 
         def end() -> None:
@@ -280,8 +280,10 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
             case "window":
                 monkeypatch.setattr(sender._window, "add", Once(sender._window.add))
             case "frame":
-                send, once = Line.send_frame, Once(Line.send_frame)
-                monkeypatch.setattr(Line, "send_frame", lambda *given: (send if is_ack(given[1]) else once)(*given))
+                send, once = StreamSocket.send_frame, Once(StreamSocket.send_frame)
+                monkeypatch.setattr(
+                    StreamSocket, "send_frame", lambda *given: (send if is_ack(given[1]) else once)(*given)
+                )
             case _:
                 monkeypatch.setattr(sender, "_acked", Once(sender._acked))
         sender.start()
@@ -302,7 +304,7 @@ def is_ack(parts: Sequence[Part]) -> bool:
 def _meet(sender: Sender, receiver: Receiver, until: Callable[[], bool]) -> None:
     """Connect both until one of them ends, or `until()`."""
     ours, theirs = socket.socketpair()
-    lines = Line(ours), Line(theirs)
+    lines = StreamSocket(ours), StreamSocket(theirs)
     ends = [
         threading.Thread(target=_run, args=(sender.run, lines[0], receiver.position)),
         threading.Thread(target=_run, args=(receiver.run, lines[1])),

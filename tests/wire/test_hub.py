@@ -27,9 +27,9 @@ from jbi_pubsub.core.wire.stream import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ITEMS,
     WINDOW_BATCHES,
-    Line,
     Part,
     Receiver,
+    StreamSocket,
 )
 
 pytestmark = pytest.mark.processes
@@ -103,10 +103,10 @@ class Reader:
     def read(self, sock: socket.socket) -> None:
         """Go on with that socket."""
         self._sock = sock
-        self._thread = threading.Thread(target=self._run, args=(Line(sock),))
+        self._thread = threading.Thread(target=self._run, args=(StreamSocket(sock),))
         self._thread.start()
 
-    def _run(self, line: Line) -> None:
+    def _run(self, line: StreamSocket) -> None:
         with suppress(WireError):
             self._receiver.run(line)
 
@@ -882,7 +882,7 @@ def test_several_threads_that_send_over_lines_that_are_cut_lose_and_double_nothi
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         stream.connect(ours, receiver.position)
-        reading = threading.Thread(target=run, args=(receiver, Line(theirs)))
+        reading = threading.Thread(target=run, args=(receiver, StreamSocket(theirs)))
         reading.start()
         aim = receiver.position + chance.randrange(1, 200) if cuts < 12 else len(sizes) + 1
         while reading.is_alive() and receiver.position < aim and stream.acked < len(sizes):
@@ -900,7 +900,7 @@ def test_several_threads_that_send_over_lines_that_are_cut_lose_and_double_nothi
     assert cuts > 3
 
 
-def run(receiver: Receiver, line: Line) -> None:
+def run(receiver: Receiver, line: StreamSocket) -> None:
     """Receive until the line is cut."""
     with suppress(WireError):
         receiver.run(line)

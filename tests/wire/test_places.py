@@ -19,7 +19,7 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import control
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer, exported, leasing
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security
-from jbi_pubsub.core.wire.places import Place, peer_of
+from jbi_pubsub.core.wire.places import PortPlace, peer_of
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
@@ -295,7 +295,7 @@ def test_a_silent_connection_is_closed_and_one_with_a_lease_is_not(
 
 
 def test_patience_is_counted_from_what_the_connection_was_good_for_last() -> None:
-    place = Place()
+    place = PortPlace()
     assert 14.0 < place.patience(15.0, 60.0) <= 15.0
     with place.in_use():
         assert place.busy

@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.wire.stream import ACK, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Line, Receiver, Sender, Window
+from jbi_pubsub.core.wire.stream import ACK, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Receiver, Sender, StreamSocket, Window
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ class Pair:
         self.sender.start()
         self.received: list[bytes] = []
         self.receiver = Receiver(lambda items: self.received.extend(bytes(i) for i in items), lambda: b"")
-        self._ends: list[tuple[Line, socket.socket, threading.Thread]] = []
+        self._ends: list[tuple[StreamSocket, socket.socket, threading.Thread]] = []
         self.connect()
 
     def connect(self) -> None:
@@ -59,7 +59,7 @@ class Pair:
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
-        line, self.line = Line(ours), Line(theirs)
+        line, self.line = StreamSocket(ours), StreamSocket(theirs)
         running = threading.Thread(target=self._run, args=(line,))
         running.start()
         self._ends += [(line, ours, running), (self.line, theirs, threading.Thread())]
@@ -86,7 +86,7 @@ class Pair:
     def _acked(self, count: int, _note: memoryview) -> None:
         self.acked += count
 
-    def _run(self, line: Line) -> None:
+    def _run(self, line: StreamSocket) -> None:
         with suppress(WireError):
             self.sender.run(line, self.receiver.position)
 
@@ -217,7 +217,7 @@ def test_a_batch_leaves_in_one_call(count: int, size: int) -> None:
     ours = _counting(left)
     batch = Window().add([(b"head", bytes(size)) for _ in range(count)])
     # Expect one call
-    Line(ours).send_frame(batch.frame)
+    StreamSocket(ours).send_frame(batch.frame)
     assert ours.calls == 1
     # And nothing large to be copied
     assert size < (64 << 10) or any(len(part) == size for part in batch.frame)
@@ -228,11 +228,11 @@ def test_a_batch_leaves_in_one_call(count: int, size: int) -> None:
 def test_small_frames_are_read_together() -> None:
     # Given acknowledgements that have come together
     left, right = socket.socketpair()
-    sending, ours = Line(left), _counting(right)
+    sending, ours = StreamSocket(left), _counting(right)
     for number in range(100):
         sending.send(ACK, [number.to_bytes(8, "big")])
     # When they are read
-    line = Line(ours)
+    line = StreamSocket(ours)
     bodies = [bytes(line.receive()[1]) for _ in range(100)]
     # Expect them in order, for one call
     assert bodies == [number.to_bytes(8, "big") for number in range(100)]

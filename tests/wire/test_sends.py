@@ -12,7 +12,15 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, WINDOW_BATCHES, Line, Sender
+from jbi_pubsub.core.wire.stream import (
+    FRAME,
+    ITEMS,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    WINDOW_BATCHES,
+    Sender,
+    StreamSocket,
+)
 
 
 class Sent:
@@ -85,7 +93,7 @@ def by_sender(source: Items, sock: CountingSocket) -> Callable[[], None]:
 
     def run() -> None:
         with suppress(WireError):
-            sender.run(Line(sock), 0)
+            sender.run(StreamSocket(sock), 0)
 
     running = threading.Thread(target=run)
     running.start()

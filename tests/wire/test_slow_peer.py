@@ -9,7 +9,7 @@ import time
 import pytest
 
 from jbi_pubsub.core.errors import WireTimeoutError
-from jbi_pubsub.core.wire.stream import ITEMS, Line
+from jbi_pubsub.core.wire.stream import ITEMS, StreamSocket
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -36,7 +36,7 @@ def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_i
     peer.start()
     # When a frame is sent to it that needs several timeouts in all
     began = time.monotonic()
-    Line(ours).send(ITEMS, [b"x" * 60_000], timeout=2.0)
+    StreamSocket(ours).send(ITEMS, [b"x" * 60_000], timeout=2.0)
     took = time.monotonic() - began
     ours.close()
     peer.join()
@@ -50,6 +50,6 @@ def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_i
 def test_a_peer_that_takes_nothing_is_given_up() -> None:
     ours, theirs = pair()
     with pytest.raises(WireTimeoutError):
-        Line(ours).send(ITEMS, [b"x" * 600_000], timeout=0.1)
+        StreamSocket(ours).send(ITEMS, [b"x" * 600_000], timeout=0.1)
     ours.close()
     theirs.close()

@@ -21,10 +21,10 @@ from jbi_pubsub.core.wire.stream import (
     MAX_BATCH_ITEMS,
     WINDOW_BATCHES,
     WINDOW_BYTES,
-    Line,
     Part,
     Receiver,
     Sender,
+    StreamSocket,
 )
 from tests.conftest import eventually
 
@@ -109,7 +109,7 @@ class Threaded:
 
     def run(self, sock: socket.socket, position: int) -> None:
         """Use the socket until it fails."""
-        line = Line(sock)
+        line = StreamSocket(sock)
         line.compression = Compression() if self.compressed else None
         self.sender.run(line, position)
 
@@ -170,7 +170,7 @@ Senders = Callable[[Numbers], Threaded | Hubbed]
 def meet(sender: Threaded | Hubbed, receiver: Receiver, pipe: Pipe, until: Callable[[], bool]) -> None:
     """Connect both ends as a reconnecting client and its server do, until the line is cut or `until()` is true."""
     position = receiver.position
-    receiving = Line(pipe.receiving)
+    receiving = StreamSocket(pipe.receiving)
     receiving.compression = Compression() if sender.compressed else None
     ends = [
         threading.Thread(target=run, args=(lambda: sender.run(pipe.sending, position),)),
@@ -235,7 +235,7 @@ def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Senders
     ours, theirs = socket.socketpair()
     end = threading.Thread(target=run, args=(lambda: sender.run(ours, 0),))
     end.start()
-    line = Line(theirs)
+    line = StreamSocket(theirs)
     firsts = [BATCH.unpack_from(line.receive(5.0)[1])[0] for _ in range(WINDOW_BATCHES)]
 
     # Expect as many batches as the window allows and not one more
@@ -265,7 +265,7 @@ def test_the_window_counts_bytes_as_well(senders: Senders) -> None:
     ours, theirs = socket.socketpair()
     end = threading.Thread(target=run, args=(lambda: sender.run(ours, 0),))
     end.start()
-    line = Line(theirs)
+    line = StreamSocket(theirs)
 
     # Expect three and not one more
     for _ in range(3):
@@ -308,7 +308,7 @@ def test_acknowledging_what_was_never_sent_is_refused(position: int) -> None:
 
     end = threading.Thread(target=serve)
     end.start()
-    line = Line(theirs)
+    line = StreamSocket(theirs)
     for _ in range(5):
         line.receive(5.0)
 
@@ -350,7 +350,7 @@ def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> No
 
     def serve() -> None:
         try:
-            receiver.run(Line(ours))
+            receiver.run(StreamSocket(ours))
         except WireError as exc:
             refused.append(exc)
 
@@ -358,7 +358,7 @@ def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> No
     end.start()
 
     # When a batch comes that breaks the rules
-    Line(theirs).send(ITEMS, body)
+    StreamSocket(theirs).send(ITEMS, body)
     end.join(60.0)
 
     # Expect a breach of the protocol, nothing handed on, and the position as before
@@ -374,9 +374,9 @@ def test_who_leaves_waits_until_the_last_of_it_was_read() -> None:
     taken = threading.Event()
     receiver = Receiver(lambda _: taken.set(), lambda: b"taken" if left.is_set() else b"")
     left = threading.Event()
-    reading = threading.Thread(target=run, args=(lambda: receiver.run(Line(theirs)),))
+    reading = threading.Thread(target=run, args=(lambda: receiver.run(StreamSocket(theirs)),))
     reading.start()
-    peer = Line(ours)
+    peer = StreamSocket(ours)
     peer.send(ITEMS, batch(1, 1, b"x"))
     assert taken.wait(60.0)
     # When it leaves
@@ -403,7 +403,7 @@ def test_who_leaves_waits_no_longer_than_that() -> None:
     # Given a peer that reads nothing
     ours, theirs = socket.socketpair()
     receiver = Receiver(lambda _: None, lambda: b"")
-    reading = threading.Thread(target=run, args=(lambda: receiver.run(Line(theirs)),))
+    reading = threading.Thread(target=run, args=(lambda: receiver.run(StreamSocket(theirs)),))
     reading.start()
     eventually(lambda: receiver._line is not None)
     receiver.leave(0.05)

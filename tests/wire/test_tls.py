@@ -26,7 +26,7 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import ServiceRef
-from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.trust.signature import identity_of
@@ -274,7 +274,7 @@ def refusals(served: Any, security: Security, eventually: Callable[..., Any], lo
     with log.at_level(logging.WARNING), pytest.raises(WireError) as control:
         ControlClient(served.ref, security, timeout=5.0).call("echo", str, "hello")
     with pytest.raises(WireError) as data, closing(dial(served.ref, DATA, security, 5.0)) as sock:
-        greet(Line(sock), Hello("token"))
+        greet(StreamSocket(sock), Hello("token"))
     eventually(lambda: served.endpoint.connections == 0)
     lines = [r.getMessage() for r in log.records if ": refused " in r.getMessage()]
     return str(control.value), str(data.value), lines

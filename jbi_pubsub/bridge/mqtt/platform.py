@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.bridge.plain import PlainPlatform
-from jbi_pubsub.bridge.platform import HANDED_SECONDS, Arrived, Handed, Published
+from jbi_pubsub.bridge.platform import HANDED_SECONDS, BridgedRegistration, HandOver, ObjectReceiver
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, ProtocolError
 from jbi_pubsub.core.guard import guarded
@@ -58,12 +58,12 @@ class MqttPlatform(PlainPlatform):
         check_side(side, folder)
         super().__init__("mqtt", name, wall)
         self._side = side
-        self._arrived: Arrived | None = None
+        self._arrived: ObjectReceiver | None = None
         for topic in side.topic:
             if topic.type:
                 self._registration(TypeName(topic.type, topic.version))
         self._inbox = MqttInbox(side.max_payload)
-        self._handed = Handed[MqttArrival](self._acknowledge)
+        self._handed = HandOver[MqttArrival](self._acknowledge)
         """Messages that the other side was given, or that are no objects, until they are acknowledged, in order."""
         self._open: dict[int, MqttArrival] = {}
         """These by their packet identifiers."""
@@ -129,7 +129,7 @@ class MqttPlatform(PlainPlatform):
 
     # -- what is there --------------------------------------------------------------------------------------------
 
-    def _registration(self, type_: TypeName) -> Published | None:
+    def _registration(self, type_: TypeName) -> BridgedRegistration | None:
         """The one of a type; None: there are too many."""
         with self._lock:
             known = self._published.get(type_)
@@ -141,7 +141,7 @@ class MqttPlatform(PlainPlatform):
 
     # -- objects from there ---------------------------------------------------------------------------------------
 
-    def subscribe(self, types: Sequence[str], arrived: Arrived) -> None:  # noqa: ARG002  # of topics, not of types
+    def subscribe(self, types: Sequence[str], arrived: ObjectReceiver) -> None:  # noqa: ARG002  # of topics, not of types
         """Have objects told, from now on."""
         self._arrived = arrived
         self._may.set()
@@ -263,7 +263,7 @@ class MqttPlatform(PlainPlatform):
 
     def register(
         self,
-        published: Published,
+        published: BridgedRegistration,
         type_: TypeName,  # noqa: ARG002  # the protocol's, as what follows
         bundle: SchemaBundle,  # noqa: ARG002
         via: tuple[str, ...],  # noqa: ARG002

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
-from jbi_pubsub.core.documents.shape import DifferError, Grammar, Seen, seen
-from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, Wanted
+from jbi_pubsub.core.documents.shape import DifferError, DocumentShape, Grammar, seen
+from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, WantedParts
 from jbi_pubsub.core.xml import parse_metadata
 
 MAX_STENCILS: Final = 4
@@ -110,7 +110,7 @@ class KnownDocuments:
             stencil.fitted = 0
         self._stencils = tuple(made)
 
-    def _read_more(self, missing: Wanted) -> None:
+    def _read_more(self, missing: WantedParts) -> None:
         """Have more told of documents that are known."""
         if not self._making.acquire(blocking=False):
             return
@@ -129,7 +129,7 @@ class KnownDocuments:
             return stencil
 
 
-def _merge(made: Seen, weight: float, kinds: list[tuple[Seen, float]]) -> None:
+def _merge(made: DocumentShape, weight: float, kinds: list[tuple[DocumentShape, float]]) -> None:
     """Put the shape of a document among those there are."""
     for place, (shape, before) in enumerate(kinds[:MAX_KINDS]):
         try:

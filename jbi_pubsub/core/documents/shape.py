@@ -139,12 +139,12 @@ class DifferError(Exception):
 class Child(NamedTuple):
     """An element in another one, and how often it was seen there (where the schema does not say)."""
 
-    shape: Shape
+    shape: DocumentElement
     least: int = 1
     many: bool = False
 
 
-class Start(NamedTuple):
+class StartTag(NamedTuple):
     """A start tag as it is written: what stands before, between and behind the attributes `free`, for which texts of a
     kind may stand, and the values of the others."""
 
@@ -153,7 +153,7 @@ class Start(NamedTuple):
     fixed: Mapping[str, str]
 
 
-class Shape(msgspec.Struct, frozen=True, eq=False):
+class DocumentElement(msgspec.Struct, frozen=True, eq=False):
     """One element. A leaf has no `children`, and `texts` (if some are certain) or `fixed` (bytes and what they mean).
 
     `starts` are its start tags, by how they are written; those of empty-element tags end in "/>".
@@ -162,7 +162,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     tag: str
     name: bytes
     spaces: Mapping[str | None, str]
-    starts: dict[bytes, Start]
+    starts: dict[bytes, StartTag]
     end: bytes
     content: Particle | None
     texts: Texts | None
@@ -171,7 +171,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     comments: bool
     is_invariant: bool
 
-    def merged(self, other: Shape, *, loose: bool) -> Shape:
+    def merged(self, other: DocumentElement, *, loose: bool) -> DocumentElement:
         """The shape of documents of either kind; `loose`: start tags and texts are valid each by itself. Raises
         DifferError."""
         starts, fixed = {**self.starts, **other.starts}, {**self.fixed, **other.fixed}
@@ -197,7 +197,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
             comments=self.comments or other.comments,
         )
 
-    def _inner_and_leaf(self, other: Shape, starts: dict[bytes, Start]) -> Shape:
+    def _inner_and_leaf(self, other: DocumentElement, starts: dict[bytes, StartTag]) -> DocumentElement:
         """An element all of whose children are optional."""
         inner, leaf = (self, other) if self.children else (other, self)
         is_blank = leaf.texts is None and not any(text.strip(b" \t\r\n") for text in leaf.fixed)
@@ -206,32 +206,34 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(inner, starts=starts)
 
 
-class Seen(NamedTuple):
+class DocumentShape(NamedTuple):
     """The shape of a whole document: what stands before its document element, and that."""
 
     declaration: bytes
-    root: Shape
+    root: DocumentElement
     comments: bool
 
-    def merged(self, other: Seen) -> Seen:
+    def merged(self, other: DocumentShape) -> DocumentShape:
         """The shape of documents of either kind. Raises DifferError."""
         if self.declaration != other.declaration:
             raise DifferError
-        return Seen(self.declaration, self.root.merged(other.root, loose=False), self.comments or other.comments)
+        return DocumentShape(
+            self.declaration, self.root.merged(other.root, loose=False), self.comments or other.comments
+        )
 
 
-class _Open(NamedTuple):
+class _OpenElement(NamedTuple):
     """An element whose end tag has not come: its children with the bytes before each."""
 
     element: Element
     start: bytes
     name: bytes
     begin: int
-    children: list[Shape]
+    children: list[DocumentElement]
     comments: list[bool]
 
 
-def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
+def seen(source: bytes, root: Element, grammar: Grammar) -> DocumentShape:
     """The shape of `source`, a valid document which parses to `root`. Raises DifferError when it can't have one."""
     found = _DECLARATION.match(source)
     end = found.end() if found else 0
@@ -239,8 +241,8 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
         raise DifferError
     elements = root.iter("*")
     path: list[str] = []
-    opened: list[_Open] = []
-    whole: list[Shape] = []
+    opened: list[_OpenElement] = []
+    whole: list[DocumentElement] = []
     comments = False
     pieces = 0
     for token in _TOKEN.finditer(source, end):
@@ -264,7 +266,7 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
             if element is None or not _agrees(element, token[2]) or len(path) >= MAX_DEPTH:
                 raise DifferError
             path.append(str(element.tag))
-            at = _Open(element, token[0], token[2], token.end(), [], [])
+            at = _OpenElement(element, token[0], token[2], token.end(), [], [])
             end = token.end()
             if not token[3]:
                 opened.append(at)
@@ -276,10 +278,10 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
     comments = _between(source[end:], [], comments)
     if len(whole) != 1 or opened or next(elements, None) is not None:
         raise DifferError
-    return Seen(found[0] if found else b"", whole[0], comments)
+    return DocumentShape(found[0] if found else b"", whole[0], comments)
 
 
-def _between(gap: bytes, opened: Sequence[_Open], before: bool) -> bool:
+def _between(gap: bytes, opened: Sequence[_OpenElement], before: bool) -> bool:
     """Note whether there is a comment between two tags; whether there was one outside of the document element."""
     if not _BETWEEN.fullmatch(gap):
         raise DifferError
@@ -300,7 +302,7 @@ def _agrees(element: Element, name: bytes) -> bool:
     return name.rpartition(b":")[2] == local.encode() and is_plain
 
 
-def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], grammar: Grammar) -> Shape:
+def _shape(at: _OpenElement, text: bytes | None, end: bytes, path: Sequence[str], grammar: Grammar) -> DocumentElement:
     """Shape of one element; `text`: of a leaf with an end tag."""
     element = at.element
     shapes = at.children
@@ -319,7 +321,7 @@ def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], gramm
             children = _gathered(shapes, content)
         except DifferError:
             content = EXACT
-    return Shape(
+    return DocumentElement(
         tag=str(element.tag),
         name=at.name,
         spaces=dict(element.nsmap),
@@ -334,7 +336,7 @@ def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], gramm
     )
 
 
-def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Start]:
+def _starts(at: _OpenElement, path: Sequence[str], grammar: Grammar) -> dict[bytes, StartTag]:
     """The start tag of one element."""
     fixed = {str(name): str(value) for name, value in at.element.attrib.items()}
     free: list[tuple[str, Texts]] = []
@@ -355,7 +357,7 @@ def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Sta
             written.append(at.start[end : found.start(group)])
             end = found.end(group)
     written.append(at.start[end:])
-    return {b"\0".join(written): Start(tuple(written), tuple(free), fixed)}
+    return {b"\0".join(written): StartTag(tuple(written), tuple(free), fixed)}
 
 
 def _plain(value: bytes) -> str | None:
@@ -392,7 +394,7 @@ def _holds(element: Element, text: bytes) -> bool:
     return b"&" in text or b"\r" in text or not text.isascii() or (element.text or "") == text.decode()
 
 
-def _gathered(shapes: Sequence[Shape], content: Particle) -> tuple[Child, ...]:
+def _gathered(shapes: Sequence[DocumentElement], content: Particle) -> tuple[Child, ...]:
     """The children of one element, those of one name together. Raises DifferError."""
     declared = content.names
     found: dict[str, Child] = {}

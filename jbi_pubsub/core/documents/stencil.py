@@ -23,7 +23,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape, Start
+from jbi_pubsub.core.documents.shape import (
+    ANY_TEXT,
+    COMMENT,
+    EXACT,
+    SPACE,
+    Child,
+    DocumentElement,
+    DocumentShape,
+    Particle,
+    StartTag,
+)
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
@@ -45,21 +55,21 @@ _numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedParts:
     """Parts to be read of documents: the paths of leaves whose text is asked for, and of elements of which it is asked
     whether they are there, or what their attributes are."""
 
     texts: frozenset[Path] = frozenset()
     tags: frozenset[Path] = frozenset()
 
-    def __or__(self, other: Wanted) -> Wanted:
-        return Wanted(self.texts | other.texts, self.tags | other.tags)
+    def __or__(self, other: WantedParts) -> WantedParts:
+        return WantedParts(self.texts | other.texts, self.tags | other.tags)
 
     def __contains__(self, other: object) -> bool:
-        return isinstance(other, Wanted) and other.texts <= self.texts and other.tags <= self.tags
+        return isinstance(other, WantedParts) and other.texts <= self.texts and other.tags <= self.tags
 
 
-NOTHING: Final = Wanted()
+NOTHING: Final = WantedParts()
 
 
 class _Place(NamedTuple):
@@ -114,7 +124,7 @@ class _Scope(NamedTuple):
 class Stencil:
     """See the module. Immutable but for its counts; several threads may use it."""
 
-    def __init__(self, shape: Seen, wanted: Wanted = NOTHING) -> None:
+    def __init__(self, shape: DocumentShape, wanted: WantedParts = NOTHING) -> None:
         """Compiles it, for documents of which `wanted` is read. Raises OverflowError if it would be too large."""
         self.shape = shape
         self.wanted = wanted
@@ -136,7 +146,7 @@ class Stencil:
         for path, is_leaf in _elements_of(shape.root, ()):
             self._leaves[path] = self._leaves.get(path, True) and is_leaf
 
-    def wanting(self, wanted: Wanted) -> Stencil:
+    def wanting(self, wanted: WantedParts) -> Stencil:
         """The same, for documents of which `wanted` is read. Raises OverflowError."""
         made = Stencil(self.shape, wanted)
         made.kind, made.fitted = self.kind, self.fitted
@@ -161,19 +171,19 @@ class Stencil:
             for path, each in _shapes_of(self.shape.root, ())
         ]
 
-    def reader(self, layout: Layout) -> _Reader | None:
+    def reader(self, layout: Layout) -> _SlotReader | None:
         """Reader of documents that fit; None: they have to be parsed for that."""
-        known: tuple[_Reader | Wanted | None] | None = layout.readers.get(self.number)
+        known: tuple[_SlotReader | WantedParts | None] | None = layout.readers.get(self.number)
         if known is None:
             known = layout.remember(self.number, (self._reader(layout),))
         reader = known[0]
-        if isinstance(reader, Wanted):
+        if isinstance(reader, WantedParts):
             self.unread += 1
             self.missing |= reader
             return None
         return reader
 
-    def _reader(self, layout: Layout) -> _Reader | Wanted | None:
+    def _reader(self, layout: Layout) -> _SlotReader | WantedParts | None:
         """Also: what has to be wanted for that."""
         texts: list[Path] = []
         tags: list[Path] = []
@@ -186,8 +196,8 @@ class Stencil:
                 texts.append(path)
             if attributes or PRESENT in readings:
                 tags.append(path)
-        needed = Wanted(frozenset(texts), frozenset(tags))
-        return _Reader.of(self._scope, layout) if needed in self.wanted else needed
+        needed = WantedParts(frozenset(texts), frozenset(tags))
+        return _SlotReader.of(self._scope, layout) if needed in self.wanted else needed
 
 
 class Traced:
@@ -234,7 +244,7 @@ class Traced:
         return values, many
 
 
-class _Reader:
+class _SlotReader:
     """Reader of what one expression tells at the slots of one layout."""
 
     __slots__ = ("_runs", "_tags", "_texts", "slots")
@@ -246,7 +256,7 @@ class _Reader:
         self.slots = slots
 
     @classmethod
-    def of(cls, scope: _Scope, layout: Layout) -> _Reader | None:
+    def of(cls, scope: _Scope, layout: Layout) -> _SlotReader | None:
         """For a layout all of whose places are among the scope's; None where the values of one slot would not come in
         the order of the document: some of them are in what comes again and again, or are always the same."""
         texts: list[tuple[int, int, bool, Mapping[bytes, str]]] = []
@@ -270,7 +280,7 @@ class _Reader:
                     tags.append((place.group, slot, ""))
                 elif name == place.attribute:
                     texts.append((place.group, slot, reading == NUMBER, place.known))
-        runs: list[tuple[int, Callable[..., Iterable[re.Match[bytes]]], _Reader]] = []
+        runs: list[tuple[int, Callable[..., Iterable[re.Match[bytes]]], _SlotReader]] = []
         for group, each in scope.runs:
             reader = cls.of(each, layout)
             if reader is None:
@@ -309,7 +319,7 @@ _Body = Callable[["_Writer", bool], bytes]
 class _Writer:
     """Writes one expression, with its groups in the order of the document."""
 
-    def __init__(self, wanted: Wanted, room: list[int] | None = None) -> None:
+    def __init__(self, wanted: WantedParts, room: list[int] | None = None) -> None:
         """`room`: how many bytes it and those inside may still take."""
         self._wanted = wanted
         self._room = [MAX_EXPRESSION_BYTES] if room is None else room
@@ -328,7 +338,7 @@ class _Writer:
         bounded = tuple(run for run in self._runs if run.each.bounds or run.each.bounded)
         return _Scope(expression, tuple(self._places), tuple(self._bounds), tuple(self._runs), bounded)
 
-    def element(self, shape: Shape, above: Path, *, is_certain: bool) -> bytes:
+    def element(self, shape: DocumentElement, above: Path, *, is_certain: bool) -> bytes:
         """One element; `is_certain`: it is always there."""
         path = (*above, shape.tag)
         is_constant = is_certain and len(shape.starts) == 1 and not any(start.free for start in shape.starts.values())
@@ -344,7 +354,7 @@ class _Writer:
             forms.append(_one_of([self._start(start, path, tells=tells, is_text=is_text) for start in empty]))
         return _one_of(forms)
 
-    def _start(self, start: Start, path: Path, *, tells: bool, is_text: bool) -> bytes:
+    def _start(self, start: StartTag, path: Path, *, tells: bool, is_text: bool) -> bytes:
         """A start tag; `is_text`: it stands for an empty text as well."""
         is_wanted = path in self._wanted.tags
         is_told = tells or is_wanted or is_text
@@ -368,7 +378,7 @@ class _Writer:
             written += (value, re.escape(behind))
         return _GROUP + b"".join(written) + b")" if is_told else b"".join(written)
 
-    def _content(self, shape: Shape, path: Path) -> bytes:
+    def _content(self, shape: DocumentElement, path: Path) -> bytes:
         """Expression for what stands between the tags of an element."""
         if not shape.children:
             return self._text(shape, path)
@@ -378,10 +388,10 @@ class _Writer:
             return gap + b"".join(inside)
         assert shape.content is not None
         children = {child.shape.tag: child for child in shape.children}
-        model = _Model(children, shape.content.names, path, gap)
+        model = _ContentGroups(children, shape.content.names, path, gap)
         return gap + model.body(shape.content)(self, True)
 
-    def _text(self, shape: Shape, path: Path) -> bytes:
+    def _text(self, shape: DocumentElement, path: Path) -> bytes:
         texts = shape.texts
         written = [re.escape(text) + b"(?=<)" for text in shape.fixed]
         if texts is not None:
@@ -424,7 +434,7 @@ class _Writer:
         return plain
 
 
-class _Model(NamedTuple):
+class _ContentGroups(NamedTuple):
     """A content model, with the children that were seen; the others can't come."""
 
     children: dict[str, Child]
@@ -503,15 +513,15 @@ def _one_of(forms: Sequence[bytes]) -> bytes:
     return forms[0] if len(forms) == 1 else b"(?>" + b"|".join(forms) + b")"
 
 
-def _elements_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
+def _elements_of(shape: DocumentElement, above: Path) -> Iterable[tuple[Path, bool]]:
     return ((path, not each.children) for path, each in _shapes_of(shape, above))
 
 
-def _attributes(start: Start) -> Iterable[str]:
+def _attributes(start: StartTag) -> Iterable[str]:
     return itertools.chain(start.fixed, (name for name, _ in start.free))
 
 
-def _shapes_of(shape: Shape, above: Path) -> Iterable[tuple[Path, Shape]]:
+def _shapes_of(shape: DocumentElement, above: Path) -> Iterable[tuple[Path, DocumentElement]]:
     path = (*above, shape.tag)
     yield path, shape
     for child in shape.children:

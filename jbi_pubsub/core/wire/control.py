@@ -124,7 +124,7 @@ class ControlServer:
 
     def serve(self, sock: socket.socket, caller: Caller) -> None:
         """Answer calls until the peer leaves, is idle without a lease, or the socket is shut."""
-        connection = _Connection(_Root(self, caller), _Channel(_Stream(sock), compress=False), _CONFIG)
+        connection = _ControlConnection(_Root(self, caller), _Channel(_Stream(sock), compress=False), _CONFIG)
         try:
             while not connection.closed and (left := caller.place.patience(FIRST_SECONDS, IDLE_SECONDS)) > 0:
                 connection.serve(timeout=left)
@@ -174,7 +174,7 @@ class ControlClient:
         self._security = security
         self._timeout = timeout
         self._lock = threading.Lock()  # covers _connection; held for a whole call, whose length the timeout bounds
-        self._connection: _Connection | None = None
+        self._connection: _ControlConnection | None = None
         self._closed = False
 
     def call(self, method: str, result: type[T] | Any, *arguments: object, timeout: float | None = None) -> T:
@@ -226,7 +226,7 @@ class ControlClient:
             self._lock.release()
 
     def _answer(
-        self, connection: _Connection, exported: str, method: str, request: bytes, seconds: float
+        self, connection: _ControlConnection, exported: str, method: str, request: bytes, seconds: float
     ) -> tuple[bool, bytes]:
         at = ", ".join(self.ref.endpoints)
         try:
@@ -244,7 +244,7 @@ class ControlClient:
             raise ProtocolError(f"bad answer of {exported}.{method} at {at}")
         return bool(answer[0]), answer[1]
 
-    def _connected(self, seconds: float) -> _Connection:
+    def _connected(self, seconds: float) -> _ControlConnection:
         connection = self._connection
         if self._security.tls:
             self._security.tls.look()
@@ -253,14 +253,14 @@ class ControlClient:
             connection = None
         if connection is None:
             sock = dial(self.ref, CONTROL, self._security, seconds)
-            connection = _Connection(_Root(None, Caller("")), _Channel(_Stream(sock), compress=False), _CONFIG)
+            connection = _ControlConnection(_Root(None, Caller("")), _Channel(_Stream(sock), compress=False), _CONFIG)
             self._connection = connection
             login = own_login(self.ref.endpoints) or self._security.login
             if login is not None:
                 self._log_in(connection, login, seconds)
         return connection
 
-    def _log_in(self, connection: _Connection, login: Login, seconds: float) -> None:
+    def _log_in(self, connection: _ControlConnection, login: Login, seconds: float) -> None:
         """Before the first call over a connection. Raises AccessDeniedError; ConfigurationError, where others could
         read the password."""
         if not all(map(self._security.may_show_password, self.ref.endpoints)):
@@ -373,7 +373,7 @@ class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
         return bytes(self.stream.read(length + 1)[:-1])
 
 
-class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
+class _ControlConnection(Connection):  # type: ignore[misc]  # rpyc is not annotated
     """rpyc's connection with all that refers to objects taken out."""
 
     @classmethod

@@ -84,7 +84,7 @@ def read_facts(certificate: Path, ca: Path, revoked: Path | None) -> Facts:
     return Facts(own[0], tuple(authorities), tuple(lists))
 
 
-class Credentials:
+class FileCredentials:
     """See the module. Safe from several threads."""
 
     def __init__(self, certificate: Path, key: Path, ca: Path, revoked: Path | None) -> None:

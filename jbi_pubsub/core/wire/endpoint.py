@@ -39,7 +39,7 @@ from jbi_pubsub.core.status import TlsStatus
 
 from . import transport
 from .credentials import LOOK_SECONDS, Facts
-from .places import Place, has_more, peer_of, room, share_of
+from .places import PortPlace, has_more, peer_of, room, share_of
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls
 
@@ -97,7 +97,7 @@ class Caller:
 
     address: str
     identity: str = ""
-    place: Place = field(default_factory=Place, compare=False, repr=False)
+    place: PortPlace = field(default_factory=PortPlace, compare=False, repr=False)
     user: str = ""
     claimed: bool = False
     client: str = ""
@@ -359,7 +359,7 @@ class Endpoint:
         shown = advertise or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
         self._most = max_connections
-        self._open: dict[socket.socket, Place] = {}
+        self._open: dict[socket.socket, PortPlace] = {}
         self._handed_over: set[socket.socket] = set()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those that serve, and those that have left `_open` and are about to end."""
@@ -367,7 +367,7 @@ class Endpoint:
         self._stopping = False
         self.refused = 0
         """Connections that got no place, or lost it to another."""
-        self._told = _Told()
+        self._told = _RefusalLog()
         self._thread = threading.Thread(target=self._accept_all, name=f"{name}-accept", daemon=True)
 
     def start(self) -> None:
@@ -449,7 +449,7 @@ class Endpoint:
             time.sleep(ACCEPT_SECONDS)
 
     def _admit(self, sock: socket.socket, host: str, address: str) -> None:
-        place = Place(peer_of(host))
+        place = PortPlace(peer_of(host))
         thread = threading.Thread(
             target=self._serve, args=(sock, address, place), name=f"{self.name}-{address}", daemon=True
         )
@@ -482,7 +482,7 @@ class Endpoint:
             _shut(victim)
         return going is not None
 
-    def _serve(self, raw: socket.socket, address: str, place: Place) -> None:
+    def _serve(self, raw: socket.socket, address: str, place: PortPlace) -> None:
         with guarded("connection"):
             sock = raw
             try:
@@ -532,7 +532,7 @@ class Endpoint:
             _take_leave(sock, ALERT if is_no_tls(exc) else b"")
             raise
 
-    def _identify(self, identity: str, place: Place) -> str:
+    def _identify(self, identity: str, place: PortPlace) -> str:
         """The peer is who its certificate says, and has its share as that. Raises WireError."""
         with self._lock:
             place.peer = identity or place.peer
@@ -560,7 +560,7 @@ class Endpoint:
         return secured
 
 
-class _Told:
+class _RefusalLog:
     """Which refusals were logged in this minute."""
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSED: Final = "the hub has stopped"
 
 
-class Allowance(NamedTuple):
+class PacedAllowance(NamedTuple):
     """Allowance of a paced stream at its turn: items, bytes (one item may exceed them), and of which levels (a bit
     mask)."""
 
@@ -98,7 +98,7 @@ class Turns(Protocol):
         """Note that it has something to send, maybe at other levels than before. Any thread."""
         ...
 
-    def next(self, now: float) -> tuple[HubSender, Allowance] | None:
+    def next(self, now: float) -> tuple[HubSender, PacedAllowance] | None:
         """Stream whose turn it is."""
         ...
 
@@ -509,7 +509,7 @@ class HubSender:
             if self._is_full(batch):
                 self.ready()  # there is more; the others come first
 
-    def _paced_turn(self, turns: Turns, allowance: Allowance) -> None:
+    def _paced_turn(self, turns: Turns, allowance: PacedAllowance) -> None:
         """The same, as Turns allow it."""
         sent = 0
         try:

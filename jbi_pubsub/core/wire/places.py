@@ -25,7 +25,7 @@ K = TypeVar("K")
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class PortPlace:
     """A connection's place at a port, and what it is good for. The connection's thread changes it, others look."""
 
     peer: str = ""
@@ -70,12 +70,12 @@ def share_of(most: int) -> int:
     return most - most // 4
 
 
-def has_more(places: Mapping[K, Place], peer: str, most: int) -> bool:
+def has_more(places: Mapping[K, PortPlace], peer: str, most: int) -> bool:
     """Whether this peer has more than its share of `most` places: it was counted as another when it came."""
     return sum(place.peer == peer for place in places.values()) > share_of(most)
 
 
-def room(places: Mapping[K, Place], peer: str, most: int) -> list[K] | None:
+def room(places: Mapping[K, PortPlace], peer: str, most: int) -> list[K] | None:
     """Places that have to go for one more of `peer` among `most`: nobody, or one; None: there is no place for it."""
     taken = Counter(place.peer for place in places.values()) if len(places) >= most // 2 else Counter[str]()
     if taken[peer] >= share_of(most):

@@ -125,7 +125,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _HELLOS: Final = msgspec.msgpack.Decoder(Hello)
 
 
-class Line:
+class StreamSocket:
     """A socket that one thread may read while another writes, with deadlines; TLS sockets are locked for it."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -339,7 +339,7 @@ def inflated(kind: int, body: memoryview, compression: Compression | None) -> me
     return compression.inflate(body)
 
 
-class Source(Protocol):
+class ItemSource(Protocol):
     """Where a sender takes items from."""
 
     def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
@@ -459,7 +459,7 @@ class Sender:
 
     def __init__(
         self,
-        source: Source,
+        source: ItemSource,
         *,
         name: str,
         acked: Callable[[int, memoryview], None],
@@ -474,7 +474,7 @@ class Sender:
         self._acked = acked
         self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
         self._changed = threading.Condition(self._lock)
-        self._line: Line | None = None
+        self._line: StreamSocket | None = None
         self._window = Window()
         self._stopping = False
         self._started = False
@@ -541,7 +541,7 @@ class Sender:
             self._held = []
             self._window.restart()
 
-    def run(self, line: Line, position: int) -> None:
+    def run(self, line: StreamSocket, position: int) -> None:
         """Use `line` until it fails: send again what the peer has not received, then read its acknowledgements.
 
         Always ends with WireError (ProtocolError when the peer breaks the rules).
@@ -568,7 +568,7 @@ class Sender:
                 if self._line is line:
                     self._line = None
 
-    def _catch_up(self, line: Line, sent: int) -> None:
+    def _catch_up(self, line: StreamSocket, sent: int) -> None:
         """Send what is kept; attach the line at the moment when nothing is left, so that order holds."""
         while True:
             with self._lock:
@@ -582,7 +582,7 @@ class Sender:
                 line.send_frame(self._aged(batch.frame, time.monotonic() - batch.made))
                 sent = batch.last
 
-    def _read_ack(self, line: Line) -> None:
+    def _read_ack(self, line: StreamSocket) -> None:
         try:
             kind, body = line.receive(limit=ACK_BYTES)
         except WireTimeoutError:
@@ -746,7 +746,7 @@ class Receiver:
         self._note = note
         self._ack_after = ack_after
         self._opened = opened
-        self._line: Line | None = None
+        self._line: StreamSocket | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
         self._reporting = threading.Lock()  # positions go out in their order
         self._has_left = False
@@ -759,7 +759,7 @@ class Receiver:
         line = self._line
         return line.compression if line is not None else None
 
-    def run(self, line: Line, greet_with: Callable[[int], None] | None = None) -> None:
+    def run(self, line: StreamSocket, greet_with: Callable[[int], None] | None = None) -> None:
         """Read batches until the line fails. Always ends with WireError.
 
         A line that is still served is ended first, and its last batch finished; only then `greet_with` is told how
@@ -786,7 +786,7 @@ class Receiver:
                 self._line = None
             self._running.release()
 
-    def _read_batches(self, line: Line) -> None:
+    def _read_batches(self, line: StreamSocket) -> None:
         self._opened()
         self.report()  # what the last line may have swallowed
         reported = 0.0
@@ -875,7 +875,7 @@ class Receiver:
         return not waits
 
 
-def _goes_on(line: Line, reported: float) -> bool:
+def _goes_on(line: StreamSocket, reported: float) -> bool:
     """Whether more comes at once; for a line that is busy, which was acknowledged moments ago, within ACK_SECONDS."""
     is_busy = time.monotonic() - reported < ACK_SECONDS
     return line.has_more(ACK_SECONDS if is_busy else 0.0)
@@ -897,7 +897,7 @@ def _split(body: memoryview, count: int) -> list[memoryview]:
     return items
 
 
-def greet(line: Line, hello: Hello) -> int:
+def greet(line: StreamSocket, hello: Hello) -> int:
     """Client side of the handshake: the server's position. From here on the line is compressed, if the server has
     agreed to that. Raises ProtocolError when refused."""
     line.send(HELLO, [msgspec.msgpack.encode(hello)], HANDSHAKE_SECONDS)
@@ -912,7 +912,7 @@ def greet(line: Line, hello: Hello) -> int:
     return int.from_bytes(body[:8], "big")
 
 
-def listen(line: Line) -> Hello:
+def listen(line: StreamSocket) -> Hello:
     """Server side, first half: the client's HELLO."""
     kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024, ahead=0)
     if kind != HELLO:
@@ -920,7 +920,7 @@ def listen(line: Line) -> Hello:
     return decoded(_HELLOS, body, "hello")
 
 
-def welcome(line: Line, position: int, compression: Compression | None = None) -> None:
+def welcome(line: StreamSocket, position: int, compression: Compression | None = None) -> None:
     """Server side, second half: accept, and say how far we have received. `compression`: what the line uses from here
     on, if the client has asked for it."""
     agreed = DEFLATE if compression is not None else ""
@@ -928,7 +928,7 @@ def welcome(line: Line, position: int, compression: Compression | None = None) -
     line.send(WELCOME, [position.to_bytes(8, "big"), agreed.encode()], HANDSHAKE_SECONDS)
 
 
-def refuse(line: Line, why: str) -> None:
+def refuse(line: StreamSocket, why: str) -> None:
     """Server side, second half: say no."""
     line.send(REFUSED, [why.encode()[:200]], HANDSHAKE_SECONDS)
 

@@ -23,7 +23,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.status import AuthorityStatus, RevocationsStatus, TlsStatus
 
 from . import x509
-from .credentials import Credentials, Facts, ends_soon
+from .credentials import Facts, FileCredentials, ends_soon
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -123,7 +123,7 @@ class TlsIdentity:
                 hint="Have another one issued, and set it in [tls]",
             )
 
-    def _credentials(self) -> Credentials:
+    def _credentials(self) -> FileCredentials:
         """One for all of this process that use the same files."""
         with _lock:
             return _known[self]
@@ -139,8 +139,8 @@ _LEFT: Final = ("until", "days")
 
 MAX_KNOWN: Final = 64
 """Identities of a process: one, but in tests."""
-_known: Final[Cache[TlsIdentity, Credentials]] = Cache(
-    MAX_KNOWN, lambda of: Credentials(of.certificate, of.key, of.ca, of.revoked)
+_known: Final[Cache[TlsIdentity, FileCredentials]] = Cache(
+    MAX_KNOWN, lambda of: FileCredentials(of.certificate, of.key, of.ca, of.revoked)
 )
 _lock: Final = threading.Lock()  # covers _known
 

@@ -1,6 +1,6 @@
 """Predicates over metadata, filters over payloads, and the index that decides many predicates at once."""
 
-from jbi_pubsub.core.xpath.examination import Condition, Found, examine
+from jbi_pubsub.core.xpath.examination import ExaminedCondition, ExaminedPath, examine
 from jbi_pubsub.core.xpath.geography import bbox
 from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
 from jbi_pubsub.core.xpath.language.cost import (
@@ -18,9 +18,9 @@ __all__ = [
     "MAX_COST_OF_REGISTRATION",
     "MAX_COST_OF_SUBSCRIBER",
     "Charge",
-    "Condition",
     "CostBudget",
-    "Found",
+    "ExaminedCondition",
+    "ExaminedPath",
     "PayloadFilter",
     "Predicate",
     "PredicateIndex",

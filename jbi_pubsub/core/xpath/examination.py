@@ -18,10 +18,10 @@ from lxml import etree
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, exact_extent
 from jbi_pubsub.core.xpath.language.grammar import (
-    Call,
     Chain,
     Expression,
     Filter,
+    FunctionCall,
     Negate,
     Parsed,
     Path,
@@ -41,7 +41,7 @@ MAX_TEXT: Final = 400
 _STRING: Final = "string(.)"
 
 
-class Found(msgspec.Struct, frozen=True):
+class ExaminedPath(msgspec.Struct, frozen=True):
     """A path in a condition: as it is evaluated, the texts of the first nodes there, and how many nodes there are."""
 
     path: str
@@ -49,7 +49,7 @@ class Found(msgspec.Struct, frozen=True):
     count: int
 
 
-class Condition(msgspec.Struct, frozen=True):
+class ExaminedCondition(msgspec.Struct, frozen=True):
     """A condition of a predicate. `level` counts the joints around it, `joint` says how it joins those that follow at a
     deeper level ("and", "or", "not", "" for a condition by itself); `holds` None: it can't be evaluated."""
 
@@ -57,15 +57,15 @@ class Condition(msgspec.Struct, frozen=True):
     level: int
     joint: str
     holds: bool | None
-    found: tuple[Found, ...] = ()
+    found: tuple[ExaminedPath, ...] = ()
 
 
-def examine(predicate: Predicate, root: Element, size: int) -> tuple[Condition, ...]:
+def examine(predicate: Predicate, root: Element, size: int) -> tuple[ExaminedCondition, ...]:
     """The conditions of a predicate, for the document with document element `root` and `size` bytes.
 
     One condition, the predicate itself, when it is of another language, or is too costly for the document.
     """
-    whole = Condition(predicate.expression, 0, "", predicate.decide(root, size))
+    whole = ExaminedCondition(predicate.expression, 0, "", predicate.decide(root, size))
     if predicate.language != XPATH or predicate.seconds(exact_extent(root, size)) > MAX_SECONDS:
         return (whole,)
     parsed = parse(predicate.expression, dict(predicate.namespaces), "predicate")
@@ -81,24 +81,24 @@ class _Examiner:
         self._namespaces = namespaces
         self._root = root
 
-    def conditions(self, part: Expression, within: str, level: int, around: str) -> Iterator[Condition]:
+    def conditions(self, part: Expression, within: str, level: int, around: str) -> Iterator[ExaminedCondition]:
         """A part and what it joins; `around` is the joint that it stands in."""
         text = self._text_of(part)
         joint, inside = _joined(part)
-        found: tuple[Found, ...] = ()
+        found: tuple[ExaminedPath, ...] = ()
         if not joint:
             bracket = self._bracket(part, within)
             if bracket is None:
                 paths = itertools.islice(dict.fromkeys(self._paths(part, within)), MAX_PATHS)
                 found = tuple(map(self._found, paths))
-                yield Condition(_cut(text), level, "", self._holds(text, within), found)
+                yield ExaminedCondition(_cut(text), level, "", self._holds(text, within), found)
                 return
             nodes, inside = bracket
             joint, around, found = "and", "", (self._found(nodes),)
         else:
             nodes = within
         if joint != around:
-            yield Condition(_cut(text), level, joint, self._holds(text, within), found)
+            yield ExaminedCondition(_cut(text), level, joint, self._holds(text, within), found)
             level += 1
         for each in inside:
             yield from self.conditions(each, nodes, level, joint)
@@ -126,7 +126,7 @@ class _Examiner:
         elif isinstance(part, Chain):
             for operand in part.operands:
                 yield from self._paths(operand, within)
-        elif isinstance(part, Call):
+        elif isinstance(part, FunctionCall):
             for argument in part.arguments:
                 yield from self._paths(argument, within)
         elif isinstance(part, Negate):
@@ -139,18 +139,18 @@ class _Examiner:
         except FOREIGN_ERRORS:
             return None
 
-    def _found(self, path: str) -> Found:
+    def _found(self, path: str) -> ExaminedPath:
         try:
             nodes = compiled_xpath(path, self._namespaces)(self._root)
         except FOREIGN_ERRORS:
-            return Found(_cut(path), (), 0)
-        return Found(_cut(path), tuple(_shown(node) for node in nodes[:MAX_VALUES]), len(nodes))
+            return ExaminedPath(_cut(path), (), 0)
+        return ExaminedPath(_cut(path), tuple(_shown(node) for node in nodes[:MAX_VALUES]), len(nodes))
 
 
 def _joined(part: Expression) -> tuple[str, tuple[Expression, ...]]:
     if isinstance(part, Chain) and part.operators[0] in ("and", "or"):
         return part.operators[0], part.operands
-    if isinstance(part, Call) and part.name == "not" and _joined(part.arguments[0])[0]:
+    if isinstance(part, FunctionCall) and part.name == "not" and _joined(part.arguments[0])[0]:
         return "not", part.arguments
     return "", ()
 

@@ -25,7 +25,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS_OF_FILTER,
     MAX_SECONDS_OF_FILTERS,
     REFERENCE,
-    Cost,
+    CostBound,
     Extent,
     exact_extent,
     rough_extent,
@@ -76,7 +76,7 @@ class PayloadFilter:
     """
 
     def __init__(
-        self, expression: str, namespaces: tuple[tuple[str, str], ...], evaluated: str, cost: Cost, literal: int
+        self, expression: str, namespaces: tuple[tuple[str, str], ...], evaluated: str, cost: CostBound, literal: int
     ) -> None:
         """`evaluated` is what lxml evaluates for it, `literal` the length of its longest literal as the cost takes
         it."""

@@ -28,12 +28,12 @@ from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Plan
+from jbi_pubsub.core.xpath.language.conditions import ConditionPlan
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
     MAX_SECONDS,
     REFERENCE,
-    Cost,
+    CostBound,
     Extent,
     Sum,
     TooCostlyError,
@@ -87,15 +87,15 @@ anything else is a fault of the program and is not hidden."""
 _tally: Final = threading.Lock()
 
 
-class Shape(msgspec.Struct, frozen=True, eq=False):
+class PredicateShape(msgspec.Struct, frozen=True, eq=False):
     """Common part of expressions that differ in their literals only.
 
     `frame` is the text around what lxml evaluates to make a boolean of it, `between` what stands there between the
     literals (expression.py; () if that is the expression as written), `cost` a bound for its time.
     """
 
-    plan: Plan
-    cost: Cost
+    plan: ConditionPlan
+    cost: CostBound
     frame: tuple[str, str] = ("boolean(", ")")
     between: tuple[str, ...] = ()
 
@@ -139,7 +139,7 @@ class Predicate:
         expression: str,
         namespaces: tuple[tuple[str, str], ...],
         language: str,
-        shape: Shape,
+        shape: PredicateShape,
         constants: tuple[str | float, ...],
         holes: list[str],
         shared: Evaluator | None = None,
@@ -256,7 +256,7 @@ def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPat
     return etree.XPath(expression, namespaces=dict(namespaces) or None, regexp=False, smart_strings=False)
 
 
-_shapes: SizedCache[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], Shape] = SizedCache(MAX_SHAPES_BYTES)
+_shapes: SizedCache[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], PredicateShape] = SizedCache(MAX_SHAPES_BYTES)
 _languages: dict[str, Compiler] = {}
 
 
@@ -356,13 +356,15 @@ SHAPE_BYTES: Final = 3 << 10
 """Size of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
 _IRREGULAR: Final = conditions.opaque_plan("a constant that is no finite number, or an empty text")
-_FOREIGN: Final = Shape(conditions.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))
+_FOREIGN: Final = PredicateShape(
+    conditions.opaque_plan("another language"), CostBound(lambda: {(0, 0, 0, 0, 0): 100_000.0})
+)
 """Nobody knows what a foreign evaluator takes: 0.1 ms is what a budget is charged for one."""
 
 
 def analysed(
     expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
-) -> tuple[Shape, list[str]]:
+) -> tuple[PredicateShape, list[str]]:
     """The shape of an XPath expression, and its literals as written; what is no XPath raises PredicateError.
 
     lxml compiles it as well: it is the reference, and refuses the little that the grammar here lets through.
@@ -381,7 +383,7 @@ LONG: Final = 512
 
 def _analysed(
     expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
-) -> tuple[Shape, list[str]]:
+) -> tuple[PredicateShape, list[str]]:
     parsed = parse(expression, namespaces, argument)
     tree = parsed.tree
     try:
@@ -402,19 +404,19 @@ def _analysed(
             terms = terms_of(tree, is_sorted=is_filter, most=MAX_COST, literal=literal)
         except TooCostlyError as exc:
             raise _costly(expression, argument, parsed, exc.seconds) from exc
-        cost = Cost(lambda: terms)
+        cost = CostBound(lambda: terms)
         seconds = cost.seconds(REFERENCE, literal)
         if seconds > MAX_COST:
             raise _costly(expression, argument, parsed, seconds)
     else:
-        cost = Cost(functools.partial(_terms_again, expression, dict(namespaces)))
+        cost = CostBound(functools.partial(_terms_again, expression, dict(namespaces)))
     if is_filter or is_boolean(tree):
         frame = ("", "")
     elif selects(tree) and not asks_position(tree):
         frame = _FIRST_IS_ENOUGH
     else:
         frame = ("boolean(", ")")
-    return Shape(plan, cost, frame, parsed.between), parsed.holes
+    return PredicateShape(plan, cost, frame, parsed.between), parsed.holes
 
 
 def _terms_again(expression: str, namespaces: Mapping[str, str]) -> Sum:

@@ -11,7 +11,19 @@ from typing import Final
 
 from jbi_pubsub.core.errors import PredicateError
 
-from .language.grammar import Call, Chain, Expression, Filter, Literal, Negate, Number, Path, Step, parse, without_top
+from .language.grammar import (
+    Chain,
+    Expression,
+    Filter,
+    FunctionCall,
+    Literal,
+    LocationStep,
+    Negate,
+    Number,
+    Path,
+    parse,
+    without_top,
+)
 
 _DOWN: Final = frozenset(["child", "attribute", "self", "descendant", "descendant-or-self"])
 _COMPARED: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
@@ -42,7 +54,7 @@ def _is_inside(part: Expression, above: str) -> bool:
         steps = _within(part, above)
         is_there = steps is not part.steps or (part.steps[:1] and part.steps[0].axis == "descendant")
         return part.start == "/" and bool(is_there) and _is_below(steps, above)
-    if isinstance(part, Call):  # of an empty text as of none, which has no part but the empty one
+    if isinstance(part, FunctionCall):  # of an empty text as of none, which has no part but the empty one
         path, text = (*part.arguments, None, None)[:2]
         return (
             part.name in ("contains", "starts-with")
@@ -64,11 +76,11 @@ def _is_inside(part: Expression, above: str) -> bool:
     )
 
 
-def _within(path: Path, above: str) -> tuple[Step, ...]:
-    return path.steps[1:] if path.steps[:1] == (Step("child", above),) else path.steps
+def _within(path: Path, above: str) -> tuple[LocationStep, ...]:
+    return path.steps[1:] if path.steps[:1] == (LocationStep("child", above),) else path.steps
 
 
-def _is_below(steps: tuple[Step, ...], above: str) -> bool:
+def _is_below(steps: tuple[LocationStep, ...], above: str) -> bool:
     """Whether the steps begin at an element that is none of those beside the child, and go down from there."""
     if not steps or steps[0].axis not in ("child", "descendant"):
         return False
@@ -77,7 +89,7 @@ def _is_below(steps: tuple[Step, ...], above: str) -> bool:
     return is_name and not test.endswith("}*") and all(map(_goes_down, steps))
 
 
-def _goes_down(step: Step) -> bool:
+def _goes_down(step: LocationStep) -> bool:
     return step.axis in _DOWN and all(map(_is_about_below, step.predicates))
 
 
@@ -87,7 +99,7 @@ def _is_about_below(part: Expression) -> bool:
         return part.start == "" and all(map(_goes_down, part.steps))
     if isinstance(part, Chain):
         return all(map(_is_about_below, part.operands))
-    if isinstance(part, Call):
+    if isinstance(part, FunctionCall):
         return part.name not in _BESIDE and all(map(_is_about_below, part.arguments))
     if isinstance(part, Negate):
         return _is_about_below(part.operand)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.bridge.file import Explained, Place, Told, check_frame, settings_of, told
+from jbi_pubsub.bridge.file import BridgeExplanation, ExplanationTable, SidePlace, check_frame, settings_of, told
 from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
@@ -24,7 +24,7 @@ from .rules import ClassRule, InteractionRule, Way
 from .translation import Course, Courses, SideModel, Translation, translation
 
 
-class HlaSide(Place, frozen=True, kw_only=True):
+class HlaSide(SidePlace, frozen=True, kw_only=True):
     """`[side.NAME]` of kind "hla"."""
 
     kind: str = "hla"
@@ -142,7 +142,7 @@ class Federations(NamedTuple):
 
     # -- what it does --------------------------------------------------------------------------------------------
 
-    def explained(self, type_name: str | None) -> Explained:
+    def explained(self, type_name: str | None) -> BridgeExplanation:
         """Sides, cells, and what goes; of one class with `type_name`. Raises ConfigurationError."""
         cells: list[tuple[str, ...]] = list(policy.explained(self.policy))
         plain: dict[str, Any] = {
@@ -151,16 +151,16 @@ class Federations(NamedTuple):
             "policy": {cell: {"value": value, "meaning": meaning} for cell, value, meaning in cells},
             "time": msgspec.to_builtins(self.file.time),
         }
-        tables = [Told("", ("problem", "solution", "meaning"), cells)]
+        tables = [ExplanationTable("", ("problem", "solution", "meaning"), cells)]
         translated = self.translation()
         plain["directions"] = []
         for side, (source, target) in enumerate((self.sides, self.sides[::-1])):
             rows = list(self._rows(translated, side, type_name))
             columns = ("here", "there", "what is done")
-            tables.append(Told(f"{source} to {target}", columns, rows))
+            tables.append(ExplanationTable(f"{source} to {target}", columns, rows))
             entries = [dict(zip(("here", "there", "done"), row, strict=True)) for row in rows]
             plain["directions"].append({"from": source, "to": target, "elements": entries})
-        return Explained(plain, tuple(tables))
+        return BridgeExplanation(plain, tuple(tables))
 
     def _rows(self, translated: Translation | None, side: int, name: str | None) -> Iterator[tuple[str, ...]]:
         """Rows of what goes in the direction from a side."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jbi_pubsub.bridge.file import Described, Platforms, Running, read
+from jbi_pubsub.bridge.file import BridgeDescription, OpenBridge, Platforms, read
 from jbi_pubsub.core.config import Config
 
 from .file import Federations, federations
 
 
-def described(path: Path, document: Mapping[str, Any]) -> Described:
+def described(path: Path, document: Mapping[str, Any]) -> BridgeDescription:
     """A bridge between federations, or between one and a platform. Raises ConfigurationError, which names file and
     key."""
     sides = document.get("side")
@@ -27,7 +27,7 @@ def described(path: Path, document: Mapping[str, Any]) -> Described:
 class BetweenFederations(Federations):
     """A bridge that can be opened."""
 
-    def opened(self, base: Config) -> Running:
+    def opened(self, base: Config) -> OpenBridge:
         """See bridge.file.Described."""
         from .process import opened  # here: who checks a file needs no RTI
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.wire.endpoint import Caller, is_gone
-from jbi_pubsub.core.wire.stream import Line, listen, refuse
+from jbi_pubsub.core.wire.stream import StreamSocket, listen, refuse
 from jbi_pubsub.hla.calls import Front
 from jbi_pubsub.hla.exceptions import RingOfBridges
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
@@ -219,6 +219,6 @@ class _Side:
 
 def _no_data(sock: socket.socket, caller: Caller) -> None:  # noqa: ARG001  # an endpoint's handler
     """A bridge has no data connections."""
-    line = Line(sock)
+    line = StreamSocket(sock)
     listen(line)
     refuse(line, "a bridge between federations takes no data")

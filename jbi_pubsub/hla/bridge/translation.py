@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from immutables import Map
 
 from jbi_pubsub.bridge import elements
-from jbi_pubsub.bridge.elements import Change, Codec, change_of, changed, codec_of
+from jbi_pubsub.bridge.elements import Codec, ElementChange, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
@@ -57,7 +57,7 @@ class Mapped(NamedTuple):
     """An attribute or parameter on its way."""
 
     target: int
-    change: Change | None = None
+    change: ElementChange | None = None
     says: str = ""
     """Description of the change, for people."""
 
@@ -326,7 +326,7 @@ class _Compiling:
             raise self._wrong(cls.name, f"{member.name}: {exc.message}", hint.removeprefix(". ")) from exc
         return Mapped(target, change, says)
 
-    def _change(self, rule: MemberRule, here: ClassMember, there: ClassMember) -> tuple[Change | None, str]:
+    def _change(self, rule: MemberRule, here: ClassMember, there: ClassMember) -> tuple[ElementChange | None, str]:
         types = (rule.type, rule.type) if isinstance(rule.type, str) else rule.type
         source = _type_of(types[0], self._here.types, here)
         target = _type_of(types[1], self._there.types, there)
@@ -348,7 +348,7 @@ def _type_of(name: str, types: Types, member: ClassMember) -> DataType | None:
     return types.get(name) or DataType(codec_of(name))
 
 
-def _says(rule: elements.ElementRule, change: Change) -> str:
+def _says(rule: elements.ElementRule, change: ElementChange) -> str:
     """Description of a change: units, encodings, what is left."""
     parts = [" to ".join(rule.unit)] if change.line is not None else []
     if change.source.form != change.target.form:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.bridge.file import Running, described
+from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.wire.endpoint import Endpoint
@@ -46,7 +46,7 @@ class Joint:
         for name, model in (("Air", air), ("Sea", sea)):
             self.server.create(name, [Module(f"{name}.xml", model)], RtiOptions(adds=True))
 
-    def bridge(self, more: str = "") -> Running:
+    def bridge(self, more: str = "") -> OpenBridge:
         """Started, and up."""
         path = self.folder / "bridge.toml"
         path.write_text((FILE if more.startswith("[") else more + FILE) + (more if more.startswith("[") else ""))
@@ -212,7 +212,7 @@ def restore(*federates: Federate, label: str = "S", ends: str = "federation_rest
         one.until(ends)
 
 
-def flying(joint: Joint, bridge: Running, eventually: Callable[..., Any]) -> tuple[Federate, Federate, int, int]:
+def flying(joint: Joint, bridge: OpenBridge, eventually: Callable[..., Any]) -> tuple[Federate, Federate, int, int]:
     """Two federates, and an aircraft that the one has and the other sees: its handles."""
     eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
     a, b = joint.join("a", "Air"), joint.join("b", "Sea")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jbi_pubsub.bridge.file import Running, described
+from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.hla.bridge.rings import HOPS_MOST, TOLD_MOST, Span, SpanEntry, entry_of, ring, spans_of, told
@@ -133,7 +133,7 @@ class Places:
         path.write_text(f'name = "{name}"\npoll = 0.1\n{sides}')
         return path
 
-    def bridge(self, name: str, one: tuple[str, str], other: tuple[str, str]) -> Running:
+    def bridge(self, name: str, one: tuple[str, str], other: tuple[str, str]) -> OpenBridge:
         """Started."""
         running = described(self.file(name, one, other)).opened(Config())
         self.stack.callback(running.close)
@@ -148,7 +148,7 @@ def places(tmp_path: Path, air: bytes) -> Iterator[Places]:
         yield made
 
 
-def is_up(bridge: Running) -> bool:
+def is_up(bridge: OpenBridge) -> bool:
     return bool(bridge.status()["state"] == "up")
 
 

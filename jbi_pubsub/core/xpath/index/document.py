@@ -25,7 +25,7 @@ from jbi_pubsub.core.xpath.language.conditions import Where, is_relative
 from jbi_pubsub.core.xpath.language.number import number
 
 from .relative import NO_STEP, UnreadableError
-from .relative import Step as Relative
+from .relative import ReadingStep as Relative
 
 PRESENT: Final = 0
 TEXT: Final = 1
@@ -68,26 +68,26 @@ _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
 _Slot = tuple[int, int]
 
 
-class _Node(msgspec.Struct, frozen=True, eq=False):
+class _ElementReadings(msgspec.Struct, frozen=True, eq=False):
     """Readings of an element: slots with their readings, slots of attributes, and children by tag."""
 
     slots: tuple[_Slot, ...] = ()
     attributes: tuple[tuple[str, _Slot], ...] = ()
-    below: dict[Any, _Node] | None = None
+    below: dict[Any, _ElementReadings] | None = None
 
-    def having(self, where: Where, slot: _Slot) -> _Node:
+    def having(self, where: Where, slot: _Slot) -> _ElementReadings:
         """This node with a slot added at `where`, relative to it; nothing is changed, only copied along the way."""
         if not where:
-            return _Node((*self.slots, slot), self.attributes, self.below)
+            return _ElementReadings((*self.slots, slot), self.attributes, self.below)
         name, rest = where[0], where[1:]
         if name[0] == "@":
-            return _Node(self.slots, (*self.attributes, (name[1:], slot)), self.below)
+            return _ElementReadings(self.slots, (*self.attributes, (name[1:], slot)), self.below)
         below = dict(self.below) if self.below else {}
         below[name] = below.get(name, _NOTHING).having(rest, slot)
-        return _Node(self.slots, self.attributes, below)
+        return _ElementReadings(self.slots, self.attributes, below)
 
 
-_NOTHING: Final = _Node()
+_NOTHING: Final = _ElementReadings()
 
 
 class Paths:
@@ -154,8 +154,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     """
 
     blank: Values
-    named: dict[Any, _Node]
-    anywhere: _Node
+    named: dict[Any, _ElementReadings]
+    anywhere: _ElementReadings
     relative: Relative = NO_STEP
     terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
     readers: dict[int, Any] = msgspec.field(default_factory=dict)
@@ -228,7 +228,7 @@ class Known(Protocol):
         ...
 
 
-def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:
+def _visit(element: Element, node: _ElementReadings, values: Values, many: Many) -> None:
     if node.slots:
         _fill(element, node.slots, values, many)
     for name, (slot, reading) in node.attributes:

@@ -91,7 +91,7 @@ class Cookbook:
         self._checks = checks
         self.families: dict[Form, Family] = {}
 
-    def recipes(self, plan: conditions.Plan, fixed: tuple[Any, ...]) -> tuple[Recipe, ...] | None:
+    def recipes(self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]) -> tuple[Recipe, ...] | None:
         """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole. `fixed`:
         the constants that the plan calls so."""
         choices = [choose(c) for c in plan.conjuncts]

@@ -22,7 +22,7 @@ import msgspec
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.xml import Element, path_of
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Condition, Operand, Plan, Term
+from jbi_pubsub.core.xpath.language.conditions import Condition, ConditionPlan, Operand, Term
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS,
     MAX_SECONDS_OF_OBJECT,
@@ -47,7 +47,7 @@ class _Crowd(dict[K, None]):
     """The owners of a row, if there are several; or none any more."""
 
 
-class _Kind(msgspec.Struct, eq=False):
+class _ShapePredicates(msgspec.Struct, eq=False):
     """The predicates of one shape: how they become rows (None: lxml evaluates them), and the rows of each distinct one
     by what it says: their numbers, or the number if there is one alone."""
 
@@ -202,7 +202,7 @@ class PredicateIndex(Generic[K]):
         self._placed: dict[K, Predicate] = {}
         self._always: dict[K, None] = {}
         self._groups: dict[K, int] = {}
-        self._kinds: dict[tuple[Plan, tuple[Any, ...]], _Kind] = {}
+        self._kinds: dict[tuple[ConditionPlan, tuple[Any, ...]], _ShapePredicates] = {}
         self._owners: list[K | _Crowd[K]] = []
         self._evaluated: dict[int, Predicate] = {}
         self._version = 0
@@ -366,13 +366,13 @@ class PredicateIndex(Generic[K]):
             ],
         }
 
-    def _kind_of(self, predicate: Predicate) -> _Kind:
+    def _kind_of(self, predicate: Predicate) -> _ShapePredicates:
         """The kind of the predicate; new families and paths are published before any row is added to them."""
         key = _kind_key(predicate)
         kind = self._kinds.get(key)
         if kind is None:
             families, paths = len(self._cookbook.families), len(self._paths)
-            kind = self._kinds[key] = _Kind(self._cookbook.recipes(*key), {})
+            kind = self._kinds[key] = _ShapePredicates(self._cookbook.recipes(*key), {})
             if (families, paths) != (len(self._cookbook.families), len(self._paths)):
                 self._publish()
         return kind
@@ -387,7 +387,7 @@ class PredicateIndex(Generic[K]):
         plain = msgspec.structs.replace(layout, relative=NO_STEP)
         self._state = _State(layout, plain, tuple(simple), tuple(several))
 
-    def _place(self, key: K, predicate: Predicate, kind: _Kind) -> int | tuple[int, ...]:
+    def _place(self, key: K, predicate: Predicate, kind: _ShapePredicates) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
         the numbers of its rows."""
         rows = _rows_of(predicate, kind)
@@ -402,7 +402,7 @@ class PredicateIndex(Generic[K]):
             row.family.add(row.key, row.bounds, numbers[-1])
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
-    def _displace(self, numbers: tuple[int, ...], predicate: Predicate, kind: _Kind) -> None:
+    def _displace(self, numbers: tuple[int, ...], predicate: Predicate, kind: _ShapePredicates) -> None:
         """Take out what `_place` has put in."""
         for number, row in zip(numbers, _rows_of(predicate, kind) or (None,), strict=False):
             if row is None:
@@ -542,7 +542,7 @@ class PredicateIndex(Generic[K]):
         tally[3] += visit.errors
 
 
-def _kind_key(predicate: Predicate) -> tuple[Plan, tuple[Any, ...]]:
+def _kind_key(predicate: Predicate) -> tuple[ConditionPlan, tuple[Any, ...]]:
     """Key that has to be equal for predicates to read the same of a document."""
     plan, constants = predicate.plan, predicate.constants
     return plan, tuple([constants[number] for number in plan.fixed]) if plan.fixed else ()
@@ -552,7 +552,7 @@ def _numbers(rows: int | tuple[int, ...]) -> tuple[int, ...]:
     return (rows,) if isinstance(rows, int) else rows
 
 
-def _rows_of(predicate: Predicate, kind: _Kind) -> list[Row] | None:
+def _rows_of(predicate: Predicate, kind: _ShapePredicates) -> list[Row] | None:
     """The rows that stand for a predicate, the same each time; None: lxml evaluates it."""
     if kind.recipes is None:
         return None

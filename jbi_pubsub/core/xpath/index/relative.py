@@ -32,16 +32,16 @@ class UnreadableError(Exception):
     """Reading a document at relative paths costs too much; never leaves the index."""
 
 
-class Step(msgspec.Struct, frozen=True, eq=False):
+class ReadingStep(msgspec.Struct, frozen=True, eq=False):
     """Readings of a set of elements: slots, slots of attributes, and further steps by how they are written: to children
     (`below`) and to any depth."""
 
     slots: tuple[Slot, ...] = ()
     attributes: tuple[tuple[str, Slot], ...] = ()
-    below: tuple[tuple[str, Step], ...] = ()
-    deep: tuple[tuple[str, Step], ...] = ()
+    below: tuple[tuple[str, ReadingStep], ...] = ()
+    deep: tuple[tuple[str, ReadingStep], ...] = ()
 
-    def having(self, where: Where, slot: Slot) -> Step:
+    def having(self, where: Where, slot: Slot) -> ReadingStep:
         """This step with a slot added at `where`; nothing is changed, only copied along the way."""
         if not where:
             return msgspec.structs.replace(self, slots=(*self.slots, slot))
@@ -95,7 +95,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
                 step._read(context, found)
 
 
-NO_STEP: Final = Step()
+NO_STEP: Final = ReadingStep()
 
 
 def _children(context: list[Element], names: set[str]) -> dict[str, list[Element]]:

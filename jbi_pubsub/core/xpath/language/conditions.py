@@ -34,15 +34,15 @@ import msgspec
 from .grammar import (
     BOOLEAN_FUNCTIONS,
     CONSTANTS,
-    Call,
     Chain,
     Expression,
     Filter,
+    FunctionCall,
     Literal,
+    LocationStep,
     Negate,
     Number,
     Path,
-    Step,
     selects,
 )
 from .number import number
@@ -195,7 +195,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     hole: int
     kind: str
-    bound: _Bound | None = None
+    bound: _NumberBound | None = None
 
     def number(self, token: str) -> float:
         """The literal, written as `token`, as a number, without what `bound` makes of it."""
@@ -203,7 +203,7 @@ class Parameter(msgspec.Struct, frozen=True):
         return -value if self.kind == "minus" else value
 
 
-class _Bound(msgspec.Struct, frozen=True):
+class _NumberBound(msgspec.Struct, frozen=True):
     """The last number x for which x, after all `moves`, compares as `test` with the constant: the greatest if it is an
     upper bound, else the least.
 
@@ -255,7 +255,7 @@ def _at(place: int) -> float:
     return value if place >= 0 else -value
 
 
-class Plan(msgspec.Struct, frozen=True, eq=False):
+class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
     """The conjuncts of an expression and the parameters that its conditions refer to. Compared by identity."""
 
     conjuncts: tuple[Conjunct, ...]
@@ -297,12 +297,12 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         return tuple(values)
 
 
-def opaque_plan(reason: str) -> Plan:
+def opaque_plan(reason: str) -> ConditionPlan:
     """The plan of an expression of which nothing is understood."""
-    return Plan((_opaque(reason),), (), is_opaque=True)
+    return ConditionPlan((_opaque(reason),), (), is_opaque=True)
 
 
-def analyse(expression: Expression) -> Plan:
+def analyse(expression: Expression) -> ConditionPlan:
     """The plan of `expression`, evaluated with the document element as context node."""
     analysis = _Analysis()
     conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
@@ -311,7 +311,7 @@ def analyse(expression: Expression) -> Plan:
     each = [c for conjunct in conjuncts for c in conjunct]
     relative = any(c.test != OPAQUE and any(map(is_relative, _named_by(c.where))) for c in each)
     is_opaque = relative or any(c.test == OPAQUE or isinstance(c.where, Term) for c in each)
-    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), relative, is_opaque)
+    return ConditionPlan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), relative, is_opaque)
 
 
 def _opaque(reason: str) -> Conjunct:
@@ -339,7 +339,7 @@ class _Analysis:
                 return self._chain(expression, negated, context)
             if isinstance(expression, Path):
                 return self._existence(expression, negated, context)
-            if isinstance(expression, Call):
+            if isinstance(expression, FunctionCall):
                 return self._call(expression, negated, context)
             raise _NotPlainError(_named(expression))
         except _NotPlainError as reason:
@@ -354,7 +354,7 @@ class _Analysis:
         parts = [self.normal_form(o, negated, context) for o in chain.operands]
         return _either(parts) if (operator == "or") != negated else _both(parts)
 
-    def _call(self, call: Call, negated: bool, context: Where) -> _Disjunction:
+    def _call(self, call: FunctionCall, negated: bool, context: Where) -> _Disjunction:
         if call.name in ("not", "boolean"):
             return self.normal_form(call.arguments[0], negated != (call.name == "not"), context)
         if call.name in ("true", "false"):
@@ -378,7 +378,12 @@ class _Analysis:
         operator, (left, right) = chain.operators[0], chain.operands
         if _is_constant(left):
             operator, left, right = _MIRRORED[operator], right, left
-        if isinstance(right, Call) and right.name in ("true", "false") and operator in ("=", "!=") and selects(left):
+        if (
+            isinstance(right, FunctionCall)
+            and right.name in ("true", "false")
+            and operator in ("=", "!=")
+            and selects(left)
+        ):
             wanted = (right.name == "true") == (operator == "=")
             return self.normal_form(left, negated == wanted, context)
         if not _is_constant(right):
@@ -408,7 +413,7 @@ class _Analysis:
         scopes = tuple(itertools.chain.from_iterable(_single(path) for path in read_by(operand)))
         constant = _constant(right, "number")
         if moves:
-            bound = _Bound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
+            bound = _NumberBound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
             constant = msgspec.structs.replace(constant, bound=bound)
             operator = LESS_EQUAL if bound.is_upper else GREATER_EQUAL
         number = self._numbered(constant)
@@ -430,9 +435,9 @@ class _Analysis:
             for operator, right in zip(part.operators, part.operands[1:], strict=True):
                 term = Term(operator, (term, self._operand(right, context)))
             return term
-        if isinstance(part, Call) and part.name == "number" and part.arguments:
+        if isinstance(part, FunctionCall) and part.name == "number" and part.arguments:
             return self._operand(part.arguments[0], context)
-        if isinstance(part, Call) and part.name in OF_ALL and context == ("",):
+        if isinstance(part, FunctionCall) and part.name in OF_ALL and context == ("",):
             where = self._plain(part.arguments[0], context)
             if part.name == SUM and not _is_in_order(where):
                 raise _NotPlainError("a sum of nodes within each other")
@@ -443,7 +448,11 @@ class _Analysis:
         self, operator: str, left: Expression, right: Expression, negated: bool, context: Where
     ) -> _Disjunction:
         """string(path), number(path), normalize-space(path) read the first node: the same when there is but one."""
-        if not isinstance(left, Call) or left.name not in ("string", "number", "normalize-space") or not left.arguments:
+        if (
+            not isinstance(left, FunctionCall)
+            or left.name not in ("string", "number", "normalize-space")
+            or not left.arguments
+        ):
             raise _NotPlainError(_named(left))
         where = self._plain(left.arguments[0], context)
         if operator == "!=":  # with at most one node, absent read as "" or NaN: exactly the negation of =
@@ -465,9 +474,9 @@ class _Analysis:
             return Condition(operator, where, self._parameter(constant, kind))
         return Condition("n" + operator, where, self._parameter(constant, "number"))
 
-    def _part_of_text(self, call: Call, negated: bool, context: Where) -> _Disjunction:
+    def _part_of_text(self, call: FunctionCall, negated: bool, context: Where) -> _Disjunction:
         text, part = call.arguments
-        if isinstance(text, Call) and text.name == "string" and text.arguments:
+        if isinstance(text, FunctionCall) and text.name == "string" and text.arguments:
             text = text.arguments[0]
         if not isinstance(part, Literal):
             raise _NotPlainError(f"{call.name}() with something else than a constant")
@@ -525,7 +534,7 @@ class _Analysis:
 _Guards = list[tuple[Expression, Where]]
 
 
-def _walked(where: Where, step: Step) -> Where:
+def _walked(where: Where, step: LocationStep) -> Where:
     """One step further; () is the document node."""
     if where and where[-1].startswith("@"):
         raise _NotPlainError("a step from an attribute")
@@ -545,7 +554,7 @@ def _walked(where: Where, step: Step) -> Where:
     raise _NotPlainError(f"the axis {axis}")
 
 
-def _beside(where: Where, step: Step) -> Where:
+def _beside(where: Where, step: LocationStep) -> Where:
     """Children of the parents of the nodes at `where`, and perhaps more."""
     *above, last = where or ("",)
     if step.axis != "child" or step.test[-1] in "*)" or not (above or last.startswith("//")):
@@ -553,7 +562,7 @@ def _beside(where: Where, step: Step) -> Where:
     return (*above, f"//{step.test}" if last.startswith("//") else step.test)
 
 
-_PARENT: Final = Step("parent", "node()")
+_PARENT: Final = LocationStep("parent", "node()")
 _OF_PARENT: Final = Path("", (_PARENT,))
 """Stands for the condition that it is the child of such a parent: not understood, and about the node before."""
 
@@ -563,7 +572,12 @@ def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Ex
     -1), whether that stands left, whether it turns the order, and the operand; None if it is something else."""
     if isinstance(part, Negate):
         return None if _is_constant(part) else ("multiply", None, False, True, part.operand)
-    if isinstance(part, Call) and part.name == "number" and part.arguments and _is_arithmetic(part.arguments[0]):
+    if (
+        isinstance(part, FunctionCall)
+        and part.name == "number"
+        and part.arguments
+        and _is_arithmetic(part.arguments[0])
+    ):
         return _move(part.arguments[0])
     if not isinstance(part, Chain):
         return None
@@ -583,15 +597,15 @@ def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Ex
 def _operations(part: Expression) -> int:
     if isinstance(part, Chain):
         return len(part.operators) + sum(map(_operations, part.operands))
-    if isinstance(part, Call):
+    if isinstance(part, FunctionCall):
         return sum(map(_operations, part.arguments))
     return 1 + _operations(part.operand) if isinstance(part, Negate) else 0
 
 
 def _is_arithmetic(part: Expression) -> bool:
-    if isinstance(part, Call) and part.name == "number" and part.arguments:
+    if isinstance(part, FunctionCall) and part.name == "number" and part.arguments:
         return _is_arithmetic(part.arguments[0])
-    if isinstance(part, Call):
+    if isinstance(part, FunctionCall):
         return part.name in OF_ALL
     return isinstance(part, Negate) or (isinstance(part, Chain) and part.operators[0] in _ARITHMETIC)
 
@@ -610,7 +624,9 @@ def _boolean(predicates: tuple[Expression, ...]) -> tuple[Expression, ...]:
         known = (
             isinstance(predicate, (Path, Filter, Literal))
             or (isinstance(predicate, Chain) and predicate.operators[0] not in ("+", "-", "multiply", "div", "mod"))
-            or (isinstance(predicate, Call) and predicate.name in BOOLEAN_FUNCTIONS | _STRING_FUNCTIONS | {"id"})
+            or (
+                isinstance(predicate, FunctionCall) and predicate.name in BOOLEAN_FUNCTIONS | _STRING_FUNCTIONS | {"id"}
+            )
         )
         if not known:
             raise _NotPlainError("a position")
@@ -624,7 +640,7 @@ def _context_free(expression: Expression) -> bool:
         return expression.start != "" and all(inside)
     if isinstance(expression, Chain):
         return all(_context_free(o) for o in expression.operands)
-    if isinstance(expression, Call):
+    if isinstance(expression, FunctionCall):
         if expression.name in _CONTEXT_FUNCTIONS or (
             not expression.arguments and expression.name not in ("true", "false")
         ):
@@ -690,7 +706,7 @@ def _is_constant(expression: Expression) -> bool:
 
 
 def _named(expression: Expression) -> str:
-    if isinstance(expression, Call):
+    if isinstance(expression, FunctionCall):
         return f"{expression.name}()"
     if isinstance(expression, Chain):
         return f"the operator {expression.operators[0]}"

@@ -33,7 +33,7 @@ from lxml import etree
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 
-from .grammar import CONSTANTS, SELF, Call, Chain, Expression, Filter, Negate, Path, Step, selects
+from .grammar import CONSTANTS, SELF, Chain, Expression, Filter, FunctionCall, LocationStep, Negate, Path, selects
 
 MAX_SECONDS: Final = 0.1
 """Limit of one evaluation of a predicate on the document at hand; above that it is not made."""
@@ -145,7 +145,7 @@ _ONE: Final[Term] = (0, 0, 0, 0, 0)
 Sum = dict[Term, float]
 
 
-class Cost:
+class CostBound:
     """The bound for an expression. Immutable but for what it remembers; any thread may use it."""
 
     def __init__(self, terms: Callable[[], Sum]) -> None:
@@ -188,7 +188,7 @@ def terms_of(tree: Expression, *, is_sorted: bool, most: float = math.inf, liter
     """The bound for an expression evaluated with the document element as context node. `is_sorted`: the nodes that it
     selects are wanted in document order. Raises TooCostlyError soon after it comes to more than `most` seconds of the
     reference document, with a longest literal of so many characters."""
-    model = _Model(most, literal)
+    model = _CostWalk(most, literal)
     model._add(_BEGIN, _ONE)
     model.evaluate(tree, _ONE, _ONE, is_sorted=is_sorted)
     return model.terms
@@ -212,7 +212,7 @@ def _alone(part: Expression, literal: int) -> float:
 def _parts(part: Expression) -> Iterator[Expression]:
     if isinstance(part, Chain):
         yield from part.operands
-    elif isinstance(part, Call):
+    elif isinstance(part, FunctionCall):
         yield from part.arguments
     elif isinstance(part, Negate):
         yield part.operand
@@ -258,7 +258,7 @@ _UNIQUE_AXES: Final = frozenset(["child", "attribute", "self", "namespace"])
 """From different nodes they lead to different nodes, and libxml2 knows it."""
 
 
-class _Found(NamedTuple):
+class _NodeCount(NamedTuple):
     """A set of nodes that a part selects: how many nodes in all its evaluations, how often one and the same among them
     at most, how many in one evaluation; whether that is a single node, is in document order as it stands, has no node
     above another."""
@@ -272,7 +272,7 @@ class _Found(NamedTuple):
     document: bool = False
 
 
-class _Model:
+class _CostWalk:
     """Adds up the terms of an expression, in one walk.
 
     `times` is how often a part is evaluated, `often` how often at most with one and the same context node.
@@ -304,7 +304,7 @@ class _Model:
             self._add(_CHARACTER, times, _P)
         elif isinstance(part, Negate):
             self._scalar(part.operand, times, often)
-        elif isinstance(part, Call):
+        elif isinstance(part, FunctionCall):
             self._call(part, times, often)
         elif isinstance(part, Chain):
             self._chain(part, times, often)
@@ -330,7 +330,7 @@ class _Model:
             for operand in chain.operands:
                 self._scalar(operand, times, often)
 
-    def _compared(self, part: Expression, times: Term, often: Term) -> _Found | None:
+    def _compared(self, part: Expression, times: Term, often: Term) -> _NodeCount | None:
         """An operand of a comparison: of a set every node's text is made, perhaps as a number."""
         if not selects(part):
             self._scalar(part, times, often)
@@ -356,7 +356,7 @@ class _Model:
         self._add(_COMPARE_NODE, times)
         self._texts(_less(times, _times(found.often, _D)))
 
-    def _call(self, call: Call, times: Term, often: Term) -> None:
+    def _call(self, call: FunctionCall, times: Term, often: Term) -> None:
         name, arguments = call.name, call.arguments
         if name in ("count", "boolean", "not", "local-name", "namespace-uri", "name", "sum", "id"):
             for argument in arguments:
@@ -393,13 +393,13 @@ class _Model:
             return [_times(_less(times, _times(often, _D)), _T)]
         if selects(part):
             return [_times(_less(times, _times(_selected(part, times, often).often, _D)), _T)]
-        if isinstance(part, Call) and part.name == "concat":
+        if isinstance(part, FunctionCall) and part.name == "concat":
             return [c for argument in part.arguments for c in self._characters(argument, times, often)]
-        if isinstance(part, Call) and part.name in _OF_A_TEXT:
+        if isinstance(part, FunctionCall) and part.name in _OF_A_TEXT:
             return self._characters(part.arguments[0] if part.arguments else None, times, often)
         return [_times(times, _P)]
 
-    def _select(self, part: Expression, times: Term, often: Term) -> _Found:
+    def _select(self, part: Expression, times: Term, often: Term) -> _NodeCount:
         self._add(_EVALUATE, times)
         if isinstance(part, Path):
             self._walk(part, times, often)
@@ -414,7 +414,7 @@ class _Model:
                 self._sort(found, times)  # if it stands in brackets
                 self._add(_MERGE, times, found.size, _N)
         else:
-            assert isinstance(part, Call)
+            assert isinstance(part, FunctionCall)
             self._call(part, times, often)
         return _selected(part, times, often)
 
@@ -437,7 +437,7 @@ class _Model:
         self._add(_EVALUATE, times)
         self.evaluate(predicate, times, often)
 
-    def _sort(self, found: _Found, times: Term) -> None:
+    def _sort(self, found: _NodeCount, times: Term) -> None:
         most = _less(found.total, _times(times, found.size))
         self._add(_SORT, most, _D)
         if not found.orderly:
@@ -455,10 +455,10 @@ _OF_A_TEXT: Final = frozenset(
 
 def _is_widened(text: Expression | None) -> bool:
     """Whether translate() has a part in making a text."""
-    return isinstance(text, Call) and (text.name == "translate" or any(map(_is_widened, text.arguments)))
+    return isinstance(text, FunctionCall) and (text.name == "translate" or any(map(_is_widened, text.arguments)))
 
 
-def _selected(part: Expression, times: Term, often: Term) -> _Found:
+def _selected(part: Expression, times: Term, often: Term) -> _NodeCount:
     """Nodes that a part selects; its predicates may only leave less."""
     if isinstance(part, Filter):
         return _selected(part.primary, times, often)
@@ -467,25 +467,25 @@ def _selected(part: Expression, times: Term, often: Term) -> _Found:
         for step in part.steps:
             found = _step(step, found, times)
         return found
-    return _Found(_times(times, _N), times, _N)
+    return _NodeCount(_times(times, _N), times, _N)
 
 
-def _start(path: Path, times: Term, often: Term) -> _Found:
+def _start(path: Path, times: Term, often: Term) -> _NodeCount:
     if path.start == "/":
-        return _Found(times, times, _ONE, single=True, orderly=True, flat=True, document=True)
+        return _NodeCount(times, times, _ONE, single=True, orderly=True, flat=True, document=True)
     if path.start == "":
-        return _Found(times, often, _ONE, single=True, orderly=True, flat=True)
+        return _NodeCount(times, often, _ONE, single=True, orderly=True, flat=True)
     assert not isinstance(path.start, str)
     return _selected(path.start, times, often)._replace(single=False, orderly=False, flat=False)
 
 
-def _step(step: Step, found: _Found, times: Term) -> _Found:
+def _step(step: LocationStep, found: _NodeCount, times: Term) -> _NodeCount:
     """Nodes selected after a further step: each node once for each evaluation."""
     axis = step.axis
     if found.document and axis == "child" and step.test[-1] != ")":
         return found._replace(document=False)  # the document element
     total, often = _reached(axis, found)
-    size = _reached(axis, _Found(found.size, _ONE, _ONE))[0]
+    size = _reached(axis, _NodeCount(found.size, _ONE, _ONE))[0]
     if axis != "namespace":
         size = _less(size, _N)
     if axis == "child":
@@ -494,7 +494,7 @@ def _step(step: Step, found: _Found, times: Term) -> _Found:
         orderly = found.orderly and (axis in ("attribute", "self") or (found.single and axis in _DOWN))
     if step.test[-1] == ")" and step is not SELF:  # texts are compared by walking to the next element
         orderly = False
-    return _Found(
+    return _NodeCount(
         _less(total, _times(times, size)),
         _less(often, times),
         size,
@@ -504,7 +504,7 @@ def _step(step: Step, found: _Found, times: Term) -> _Found:
     )
 
 
-def _reached(axis: str, found: _Found) -> tuple[Term, Term]:
+def _reached(axis: str, found: _NodeCount) -> tuple[Term, Term]:
     """Number of nodes that a step looks at, and how often at one and the same."""
     total, often = found.total, found.often
     if axis == "namespace":  # declarations in scope, which are no nodes of the document
@@ -528,7 +528,7 @@ def _lengths(part: Expression) -> list[Term]:
     """The characters that the text of a part has at most, in one evaluation."""
     if selects(part):
         return [_T]
-    if isinstance(part, Call):
+    if isinstance(part, FunctionCall):
         if part.name == "concat":
             return [length for argument in part.arguments for length in _lengths(argument)]
         if part.name in _OF_A_TEXT or part.name in ("local-name", "name", "namespace-uri"):

@@ -177,14 +177,14 @@ class Chain(msgspec.Struct, frozen=True):
     operands: tuple[Expression, ...]
 
 
-class Call(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     """A call of a core function."""
 
     name: str
     arguments: tuple[Expression, ...]
 
 
-class Step(msgspec.Struct, frozen=True):
+class LocationStep(msgspec.Struct, frozen=True):
     """A location step. `test` is a name as `{uri}local` or `local`, `*`, `{uri}*`, or a node type with brackets."""
 
     axis: str
@@ -196,7 +196,7 @@ class Path(msgspec.Struct, frozen=True):
     """A location path. `start` is "/" (the document), "" (the context node) or an expression."""
 
     start: Expression | str
-    steps: tuple[Step, ...]
+    steps: tuple[LocationStep, ...]
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -206,14 +206,14 @@ class Filter(msgspec.Struct, frozen=True):
     predicates: tuple[Expression, ...]
 
 
-Expression = Literal | Number | Negate | Chain | Call | Path | Filter
+Expression = Literal | Number | Negate | Chain | FunctionCall | Path | Filter
 
 CONSTANTS: Final = (Literal, Number)
 PATHS: Final = (Path, Filter)
 
-SELF: Final = Step("self", "node()")
-_PARENT: Final = Step("parent", "node()")
-_ANY_DEPTH: Final = Step("descendant-or-self", "node()")
+SELF: Final = LocationStep("self", "node()")
+_PARENT: Final = LocationStep("parent", "node()")
+_ANY_DEPTH: Final = LocationStep("descendant-or-self", "node()")
 
 
 def check_text(expression: str, argument: str) -> None:
@@ -432,7 +432,7 @@ class _Parser:
         self._hole_places.append(self._at - 1)
         return len(self.holes) - 1
 
-    def _call(self, name: str) -> Call:
+    def _call(self, name: str) -> FunctionCall:
         place = self._at - 1
         arity = FUNCTIONS.get(name)
         if arity is None:
@@ -458,9 +458,9 @@ class _Parser:
             self._joined += sum(not isinstance(a, CONSTANTS) for a in arguments)
             if self._joined > MAX_JOINED:
                 raise self._fault(f"joins more than {MAX_JOINED} texts of the document", place=place)
-        return Call(name, tuple(arguments))
+        return FunctionCall(name, tuple(arguments))
 
-    def _steps(self, *, from_any_depth: bool = False) -> tuple[Step, ...]:
+    def _steps(self, *, from_any_depth: bool = False) -> tuple[LocationStep, ...]:
         """Steps divided by / and //; `from_any_depth`: a // stands before the first."""
         steps = list(self._step_at_any_depth()) if from_any_depth else [self._step()]
         while self._kinds[self._at] == "symbol" and self._lexemes[self._at] in ("/", "//"):
@@ -468,20 +468,20 @@ class _Parser:
             steps += self._step_at_any_depth() if self._lexemes[self._at - 1] == "//" else (self._step(),)
         return tuple(steps)
 
-    def _step_at_any_depth(self) -> tuple[Step, ...]:
+    def _step_at_any_depth(self) -> tuple[LocationStep, ...]:
         divider = self._at - 1
         step = self._step()
         if step.axis != "child" or not all(map(_is_no_position, step.predicates)):
             return _ANY_DEPTH, step
         self._shortened.append(divider)
-        return (Step("descendant", step.test, step.predicates),)
+        return (LocationStep("descendant", step.test, step.predicates),)
 
     def _step_begins(self) -> bool:
         return self._kinds[self._at] == "name" or (
             self._kinds[self._at] == "symbol" and self._lexemes[self._at] in ("*", "@", ".", "..")
         )
 
-    def _step(self) -> Step:
+    def _step(self) -> LocationStep:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
         if not self._step_begins():
             raise self._fault("an operand is missing" if kind == "end" else f"unexpected {lexeme!r}")
@@ -498,7 +498,7 @@ class _Parser:
                 raise self._fault(f"unknown axis {axis}")
             self._at += 2
         test = self._node_test()
-        return Step(axis, test, self._predicates())
+        return LocationStep(axis, test, self._predicates())
 
     def _node_test(self) -> str:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
@@ -575,14 +575,14 @@ def selects(expression: Expression) -> bool:
     """Whether the value is a node-set (XPath 1.0 has no other way than these to make one)."""
     if isinstance(expression, Chain):
         return expression.operators[0] == "|"
-    return isinstance(expression, PATHS) or (isinstance(expression, Call) and expression.name == "id")
+    return isinstance(expression, PATHS) or (isinstance(expression, FunctionCall) and expression.name == "id")
 
 
 def is_boolean(expression: Expression) -> bool:
     """Whether the value is a boolean whatever the document."""
     if isinstance(expression, Chain):
         return expression.operators[0] in ("and", "or", "=", "!=", "<", "<=", ">", ">=")
-    return isinstance(expression, Call) and expression.name in BOOLEAN_FUNCTIONS
+    return isinstance(expression, FunctionCall) and expression.name in BOOLEAN_FUNCTIONS
 
 
 def _is_no_position(predicate: Expression) -> bool:
@@ -599,7 +599,7 @@ def asks_position(expression: Expression) -> bool:
         return inside or (not isinstance(expression.start, str) and asks_position(expression.start))
     if isinstance(expression, Chain):
         return any(map(asks_position, expression.operands))
-    if isinstance(expression, Call):
+    if isinstance(expression, FunctionCall):
         return expression.name in ("position", "last") or any(map(asks_position, expression.arguments))
     if isinstance(expression, Negate):
         return asks_position(expression.operand)
