@@ -97,12 +97,13 @@ class MailDispatcher:
         if not subscription.request.recipients:
             return
         durable = self.writer.store is not None and not subscription.request.direct
-        uid = subscription.uid
+        uid, losses = subscription.uid, list[Loss]()
         with self._changed:
             ledger = self._before.ledgers.pop(uid, None) if durable else None
             self._queue.open(subscription, durable=durable, ledger=ledger)
             if durable:
-                self._queue.restore(subscription, self._before.letters.pop(uid, []), time.monotonic())
+                losses = self._queue.restore(subscription, self._before.letters.pop(uid, []), time.monotonic())
+        self._tell(losses)
 
     def offer(
         self,

@@ -95,13 +95,14 @@ class MailQueue:
         if durable:
             self._durable[subscription.uid] = outbox
 
-    def restore(self, subscription: Subscription, letters: Iterable[Letter], now: float) -> None:
-        """Restore what waited for an opened subscription in a time before."""
+    def restore(self, subscription: Subscription, letters: Iterable[Letter], now: float) -> list[Loss]:
+        """Restore what waited for an opened subscription in a time before, but for who was suspended while it was under
+        way, or before it was on disk."""
         outbox = self._outboxes[subscription]
         for letter in letters:
             outbox.add(letter, is_new=False)
-        outbox.sweep()  # whose recipients were suspended before it was on disk, or all of it was
-        self._schedule(outbox, now)
+        outbox.sweep()
+        return self._go_on(outbox, now)
 
     def cancel(self, subscription: Subscription) -> tuple[int, Outbox | None]:
         """Forget it and what waits for it, also what is under way: how much that was, and whose attempt to abort."""

@@ -672,9 +672,10 @@ def test_a_clock_that_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     told = federation.lookups[0].status
+    export = federation.lookups[0]._control._exports["status"]
     monkeypatch.setattr(
-        federation.lookups[0],
-        "status",
+        export,
+        "_status",
         lambda: msgspec.to_builtins(told()) | {"time": time.time() + off, "version": "0.0.9"},
     )
     *_, found = findings("clock", *flags)
@@ -682,9 +683,7 @@ def test_a_clock_that_differs(
     assert ("timedatectl" in found["advice"]) == (state != "ok")
     # When its certificate ends soon; Expect a warning
     soon = {"tls": {"ends_soon": True, "days": 9.5, "identity": "lookup.example"}}
-    monkeypatch.setattr(
-        federation.lookups[0], "status", lambda: msgspec.to_builtins(told()) | soon | {"version": "0.0.9"}
-    )
+    monkeypatch.setattr(export, "_status", lambda: msgspec.to_builtins(told()) | soon | {"version": "0.0.9"})
     [found, *_] = findings("servers", *flags)
     assert (found["state"], "its certificate ends in 9.5 days" in found["found"]) == ("warning", True)
     assert "jbi certs renew lookup.example" in found["advice"]

@@ -483,7 +483,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from jbi_pubsub.codegen.types.catalogue import FolderTypes
-from jbi_pubsub.core.descriptors import Change, Descriptor
+from jbi_pubsub.core.descriptors import Descriptor, TypeChange
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 store = FolderTypes(Path(sys.argv[1]))
 print("open", flush=True)
@@ -492,10 +492,10 @@ while True:
     number += 1
     data = f"<schema number='{number}'/>".encode() * 50
     type_ = TypeName(f"t{number}")
-    store.put(Descriptor("type", type_, f"d{number}"), Change(0.0, "a", "added"), SchemaBundle("m", (("m", data),)))
-    store.put_property(("type", type_), "p", data, Change(0.0, "a", "property"))
+    store.put(Descriptor("type", type_, f"d{number}"), TypeChange(0.0, "a", "added"), SchemaBundle("m", (("m", data),)))
+    store.put_property(("type", type_), "p", data, TypeChange(0.0, "a", "property"))
     if number % 3 == 0:
-        store.drop(("type", type_), Change(0.0, "a", "removed"))
+        store.drop(("type", type_), TypeChange(0.0, "a", "removed"))
     print(number, flush=True)
 """
 

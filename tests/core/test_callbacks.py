@@ -56,7 +56,11 @@ def _made(function: Any, *names: str) -> Any:
 def _argument(call: Callable[..., Any], name: str) -> Argument:
     """The check that a call makes of one of its arguments."""
     called_by = inspect.unwrap(call)
-    return Argument(called_by.__qualname__, name, typing.get_type_hints(called_by)[name])
+    hints = typing.get_type_hints(called_by)
+    if name not in hints:  # one of its options
+        (options,) = typing.get_args(list(hints.values())[-2])
+        hints = typing.get_type_hints(options)
+    return Argument(called_by.__qualname__, name, hints[name])
 
 
 PLACES: dict[str, Callable[[Any], object]] = {

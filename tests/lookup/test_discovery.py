@@ -164,8 +164,8 @@ def test_a_service_that_says_it_is_a_lookup_service_and_is_none_ends_no_discover
     party.wait_joined("printer-1", 60.0)
     odd = peer(SAYS["bad UTF-8"])
     hostile = ServiceItem("f" * 32, (LOOKUP_TYPE,), ServiceRef("f" * 32, "registrar", (odd.address,)))
-    first.grant(lambda registrar, now: registrar.register(hostile, 300.0, now))
-    first.heard_of(hostile)
+    first.registrar.grant(lambda registrar, now: registrar.register(hostile, 300.0, now))
+    first._presence.heard_of(hostile)
     eventually(lambda: odd.asked >= 2)  # the party, and the lookup service itself
     # When another lookup service joins the first, expect that the party finds it and registers there
     federation.lookup()
@@ -471,7 +471,7 @@ def test_events_go_on_whatever_one_of_them_raises(
     lookup = federation.lookups[0]
     for number in range(2):
         item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
-        lookup.grant(lambda registrar, now, item=item: registrar.register(item, 300.0, now))
+        lookup.registrar.grant(lambda registrar, now, item=item: registrar.register(item, 300.0, now))
         eventually(lambda: f"printer-{number}" in {item.service_id for item in cache.items()})  # noqa: B023
     assert faults()["stream of a receiver"] == before + 1
 

@@ -19,6 +19,7 @@ from jbi_pubsub.pad.matching.recent import OVERHEAD, RecentBuffer, RecentBuffers
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.conformity import REMEMBERED_BYTES
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.status.delegate import SubscriptionStatus
 
 KABUL = b"<m><lat>34.5</lat></m>"
 ROME = b"<m><lat>41.9</lat></m>"
@@ -265,8 +266,8 @@ def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
     counts = [bytes(s.parcel.payload).count(b"<x>") for s in disseminate(_parcel(PAYLOAD), matched).selected]
     assert counts == [0, 0, 1]
     # Expect each of those who have it to be told
-    assert [subscription.status()["failed"] for subscription in matched] == [1, 1, 0]
-    assert "position" in str(matched[1].status()["last_failure"])
+    assert [subscription.status(SubscriptionStatus)["failed"] for subscription in matched] == [1, 1, 0]
+    assert "position" in str(matched[1].status(SubscriptionStatus)["last_failure"])
 
 
 def test_a_predicate_that_fails_is_told_to_all_who_have_it(table: MatchTable) -> None:
@@ -274,7 +275,7 @@ def test_a_predicate_that_fails_is_told_to_all_who_have_it(table: MatchTable) ->
     for subscription in both:
         table.add(subscription)
     assert table.match(parse_metadata(KABUL)) == []
-    assert [subscription.status()["failed"] for subscription in both] == [1, 1]
+    assert [subscription.status(SubscriptionStatus)["failed"] for subscription in both] == [1, 1]
 
 
 @pytest.mark.slow

@@ -254,3 +254,17 @@ class Letters(RuleBasedStateMachine):
 
 
 TestLetters = Letters.TestCase
+
+
+def test_who_has_unsubscribed_while_a_letter_was_under_way_does_not_get_it_after_a_crash() -> None:
+    # Given a letter that is under way to three recipients, one of whom unsubscribes
+    letters = Letters()
+    letters.offer_and_write(["each"], is_shared=False)
+    letters.unsubscribe("each", "a@x")
+    letters.write(is_kept=True)
+    # When the process dies before it is answered; Expect it to go to the other two, and the accounts to be right
+    letters.crash(is_committed=False)
+    letters.offered_is_mailed_lost_or_waiting()
+    letters.take()
+    assert [attempt.recipients for attempt in letters.under_way] == [("b@x", "c@x")]
+    letters.teardown()

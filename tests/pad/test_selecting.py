@@ -15,6 +15,7 @@ from jbi_pubsub.pad.matching.dissemination import Judgement
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+from jbi_pubsub.protocol.status.delegate import SubscriptionStatus
 
 SPACES = (("og", NAMESPACE),)
 
@@ -116,7 +117,7 @@ def test_what_predicates_on_the_view_cost_counts() -> None:
         _subscription("s", "string-length(//a[b = c]/d) > count(//e)", view=view) for view in ("metadata", "combined")
     )
     assert viewed.charges == plain.charges != ()
-    assert viewed.status()["failed"] == 0
+    assert viewed.status(SubscriptionStatus)["failed"] == 0
 
 
 @pytest.mark.parametrize("metadata", [b"", b"<not closed", b"\x00\xff"])

@@ -498,7 +498,7 @@ def _stand_ins() -> Iterator[None]:
         mock.patch.object(registrations_module, "DelegateProxy", proxy),
         mock.patch.object(registrations_module, "ABANDONED_SECONDS", 0.0),
         mock.patch.object(connection_module, "dial", return_value=SimpleNamespace(close=_nothing)),
-        mock.patch.object(connection_module, "Line", _Line),
+        mock.patch.object(connection_module, "StreamSocket", _Line),
         mock.patch.object(connection_module, "greet", greet),
         mock.patch.object(Life, "__init__", remember),
     ):

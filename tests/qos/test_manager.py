@@ -35,6 +35,7 @@ from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, POLICY_MANAGER, Joining,
 from jbi_pubsub.policy.rivals import RivalManagers
 from jbi_pubsub.policy.server import PolicyServer
 from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, PolicyStanding
+from jbi_pubsub.protocol.status.quality import LinkStatus
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -899,15 +900,15 @@ def test_hostile_reports_and_calls_end_nobody_else(
 
 def test_what_links_would_take_is_what_goes_and_all_where_something_waits() -> None:
     uses = Uses()
-    row = {
-        "name": "satcom", "limit": 1000.0, "used": 10, "sent_by_level": [0, 0, 0, 0, 0], "waiting_by_level": [0] * 5,
-        "backlog": 0, "rtt_ms": 5.0,
-    }  # fmt: skip
+    row = LinkStatus(
+        name="satcom", limit=1000.0, used=10, sent_by_level=[0, 0, 0, 0, 0], waiting_by_level=[0] * 5, rtt_ms=5.0
+    )
     uses.look([row], 1.0)
-    found = uses.look([row | {"sent_by_level": [0, 0, 500, 0, 100], "waiting_by_level": [2, 0, 0, 0, 0]}], 2.0)
+    changed = msgspec.structs.replace
+    found = uses.look([changed(row, sent_by_level=[0, 0, 500, 0, 100], waiting_by_level=[2, 0, 0, 0, 0])], 2.0)
     assert found["satcom"].demand == (math.inf, 0.0, 500.0, 0.0, 100.0)
     # Expect what waits for what is under way to count at the levels that go
-    found = uses.look([row | {"sent_by_level": [0, 0, 500, 0, 300], "backlog": 5}], 3.0)
+    found = uses.look([changed(row, sent_by_level=[0, 0, 500, 0, 300], backlog=5)], 3.0)
     assert found["satcom"].demand == (0.0, 0.0, 0.0, 0.0, math.inf)
 
 

@@ -391,7 +391,7 @@ def test_what_is_required_and_not_offered_is_told_in_the_answer_and_whenever_tha
     assert next(iter(subscriber.qos(careless).values())).unmet == ()
     assert f"requires deadline 5, and registration {slow} offers 60" in caplog.text
     rows = {row["uid"]: row for row in pad.status()["subscriptions"]}
-    assert [each["registration"] for each in rows[uid]["unmet"]] == [slow]
+    assert [each.registration for each in rows[uid]["unmet"]] == [slow]
     assert "unmet" not in rows[careless]
     # Expect its objects to come all the same
     publisher.publish(slow, figures.figure_1)

@@ -17,7 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.wire import ServiceRef, transport
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.transport import UnixListener
-from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.pad.server.endpoints import DelegateEndpoints
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -104,15 +104,15 @@ def test_a_transport_of_a_plugin_is_used(federation: Any, figures: Any, monkeypa
     def connect(address: str, timeout: float) -> socket.socket:
         ours, theirs = socket.socketpair()
         calls.append(address)
-        servers[address]._endpoint.adopt(theirs, f"pipe:{len(calls)}")
+        servers[address].endpoints.first.adopt(theirs, f"pipe:{len(calls)}")
         return ours
 
     monkeypatch.setattr(
         "jbi_pubsub.core.plugins.find", lambda kind, name: connect if (kind, name) == ("transport", "pipe") else None
     )
-    ref = DisseminationServer.ref
+    ref = DelegateEndpoints.ref
     monkeypatch.setattr(
-        DisseminationServer,
+        DelegateEndpoints,
         "ref",
         lambda server, *given: msgspec.structs.replace(ref(server, *given), endpoints=(f"pipe://{server.server_id}",)),
     )
