@@ -33,6 +33,7 @@ import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
+from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.testing import LocalFederation
@@ -243,6 +244,30 @@ class Heard:
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries without jitter."""
     monkeypatch.setattr("jbi_pubsub.core.backoff.random.uniform", lambda _least, most: most)
+
+
+class WalkedRows:
+    """Rows of state tables that were walked, while `monkeypatch` has them recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._walked: set[tuple[Any, Any]] = set()
+        after = StateTable.after
+
+        def walk(table: StateTable[Any, Any], state: Any, event: Any) -> Any:
+            self._walked.add((state, event))
+            return after(table, state, event)
+
+        monkeypatch.setattr(StateTable, "after", walk)
+
+    def left(self, table: StateTable[Any, Any]) -> set[tuple[Any, Any]]:
+        """Rows of a table that nothing has led to."""
+        return {(state, event) for state, event, _ in table.rows()} - self._walked
+
+
+@pytest.fixture
+def walked_rows(monkeypatch: pytest.MonkeyPatch) -> WalkedRows:
+    """A record of the rows of state tables that the test walks."""
+    return WalkedRows(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from functools import cache, partial
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -19,7 +18,7 @@ from jbi_pubsub.core.history import Consumer, HistoryQuery, Progress, QueryResul
 from jbi_pubsub.core.info_object import Head, LossNotice, Parcel, TypeName, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.egress.budget import Budget
-from jbi_pubsub.pad.egress.catch_up import CATCH_UP, CatchUpEvent, CatchUpState
+from jbi_pubsub.pad.egress.catch_up import CATCH_UP, CatchUpState
 from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Waiting, backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
@@ -281,16 +280,7 @@ LIVES = (
 """Lives of a queue that walk all rows of the table."""
 
 
-def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a record of the rows that are walked
-    walked = set()
-    after = CATCH_UP.after
-
-    def walk(state: CatchUpState, event: CatchUpEvent) -> CatchUpState:
-        walked.add((state, event))
-        return after(state, event)
-
-    monkeypatch.setattr(CATCH_UP, "after", walk)
+def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
     # When each of these lives is led; Expect it to end well
     for kind, text in LIVES:
         life = Life(kind)
@@ -299,7 +289,7 @@ def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> N
             life.check()
         life.end()
     # Expect no row to be left that nothing leads to
-    assert {(state, event) for state, event, _ in CATCH_UP.rows()} - walked == set()
+    assert walked_rows.left(CATCH_UP) == set()
 
 
 def test_what_is_wanted_again_before_the_archive_was_asked_comes_again() -> None:

@@ -20,7 +20,7 @@ from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.quota import RequestQuota
 from jbi_pubsub.pad.past.feeds import ArchiveFeed, FeedThread
-from jbi_pubsub.pad.past.queries import QUERY, QueryEvent, QueryService, QueryState
+from jbi_pubsub.pad.past.queries import QUERY, QueryService, QueryState
 from jbi_pubsub.pad.past.scopes import QueryPlan
 from jbi_pubsub.protocol.deliveries import FINISHED, ITEM, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.replies import QueryEnd
@@ -274,16 +274,7 @@ LIVES = (
 """Lives of a query that walk all rows of the table; `while`: before the archive has answered, or the rules have."""
 
 
-def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a record of the rows that are walked
-    walked = set()
-    after = QUERY.after
-
-    def walk(state: QueryState, event: QueryEvent) -> QueryState:
-        walked.add((state, event))
-        return after(state, event)
-
-    monkeypatch.setattr(QUERY, "after", walk)
+def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
     # When each of these lives is led
     for text in LIVES:
         life = Life()
@@ -293,7 +284,7 @@ def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> N
         # Expect nothing to be left of it
         life.end()
     # Expect no row to be left that nothing leads to
-    assert {(state, event) for state, event, _ in QUERY.rows()} - walked == set()
+    assert walked_rows.left(QUERY) == set()
 
 
 @pytest.mark.parametrize(

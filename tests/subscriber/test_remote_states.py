@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +28,7 @@ from jbi_pubsub.protocol.deliveries import END, ITEM
 from jbi_pubsub.protocol.replies import Grant, OpenReply, SubscribeReply
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.remote import REMOTE_SUBSCRIPTION, RemoteEvent, RemoteState
+from jbi_pubsub.subscriber.remote import REMOTE_SUBSCRIPTION, RemoteState
 from jbi_pubsub.subscriber.session import DelegateSession
 from jbi_pubsub.subscriber.subscription import LocalSubscription
 from jbi_pubsub.subscriber.watches import TemplateWatches
@@ -297,16 +296,7 @@ what happens until its answer has come. The answers are those to the session, to
 cancellations."""
 
 
-def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a record of the rows that are walked
-    walked = set()
-    after = REMOTE_SUBSCRIPTION.after
-
-    def walk(state: RemoteState, event: RemoteEvent) -> RemoteState:
-        walked.add((state, event))
-        return after(state, event)
-
-    monkeypatch.setattr(REMOTE_SUBSCRIPTION, "after", walk)
+def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
     # When each of these lives is led
     for text in LIVES:
         life = Life()
@@ -316,7 +306,7 @@ def test_lives_walk_every_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> N
         # Expect it to end well
         life.end()
     # Expect no row to be left that nothing leads to
-    assert {(state, event) for state, event, _ in REMOTE_SUBSCRIPTION.rows()} - walked == set()
+    assert walked_rows.left(REMOTE_SUBSCRIPTION) == set()
 
 
 def test_mail_that_may_stand_is_told_that_it_is_refused_and_ends_when_it_is_cancelled() -> None:
