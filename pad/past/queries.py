@@ -57,7 +57,7 @@ OpenedContract = tuple[Contract | None, GrantedQos]
 
 
 class QueryContracts(Protocol):
-    """QueryContracts of a delegate, and what its callers may have standing there."""
+    """Contracts for queries at a delegate, and what its callers may have standing there."""
 
     @property
     def quota(self) -> RequestQuota:
@@ -333,12 +333,13 @@ class ArchiveQuery(ArchiveFeed):
     ) -> QueryState:
         """Go on to the state that follows, with what belongs to it."""
         with self._lock:
-            before, self.state = self.state, QUERY.after(self.state, event)
+            state = QUERY.after(self.state, event)
             if results is not None:
                 self._results = results
-            if outcome is not None and self.state is not before:
+            if outcome is not None and state is not self.state:
                 self._outcome = outcome
-            return self.state
+            self.state = state  # last: others see it without the lock, and what belongs to it with it
+            return state
 
 
 class QueryService:

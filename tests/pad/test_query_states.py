@@ -20,7 +20,7 @@ from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.quota import RequestQuota
 from jbi_pubsub.pad.past.feeds import ArchiveFeed, FeedThread
-from jbi_pubsub.pad.past.queries import QUERY, QueryService, QueryState
+from jbi_pubsub.pad.past.queries import QUERY, ArchiveQuery, QueryService, QueryState
 from jbi_pubsub.pad.past.scopes import QueryPlan
 from jbi_pubsub.protocol.deliveries import FINISHED, ITEM, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.replies import QueryEnd
@@ -309,6 +309,26 @@ def test_a_query_has_the_contract_that_it_was_granted_whoever_answers() -> None:
     contract = query.subscription.contract
     assert contract is not None
     assert (contract.settings.importance, contract.settings.deadline) == (3.0, None), "nothing of it is late"
+    life.end()
+
+
+def test_whoever_sees_that_a_query_is_to_end_sees_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given the thread of feeds, which takes turns at any moment of a change of state
+    life = Life()
+    seen: list[str] = []
+
+    def change(query: Any, name: str, value: Any) -> None:
+        object.__setattr__(query, name, value)
+        if name == "state" and value in (QueryState.ENDING, QueryState.FINISHED):
+            seen.append(query._outcome.state)
+
+    monkeypatch.setattr(ArchiveQuery, "__setattr__", change, raising=False)
+    life.lead("ask")
+    # When a query is cancelled, and ends
+    for step in ("cancel", "turn", "take"):
+        life.lead(step)
+    # Then it was never seen as one that runs on
+    assert seen == ["cancelled", "cancelled"]
     life.end()
 
 
