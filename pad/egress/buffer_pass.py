@@ -81,11 +81,6 @@ class LateJoiner:
         return predicate.decide(document if isinstance(document, Element) else document.root, size) is True
 
 
-def narrowing(subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> dict[Topic, Predicate]:
-    """The topics in which another predicate than its own holds."""
-    return {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
-
-
 class BufferPass:
     """Late joiners of one session (None: who have mail alone), and how far their pass has got."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.errors import (
@@ -32,17 +32,11 @@ from jbi_pubsub.pad.ingress.deferred import DeferredWork, StagedObject, fault_of
 from jbi_pubsub.pad.ingress.distribution import Distribution
 from jbi_pubsub.pad.ingress.persistence import Persistence, Refused
 from jbi_pubsub.pad.ingress.stages import Stages
-from jbi_pubsub.pad.matching.dissemination import (
-    Disseminated,
-    Judgement,
-)
+from jbi_pubsub.pad.matching.dissemination import Disseminated, Judgement
 from jbi_pubsub.pad.matching.partition import Partition
 from jbi_pubsub.pad.matching.recent import RecentObject
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -82,7 +76,7 @@ class Pipeline:
         """Take consecutive objects of a registration in, each as soon as there is room; those that were not seen
         before. To `refused` with BackPressureError what found no room in time, with StorageError what can't be
         archived, with OversizeError what is too large, with MetadataError what is not the registration's. Without
-        `waits` who judges looks for room (`settling`, `has_room`)."""
+        `waits` who judges looks for room (see AdmissionControl)."""
         admitted: list[Parcel] = []
         for parcel in run:
             gap = parcel.head.sequence - registration.sequence - 1
