@@ -72,6 +72,7 @@ class SharedLink(Generic[T]):
         self._bucket: TokenBucket | None = None
         self._guaranteed: dict[int, TokenBucket] = {}
         self._parked: list[tuple[float, int, Destination[T]]] = []
+        self._parkings = 0
         self._destinations: dict[Destination[T], None] = {}
         self.path = LinkPath(chunk, now)
         self._stalled_then = -math.inf, 0
@@ -321,7 +322,8 @@ class SharedLink(Generic[T]):
     def _park(self, destination: Destination[T], until: float) -> None:
         if not destination.is_parked:
             destination.is_parked = True
-            heapq.heappush(self._parked, (until, id(destination), destination))
+            self._parkings += 1
+            heapq.heappush(self._parked, (until, self._parkings, destination))
 
     def _unpark(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:

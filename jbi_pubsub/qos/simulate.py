@@ -252,7 +252,6 @@ class _Simulation:
         self._judging = judging
         self._clock = clock = VirtualClock()
         self._network = SimulatedNetwork(clock)
-        self._space = Space()
         self._bins: Bins[Publication] = Bins(policies.space.strategy, bins=bins)
         self._cost: dict[tuple[str, str], Cost] = {}
         self._is_judging = False
@@ -298,7 +297,6 @@ class _Simulation:
         self._network.follow()
 
     def _use(self, space: Space) -> None:
-        self._space = space
         if space.strategy != self._bins.strategy:
             self._bins.switch(space.strategy)
         self._network.use(space)
@@ -376,7 +374,7 @@ class _Simulation:
         size, whole = len(parcel.payload), len(parcel.head.metadata) + len(parcel.payload)
         too_large = settings.max_size is not None and whole > settings.max_size
         left = size
-        if settings.shapes and self._space.shaping and (settings.oversize == "drop" or too_large):
+        if settings.shapes and self._local.policies.space.shaping and (settings.oversize == "drop" or too_large):
             left = estimated(size, settings.shapes, picture=parcel.payload[:3] == JPEG)
         if settings.oversize == "drop" and settings.max_size is not None and whole - size + left > settings.max_size:
             got.lost[Cause.OVERSIZE.value] += 1

@@ -146,7 +146,7 @@ class TaskManager:
             task.is_queued = True
             cost = task.cost.of(size)
             if self._is_busy or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
-                self._bins.put(task, *task.place())
+                self._bins.put(task, task.work.importance(), cost)
                 if not self._is_busy:
                     self._pass_on()
                 return
@@ -307,7 +307,7 @@ class TaskManager:
         ):
             return self._bins.ticket(task.work.importance(), task.cost.of(size))
         else:
-            self._bins.put(task, *task.place())
+            self._bins.put(task, task.work.importance(), task.cost.of(size))
         return None
 
     def _account(self, kind: str, ticket: Ticket, count: int, spent: float) -> None:

@@ -270,6 +270,27 @@ def test_one_destination_gets_no_more_than_its_own_part_and_the_others_the_rest(
     assert field.served(10.0)["b", 0] == pytest.approx(2_000 * KBPS, rel=0.05)
 
 
+def test_destinations_that_wait_until_the_same_time_go_on_in_their_order() -> None:
+    # Given destinations in any order of their addresses, all of them at the end of their part since now
+    field = Field(_limited(800 * KBPS, each=200 * KBPS), FAIR)
+    for name in "abcdefgh":
+        field.receiver(name, level_2=2_000)
+    ways = sorted(field._at.values(), key=id, reverse=True)
+    for way in ways:
+        assert way.bucket is not None
+        way.bucket.take(20_000, field.now)
+        field.link.forget(way)
+        field.link.put(way)
+    assert field.link.next(field.now) is None
+    # When they may go on, expect them in the order in which they came
+    later = field.now + 10.0
+    came = []
+    while found := field.link.next(later):
+        came.append(found[0])
+        field.link.forget(found[0])
+    assert came == ways
+
+
 def test_the_reserve_and_the_networks_own_headers_are_kept_off() -> None:
     field = Field(_limited(800 * KBPS, reserve=0.03, overhead=52), FAIR)
     field.receiver("a", level_2=1_448)
