@@ -162,7 +162,7 @@ class DuckIndex:
             run.unregister("gone")
 
     def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
-        """See query.Asking."""
+        """See query.QueryIndex."""
         total = 0
         if order == "oldest":
             for place in range(bisect_right(self._marks, after), len(self._marks)):
@@ -179,7 +179,7 @@ class DuckIndex:
         return after, up_to
 
     def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
-        """See query.Asking."""
+        """See query.QueryIndex."""
         made = self._made(asked, query, after, up_to)
         if made is None:
             return Candidates([], [])
@@ -201,7 +201,7 @@ class DuckIndex:
     def count(
         self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int, restricted: Restriction | None = None
     ) -> CandidateCount:
-        """See query.Asking; `restricted`: of these alone."""
+        """See query.QueryIndex; `restricted`: of these alone."""
         made = self._made(asked, query, after, up_to, restricted)
         if made is None:
             return CandidateCount(0, 0)
@@ -211,7 +211,7 @@ class DuckIndex:
     def latest(
         self, asked: CompiledScope, query: HistoryQuery, key: Where, after: int, up_to: int
     ) -> Sequence[int] | None:
-        """See query.Asking."""
+        """See query.QueryIndex."""
         made = self._made(asked, query, after, up_to)
         if made is None:
             return []
@@ -236,7 +236,7 @@ class DuckIndex:
     def explain(
         self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int
     ) -> tuple[tuple[ExplanationStep, ...], int, bool]:
-        """See query.Asking."""
+        """See query.QueryIndex."""
         scope = asked.scope
         known = self._of(scope)
         if known is None:

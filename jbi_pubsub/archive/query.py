@@ -130,7 +130,7 @@ class QueryIndex(Protocol):
 
 
 class RecordSource(Protocol):
-    """The records, as a cursor sees them: `store.Store`."""
+    """The records, as a cursor sees them: `store.VolumeStore`."""
 
     def read(self, after: int, up_to: int, *, newest_first: bool = False) -> Iterator[Record]:
         """Objects above one position and not above another."""

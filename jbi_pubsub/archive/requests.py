@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -116,14 +116,13 @@ class WorkerRequests:
             self.indexed = Indexed(0, 0, "it is made anew")
             self._worker.tell(Rebuild())
 
-    def delete(self, positions: Iterable[int]) -> None:
+    def delete(self, positions: Sequence[int]) -> None:
         """These are in no answer from now on."""
-        positions = tuple(positions)
         with self._lock:
             self._deleted.update(positions)
             for query in self._queries.values():
                 query.deleted(positions)
-            self._worker.tell(Deleted(positions))
+            self._worker.tell(Deleted(tuple(positions)))
 
     def tell_synced(self) -> None:
         """Let the worker index what is on disk."""
@@ -205,7 +204,8 @@ class WorkerRequests:
                 if not number:
                     with self._lock:
                         self._free_at = time.monotonic() + AGAIN_SECONDS if error is not None else 0.0
-                self._hear_of(message)
+                if error is None:  # else nothing went
+                    self._hear_of(message)
             case Indexed():
                 self.indexed = message
             case Stored():

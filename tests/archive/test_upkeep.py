@@ -15,8 +15,8 @@ import pytest
 from kept import TRACK, Reader, asking, found, parcel, publish, until
 
 from jbi_pubsub.archive.engine import Archive
-from jbi_pubsub.archive.upkeep import SUMMARY, Upkeep
-from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.archive.upkeep import SUMMARY, Retained, Upkeep
+from jbi_pubsub.core.errors import StorageError, report
 from jbi_pubsub.core.history import Consumer, HistoryQuery, KeepRule, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
 
@@ -125,6 +125,21 @@ def test_what_is_deleted_is_on_disk_no_more_when_its_volume_and_the_next_are_sea
     archive.close()
     again = opened(workers=0, volume=SMALL)
     assert len(found(again, asking())) == 1_200
+
+
+def test_where_giving_up_fails_nothing_is_counted(
+    opened: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an archive whose worker could not make room on a disk that fails
+    archive = opened(workers=0, volume=SMALL)
+    counted: list[Any] = []
+    monkeypatch.setattr(archive._catalogue, "expire", counted.append)
+    # When it says so; Expect the catalogue to be left alone
+    archive._requests._hear(Retained(0, (), error=report(StorageError("input/output error"))))
+    assert counted == []
+    # and what went with another message to be counted
+    archive._requests._hear(Retained(0, ()))
+    assert counted == [[]]
 
 
 def test_a_summary_with_a_bit_turned_is_made_anew(opened: Callable[..., Archive]) -> None:
