@@ -81,10 +81,11 @@ class AdapterNames:
             self._open.add(claimed)
             return claimed
 
-    def give_up(self, name: str) -> None:
-        """Have another one take that name."""
-        with self._lock:
-            self._open.discard(name)
+    def give_up(self, name: str, *, is_only: bool) -> None:
+        """Have another one take that name, which was claimed in that way."""
+        if is_only:
+            with self._lock:
+                self._open.discard(name)
 
 
 NAMES = AdapterNames()
@@ -115,7 +116,7 @@ class SubscriberAdapter:
             signatures = DeliverySignatures.of(self._config)
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
-            NAMES.give_up(self._name)
+            NAMES.give_up(self._name, is_only=self._is_only)
             raise
         self._closed = False
         self._published = PublishedTypes(self._community, self._config)
@@ -362,8 +363,7 @@ class SubscriberAdapter:
         if self._closed or not self._birthplace.is_here():
             return
         self._closed = True
-        if self._is_only:
-            NAMES.give_up(self._name)
+        NAMES.give_up(self._name, is_only=self._is_only)
         self._queries.close()
         self._subscriptions.close()
         self._listeners.stop()

@@ -17,7 +17,9 @@ import jbi_pubsub.lookup.channels as lookup_channels
 import jbi_pubsub.subscriber.registry as registry_module
 import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import Config, SubscriberAdapter
+from jbi_pubsub.bridge.platform import SideSubscriber
 from jbi_pubsub.core.errors import (
+    AdapterStateError,
     ConfigurationError,
     JbiError,
     MetadataError,
@@ -158,6 +160,17 @@ def test_a_subscriber_adapter_that_could_not_open_does_not_stand_in_the_way_of_t
     assert isinstance(failed.value, ConfigurationError)
     # Expect a better one to open
     SubscriberAdapter(federation.config).close()
+
+
+def test_a_side_of_a_bridge_that_could_not_open_gives_up_no_name_of_another(federation: Any) -> None:
+    # Given an adapter, and a side of a bridge with the same name, which may be
+    wrong = msgspec.structs.replace(federation.config.lookup, locators=("host:port",))
+    with closing(SubscriberAdapter(federation.config, name="app")):
+        with pytest.raises(ConfigurationError):
+            SideSubscriber(msgspec.structs.replace(federation.config, lookup=wrong), name="app")
+        # Expect the adapter's name to be its own still
+        with pytest.raises(AdapterStateError, match="is open in this process already"):
+            SubscriberAdapter(federation.config, name="app")
 
 
 def test_a_cancellation_that_nobody_answers_is_tried_again(
