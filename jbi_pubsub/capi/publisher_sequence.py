@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final, NoReturn
 
@@ -28,8 +27,6 @@ from .errors import (
 )
 from .objects import InfoObject
 from .sequences import ACTIVE, InfoObjectSequence, Owner, check_ms, check_text
-
-log = logging.getLogger("jbi_pubsub.capi")
 
 REGISTRATIONS_MOST: Final = 16
 """Registrations of a publisher sequence whose objects differ in what their type calls invariant."""

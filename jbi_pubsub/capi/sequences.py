@@ -9,7 +9,6 @@ bring or take objects PausedSequenceException, and has changed nothing.
 from __future__ import annotations
 
 import enum
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +41,6 @@ from .errors import (
 )
 from .objects import InfoObject, come
 from .predicate import read_predicate
-
-log = logging.getLogger("jbi_pubsub.capi")
 
 MS_MOST: Final = 31_536_000
 """To wait for an object: some 9 hours."""
