@@ -120,7 +120,7 @@ class Ticker:
 
     def stop(self, job: Job, timeout: float) -> bool:
         """See Job. Who stops the last one waits for the threads, too."""
-        us = threading.current_thread()
+        us, ends = threading.current_thread(), time.monotonic() + timeout
         with self._lock:
             job.is_over = True
             self._jobs.discard(job)
@@ -130,7 +130,8 @@ class Ticker:
             self._filled.notify_all()
             has_ended = self._changed.wait_for(lambda: job.thread in (None, us) or not job.thread.is_alive(), timeout)
             if us not in threads:
-                self._changed.wait_for(lambda: self._jobs or not (self._thread or self._workers), timeout)
+                left = max(0.0, ends - time.monotonic())
+                self._changed.wait_for(lambda: self._jobs or not (self._thread or self._workers), left)
             ended = threads - self._workers - {self._thread, us}
         for thread in ended:
             thread.join(timeout)

@@ -82,13 +82,17 @@ class MailWriter:
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
 
     def stop(self, timeout: float) -> None:
-        """Write the last time, and close the file."""
+        """Write the last time, and close the file; one that does not answer for so many seconds stays open: to close it
+        would wait for it."""
+        ends = time.monotonic() + timeout
         with self._changed:
             self._is_closing = True
             self._job.wake()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_over, timeout)
-        self._job.stop(timeout)
+        if not self._job.stop(max(0.0, ends - time.monotonic())):
+            log.error("the disk of the mail queue has not answered for %g s: its file is not closed", timeout)
+            return
         try:
             if self.store is not None:
                 self.store.close()

@@ -131,6 +131,22 @@ def test_after_stop_no_step_begins_and_none_is_under_way(ticker: Ticker) -> None
     _stop(*jobs)
 
 
+def test_a_step_that_hangs_holds_up_whoever_stops_the_last_job_for_its_seconds_once(ticker: Ticker) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        go_on.wait(60.0)
+
+    job = _job(ticker, 0.0, "hangs", hang, slow=True)
+    assert begun.wait(60.0)
+    began = time.monotonic()
+    assert not job.stop(0.8)
+    assert time.monotonic() - began < 1.5
+    go_on.set()
+    _stop(job)
+
+
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_job_may_stop_itself(ticker: Ticker, eventually: Eventually, *, slow: bool) -> None:
     calls: list[int] = []

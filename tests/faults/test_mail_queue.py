@@ -685,6 +685,31 @@ def test_a_full_disk_is_a_counted_loss_and_no_end(
     assert one.mail_waiting == 0
 
 
+def test_a_disk_that_hangs_holds_up_a_stop_for_its_seconds_alone(
+    office: Callable[..., Office], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a disk that does not answer while a mail is written, in a file that waits for it to be closed, too
+    here = office(tmp_path / "mails")
+    one = here.subscribe("one", "one@x.org")
+    assert here.store is not None
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(here.store, "commit", lambda *_arguments: begun.set() or go_on.wait(60.0))
+    monkeypatch.setattr(here.store, "close", lambda: go_on.wait(60.0) and closed.set())
+    here.publish(one)
+    assert begun.wait(60.0)
+    # When the dispatcher is stopped; Expect it to wait for its seconds once, and not to close the file
+    began = time.monotonic()
+    here.mail.stop(1.0)
+    assert time.monotonic() - began < 1.9
+    assert not closed.is_set()
+    # When the disk answers again; Expect a stop to close it
+    go_on.set()
+    here.mail.stop()
+    assert closed.is_set()
+    monkeypatch.undo()
+    here.store.close()
+
+
 def test_two_delegates_do_not_share_a_mail_queue(server: Server, office: Callable[..., Office], tmp_path: Path) -> None:
     office(tmp_path / "mails")
     with pytest.raises(StorageError, match="another delegate"):
