@@ -268,3 +268,20 @@ def test_who_has_unsubscribed_while_a_letter_was_under_way_does_not_get_it_after
     letters.take()
     assert [attempt.recipients for attempt in letters.under_way] == [("b@x", "c@x")]
     letters.teardown()
+
+
+def test_an_update_that_could_not_be_written_is_written_the_next_time() -> None:
+    # Given a letter that one of three recipients has got, and a disk that fails to note it
+    letters = Letters()
+    letters.offer_and_write(["each"], is_shared=False)
+    attempt = letters.under_way.pop()
+    letters.queue.settle(attempt, letters.server.answer(attempt, [250, 451, 451], 0), letters.now)
+    letters.write(is_kept=False)
+    # When the disk takes it again, and the process dies
+    letters.write(is_kept=True)
+    letters.crash(is_committed=False)
+    # Expect the letter to go to the other two, and the accounts to be right
+    letters.offered_is_mailed_lost_or_waiting()
+    letters.take()
+    assert [attempt.recipients for attempt in letters.under_way] == [("b@x", "c@x")]
+    letters.teardown()
