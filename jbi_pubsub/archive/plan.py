@@ -112,9 +112,6 @@ ALL: Final = Restriction((Conjunct(),))
 """Every document, without asking."""
 
 COMPARED: Final = (*conditions.RELATIONS, conditions.NUMBER_EQUAL)
-_NEEDS_TEXT: Final = frozenset(
-    (conditions.EQUAL, conditions.UNEQUAL, conditions.CONTAINS, conditions.STARTS_WITH, conditions.NORMALIZED_EQUAL)
-)
 
 
 class Within:

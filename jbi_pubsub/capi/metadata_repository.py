@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import msgspec
 
@@ -29,8 +28,6 @@ from .errors import (
     call,
 )
 from .objects import type_of
-
-_NOTHING: Final = TypeName("", "")
 
 
 class _Described:

@@ -181,9 +181,5 @@ class TypeCalls:
                 registry.remove(told.key, "nothing uses it any more", users=())
 
 
-def _type(type_: TypeName) -> Key:
-    return "type", type_
-
-
 def _who(caller: Caller) -> str:
     return caller.user or caller.identity or caller.address.rpartition(":")[0] or caller.address

@@ -360,11 +360,6 @@ def _starts(at: _OpenElement, path: Sequence[str], grammar: Grammar) -> dict[byt
     return {b"\0".join(written): StartTag(tuple(written), tuple(free), fixed)}
 
 
-def _plain(value: bytes) -> str | None:
-    """Text between quotes, if that is ASCII: of other encodings the bytes say nothing."""
-    return value.decode() if value.isascii() else None
-
-
 def _attributes(start: bytes) -> Iterator[re.Match[bytes]]:
     """The attributes of a start tag, one behind the other: what looks like one within a value is none."""
     found = _NAME.match(start)
