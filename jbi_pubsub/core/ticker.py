@@ -130,7 +130,7 @@ class Ticker:
             self._filled.notify_all()
             has_ended = self._changed.wait_for(lambda: job.thread in (None, us) or not job.thread.is_alive(), timeout)
             if us not in threads:
-                left = max(0.0, ends - time.monotonic())
+                left = ends - time.monotonic()
                 self._changed.wait_for(lambda: self._jobs or not (self._thread or self._workers), left)
             ended = threads - self._workers - {self._thread, us}
         for thread in ended:
