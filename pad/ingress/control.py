@@ -36,7 +36,8 @@ class AdmissionControl:
         there is none in time."""
         if self._budget.used >= self._budget.limit and not self._budget.wait_for_room(self.patience):
             raise self.no_memory()
-        if pause := self.pause(registration, parcel):
+        is_clear = registration.has_settled or self._buffers.has_room(parcel.size)  # nearly always
+        if not is_clear and (pause := self.pause(registration, parcel)):
             self.stopping.wait(pause)
         if self._stages:
             self._wait_for_stages(registration, parcel)

@@ -215,6 +215,7 @@ class RegistrationLane(DeliveringWork):
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
         enough = rate.amount * RUN_SECONDS if rate is not None else math.inf
+        has_stages = self._control.has_stages
         entries: list[Entry] = []
         size = whole = 0
         while waiting and len(entries) < RUN_MOST and whole < RUN_BYTES:
@@ -222,7 +223,7 @@ class RegistrationLane(DeliveringWork):
             more, large = (len(entry.head.metadata) or 1, entry.size) if isinstance(entry, Parcel) else (1, 0)
             if entries and (
                 size + more > most
-                or (self._control.has_stages and not self._is_room_for(entry))
+                or (has_stages and not self._is_room_for(entry))
                 or (rate is not None and _amount(rate, len(entries), whole) >= enough)
                 or (by_object is not None and (self.importance() != importance or self._rate() != rate))
             ):

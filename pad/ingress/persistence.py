@@ -25,6 +25,8 @@ class Persistence:
     def __init__(self, stages: Stages, mail: MailWriter, clock: Callable[[], float]) -> None:
         self.buffers = stages.buffers
         self._archive = stages.archive
+        self.archives = stages.archive is not None
+        """Whether `sync` is to be told what was taken."""
         self._mail = mail
         self._clock = clock
 
@@ -50,11 +52,6 @@ class Persistence:
             self._archive.offered(taken)
         self._mail.sync()
         return [*self._archive.sync(taken, comes_again=comes_again)] if self._archive is not None else []
-
-    @property
-    def archives(self) -> bool:
-        """Whether `sync` is to be told what was taken."""
-        return self._archive is not None
 
     def when_archived(self, taken: Sequence[Parcel | int], told: Synced) -> bool:
         """Have `told` called, from another thread, when those objects are on disk that are archived; False: none is.

@@ -126,7 +126,7 @@ class Archiving:
 
     def room(self, registration: Registration, parcel: Parcel) -> float:
         """See Stages.room. Raises StorageError, OversizeError."""
-        if not registration.persist:
+        if registration.archived is None:
             return 0.0
         size = parcel.size
         if size >= COST_LEAST and (size := max(size, len(parcel.payload))) > MEMORY_BYTES and self._beside is None:
