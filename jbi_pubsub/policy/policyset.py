@@ -34,10 +34,11 @@ def policies_of(document: PolicyDocument, people: People | None = None) -> Polic
     _check_names(document, rules)
     tables = {kind: value for kind, value in document.tables.items() if kind not in _OTHERS and value != []}
     links = space.links()
+    bounds = space.space(links)  # before it is asked for errors, of which it may have some
     return PolicySet(
         rules if not document.errors else (),
         people,
-        space=space.space(links),
+        space=bounds,
         links=links,
         tables=tables,
         name=document.name,

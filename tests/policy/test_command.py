@@ -137,6 +137,8 @@ def test_policies_are_checked_with_their_places(jbi: Any, tmp_path: Path) -> Non
     assert code == 0
     assert "0 access rules, 2 policies, can be used" in out
     assert json.loads(jbi("policy", "check", "p.toml", "--json")[1])["policies"] == 2
+    (tmp_path / "p.toml").write_text(f'{POLICIES}[space]\nstrategy = "weightd_fair"\n')
+    assert json.loads(jbi("policy", "check", "p.toml", "--json")[1])["policies"] == 0  # none can be used
 
 
 def test_policies_are_listed_as_they_win(jbi: Any, tmp_path: Path) -> None:
