@@ -23,10 +23,7 @@ import msgspec
 
 from jbi_pubsub.core.access import ADMIN, NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Action, LoginCalls, demand
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import (
-    OversizeError,
-    PolicyError,
-)
+from jbi_pubsub.core.errors import OversizeError, PolicyError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
@@ -158,6 +155,7 @@ class PolicyServer:
 
     def stop(self) -> None:
         """Leave, and end all threads. Local managers go on with what they have."""
+        self._job.stop(0.0)  # no step begins any more: who has the say, and what of links, stays as it is
         self._community.close()
         self._endpoint.stop()
         self._channels.hub.stop()

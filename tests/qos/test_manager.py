@@ -500,6 +500,30 @@ def test_shares_of_links_outlive_a_restart(
     assert all(each.away_since is not None for each in members)
 
 
+def test_a_manager_that_leaves_divides_nothing_and_looks_for_no_others_any_more(
+    serve: Callable[..., PolicyServer], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a manager whose leaving takes longer than the time between two steps
+    server = serve()
+    looks: list[int] = []
+    monkeypatch.setattr(server._rivals, "look", looks.append)
+    eventually(lambda: looks)
+    leave, before = server._community.close, 0
+
+    def hang() -> None:
+        nonlocal before
+        leave()
+        before = len(looks)
+        server._wake()
+        time.sleep(1.5 * channels.TICK_SECONDS)
+
+    monkeypatch.setattr(server._community, "close", hang)
+    # When it leaves; Expect no step behind that
+    server.stop()
+    assert len(looks) == before
+    monkeypatch.undo()
+
+
 def test_a_full_disk_is_told_and_nothing_is_in_force_that_is_not_kept(
     federation: Any, managed: Config, serve: Callable[..., PolicyServer], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
