@@ -36,7 +36,7 @@ from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
 from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
-from jbi_pubsub.protocol.status.archive import ArchiveStatus, QueriesStatus
+from jbi_pubsub.protocol.status.archive import ArchiveStatus, StorageStatus
 
 TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
@@ -311,7 +311,8 @@ class Archiving:
 
     def status(self) -> ArchiveStatus:
         """The archive's, with what goes into it."""
-        kept = {**self.keeping.status(), "queries": QueriesStatus()}  # ours are told beside
+        told = dict(self.keeping.status())  # a plug-in's may have more
+        kept = {name: value for name, value in told.items() if name in StorageStatus.__struct_fields__}
         return ArchiveStatus(**kept, refused=self.refused, rules=[rule.name for _, rule in self._rules])
 
     def close(self) -> None:

@@ -379,9 +379,7 @@ class QueryService:
         except BaseException:
             query.leave("")
             raise
-        return QueryOpened(
-            subscription.number, plan.query.up_to, plan.left_out, granted, self.source.incarnations
-        )  # fmt: skip
+        return QueryOpened(subscription.number, plan.query.up_to, plan.left_out, granted, self.source.incarnations)
 
     def cancel(self, session_id: str, number: int) -> None:
         """See HistoryProxy.cancel_query."""

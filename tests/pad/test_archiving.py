@@ -25,6 +25,7 @@ from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.status.archive import QueriesStatus
 from jbi_pubsub.qos.enforcement import Enforcement
 from tests.conftest import Federation, Figures
 from tests.pad.test_first_object import World, secret
@@ -176,6 +177,19 @@ def test_without_an_archive_nothing_can_be_marked() -> None:
 
 
 # -- when the disk fails ------------------------------------------------------------------------------------------
+
+
+def test_a_store_may_tell_more_of_itself_than_is_known_here(
+    place: Archived, keeping: MemoryKeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a store of somebody else
+    told = {**keeping.status(), "position": 7, "queries": 2, "shards": 12}
+    monkeypatch.setattr(keeping, "status", lambda: told)
+    # Expect what is known to be told, and the rest not
+    status = place.archive.status()
+    assert status["position"] == 7
+    assert "shards" not in status
+    assert isinstance(status.queries, QueriesStatus)
 
 
 def test_what_cannot_be_kept_is_refused_and_nobodys(place: Archived, keeping: MemoryKeeping) -> None:
