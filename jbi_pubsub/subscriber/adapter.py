@@ -147,8 +147,8 @@ class SubscriberAdapter:
         Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
         is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
         lost (`missed`). See `wait_matched`, and `matching`, which is logged. Raises ArgumentError, PredicateError,
-        AddressError, MetadataError, SchemaError, OversizeError, ConfigurationError, LookupNotFoundError: no state is
-        left then.
+        AddressError, MetadataError, SchemaError, OversizeError, ConfigurationError, LookupNotFoundError, and
+        AdapterStateError for a durable one that is open here: no state is left then.
         """
         self._check_open()
         seconds = options.get("timeout")

@@ -60,13 +60,25 @@ class RemoteRegistry:
 
     # -- wishes -------------------------------------------------------------------------------------------------
 
-    def unwant(self, uid: str) -> None:
+    def want(self, subscription: LocalSubscription, *, is_expected: bool) -> None:
+        """Under the lock: have it stand there."""
+        self._mark_to_cancel(self.remotes.want(subscription, is_expected=is_expected))
+        self._link.demand()
+
+    def unwant(self, subscription: LocalSubscription) -> None:
         """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
         with self._link.changed:
-            flow = self.remotes.unwant(uid)
+            flow = self.remotes.unwant(subscription)
             right = self._mark_to_cancel(flow)
-        if flow is not None:
+            if flow is None:
+                return
+            self.remotes.ending.add(subscription.uid)
+        try:
             self._cancel_flow(flow, right)
+        finally:
+            with self._link.changed:
+                self.remotes.ending.discard(subscription.uid)
+                self._link.demand()  # what waited for that
 
     def amend(self, uid: str) -> None:
         """A subscription has other terms: have it stand by these, if it stands."""
@@ -99,8 +111,9 @@ class RemoteRegistry:
                     each.was_refused = each.state is RemoteState.REFUSED
                 self.ask_at = math.inf
                 self.remotes.retry()
-            to_cancel = dict(self.remotes.to_cancel)
-            to_ask = [each for each in self.remotes if each.is_to_ask]
+            ending = self.remotes.ending  # by another thread, whose call is not to end what is asked for now
+            to_cancel = {uid: right for uid, right in self.remotes.to_cancel.items() if uid not in ending}
+            to_ask = [each for each in self.remotes if each.is_to_ask and each.subscription.uid not in ending]
         for uid, right in to_cancel.items():
             if not self._is_cancelled(right, uid):
                 raise WireError(f"no answer to the cancellation of subscription {uid}")

@@ -171,6 +171,8 @@ class RemoteSubscriptions:
     def __init__(self, flows: FlowTable) -> None:
         self.to_cancel: dict[str, str] = {}
         """Rights to cancel what the delegate has, and is to end, by the subscriptions' ids: it has not answered yet."""
+        self.ending: set[str] = set()
+        """Those of these that the application's thread is cancelling: meanwhile nothing is asked under their ids."""
         self._flows = flows
         self._records: dict[str, RemoteSubscription] = {}
 
@@ -193,17 +195,21 @@ class RemoteSubscriptions:
         """Whether the delegate has been asked, or will be, for what may stand there by now."""
         return any(each.state in _OUTSTANDING for each in self)
 
-    def want(self, subscription: LocalSubscription, *, is_expected: bool) -> None:
-        """Have it stand there. A durable one that begins anew has the id of the former one, which may not be over."""
-        record = self._records.get(subscription.uid)
+    def want(self, subscription: LocalSubscription, *, is_expected: bool) -> DeliveryFlow | None:
+        """Have it stand there. A durable one that begins anew has the id of the former one, which may not be over; the
+        flow of that which is to be cancelled, if it stood."""
+        record, flow = self._records.get(subscription.uid), None
+        if record is not None and record.subscription is not subscription:
+            flow = self.unwant(record.subscription)  # whoever cancels it has not come here yet
         if record is None or not record.is_wanted:
             record = self._records[subscription.uid] = RemoteSubscription(subscription)
         record.is_expected = record.is_expected or is_expected
+        return flow
 
-    def unwant(self, uid: str) -> DeliveryFlow | None:
+    def unwant(self, subscription: LocalSubscription) -> DeliveryFlow | None:
         """Have it stand there no more; the flow that is to be cancelled, if it stood."""
-        record = self._records.get(uid)
-        if record is None or not record.is_wanted:
+        record = self._records.get(subscription.uid)
+        if record is None or record.subscription is not subscription or not record.is_wanted:
             return None
         flow = self._end_flow(record) if record.stands else None
         record.happen(_E.UNWANT)

@@ -101,8 +101,7 @@ class DelegateSession:
         with self.link.changed:
             if self.link.stopping.is_set():
                 return False
-            self.registry.remotes.want(subscription, is_expected=subscription.has_begun and not is_past)
-            self.link.demand()
+            self.registry.want(subscription, is_expected=subscription.has_begun and not is_past)
             return True
 
     def ask(self, part: QueryPart) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, QosDeniedError, UnknownUidError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, QosDeniedError, UnknownUidError, unknown_uid
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, TypeName
 from jbi_pubsub.core.quality import GrantedQos
@@ -111,8 +111,15 @@ class SubscriptionTable:
 
     def add(self, subscription: LocalSubscription, opened: TypeName | None, deadline: float) -> None:
         """Have a subscription stand wherever it matches; returns when the lookup services watch for it. `opened`: the
-        type whose schema was opened for its template. Raises LookupNotFoundError: nothing of it is left then."""
+        type whose schema was opened for its template. Raises LookupNotFoundError, and AdapterStateError for a durable
+        one that is open here: nothing of it is left then."""
         with self._lock:
+            if subscription.uid in self._subscriptions:
+                self.templates.forget_if_idle(opened)
+                raise AdapterStateError(
+                    f"durable subscription {subscription.request.durable!r} is open here already",
+                    hint="Use the id that it has, or cancel it first",
+                )
             watch = self.watches.add(subscription, opened)
             self._subscriptions[subscription.uid] = subscription
         try:
@@ -133,7 +140,7 @@ class SubscriptionTable:
             sessions = self.sessions.all()
             self.watches.remove(subscription)
         for session in sessions:
-            session.registry.unwant(subscription.uid)
+            session.registry.unwant(subscription)
         subscription.queue.close()
 
     def amend(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -150,8 +151,7 @@ class Life:
         self.session.want(self.wanted[uid])
 
     def unwant(self, uid: str) -> None:
-        self.wanted.pop(uid)
-        self.session.registry.unwant(uid)
+        self.session.registry.unwant(self.wanted.pop(uid))
 
     def want_again(self, uid: str) -> None:
         """As of a durable one that is cancelled and begins anew."""
@@ -324,6 +324,44 @@ def test_mail_that_may_stand_is_told_that_it_is_refused_and_ends_when_it_is_canc
     life.lead("unwant")
     life.end()
     assert life.delegate.stands == {}
+
+
+def test_who_begins_anew_before_the_former_one_is_cancelled_here_stands_alone() -> None:
+    # Given a durable subscription that stands, and one thread that is about to cancel it
+    life = Life()
+    life.lead("want")
+    life.lead("turn")
+    former = life.wanted["s"]
+    # When another thread has it begin anew, and the first one goes on
+    life.lead("want")
+    life.session.registry.unwant(former)
+    # Expect the new one to stand, under a number of its own
+    life.end()
+    assert life.delegate.stands["s"][1] == 2
+    # Expect it to be cancelled as any other
+    life.lead("unwant")
+    life.end()
+
+
+def test_a_cancellation_that_is_on_its_way_does_not_end_who_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a durable subscription that stands
+    life = Life()
+    life.lead("want")
+    life.lead("turn")
+    unsubscribe = life.delegate.unsubscribe
+
+    def late(right: str, uid: str) -> None:
+        monkeypatch.setattr(life.delegate, "unsubscribe", unsubscribe)
+        life.lead("want")
+        life.turn()
+        unsubscribe(right, uid)
+
+    monkeypatch.setattr(life.delegate, "unsubscribe", late)
+    # When it begins anew, and the session's thread takes a turn, before the delegate hears of its cancellation
+    life.lead("unwant")
+    # Expect the new one to stand
+    life.end()
+    assert life.delegate.stands["s"][1] == 2
 
 
 @settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -173,6 +173,19 @@ def test_a_side_of_a_bridge_that_could_not_open_gives_up_no_name_of_another(fede
             SubscriberAdapter(federation.config, name="app")
 
 
+def test_a_durable_subscription_is_open_once_in_an_adapter(federation: Any) -> None:
+    # Given a durable subscription, in the adapter that has it open
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, durable="d")
+    # When it is opened there again, expect that refused: objects would come to one of both
+    with pytest.raises(AdapterStateError, match="'d' is open here already"):
+        subscriber.register_subscriber(type_name=TYPE, durable="d")
+    assert subscriber.matching(uid).registrations == 0
+    # Expect it to begin anew when it is cancelled
+    subscriber.cancel_subscription(uid)
+    assert subscriber.register_subscriber(type_name=TYPE, durable="d") == uid
+
+
 def test_a_cancellation_that_nobody_answers_is_tried_again(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
@@ -556,7 +569,7 @@ def test_a_session_that_opens_while_it_is_closed_does_not_stand(alone: Any) -> N
 def test_of_a_delegate_that_was_dead_before_it_a_subscription_is_told_nothing(is_older: bool, alone: Any) -> None:
     # Given a delegate that never answers; it was listed when the subscription was made, or came later
     alone.subscription.has_begun = is_older
-    alone.session.registry.unwant("s")
+    alone.session.registry.unwant(alone.subscription)
     alone.session.want(alone.subscription)
     # When it is given up, expect a loss alone where it may have had objects for the subscription
     alone.session._end(WireError("away"))
