@@ -120,8 +120,8 @@ class ArchiveScopes:
 
     def _types_of(self, request: QueryRequest) -> dict[TypeName, list[str] | None]:
         """The types that have something of what is asked for, and of which registrations; None: of all."""
-        uids = set(request.registrations) if request.registrations is not None else None
-        all_of = uids is None and not (request.entries or request.publisher)
+        wanted, uids = request.entries, set(request.registrations) if request.registrations is not None else None
+        all_of = uids is None and not (wanted or request.publisher)
         found: dict[TypeName, list[str] | None] = {}
         for source in self._keeping.sources():
             type_ = source.type
@@ -131,7 +131,7 @@ class ArchiveScopes:
                 continue
             if all_of:
                 found[type_] = None
-            elif (uids is None or source.uid in uids) and fits(request.entries, entries_of(source.entries)):
+            elif (uids is None or source.uid in uids) and (not wanted or fits(wanted, entries_of(source.entries))):
                 known = found.setdefault(type_, [])
                 assert known is not None
                 known.append(source.uid)

@@ -355,6 +355,18 @@ def test_many_queries_one_after_the_other_leave_nothing(place: Asking) -> None:
     assert not place.session._queues
 
 
+def test_entries_that_cannot_be_read_are_no_matter_to_who_asks_for_none(
+    place: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an archive that has a registration whose entries are damaged
+    source = msgspec.structs.replace(place.keeping.known[place.registrations[0].uid], entries=b"damaged")
+    monkeypatch.setattr(place.keeping, "sources", lambda: [source])
+    # Expect who names registrations or publishers to get what they have published
+    assert place.all(registrations=(source.uid,)) == place.all(publisher=source.publisher) == list(range(1, 21))
+    with pytest.raises(StorageError, match="can't be read"):
+        place.ask(entries=(EntryRep(UNIT, ("t",)),))
+
+
 def test_numbers_of_others_are_not_known(place: Asking) -> None:
     opened = place.ask(bound=1)
     with pytest.raises(UnknownUidError):
