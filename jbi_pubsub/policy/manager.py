@@ -1,6 +1,6 @@
 """The policy of a server: rules of a file that is read again when it changes, refusals counted and written down.
 
-Theory of operation: questions are answered from an immutable set of rules, which is replaced as a whole. One thread
+Theory of operation: questions are answered from an immutable set of rules, which is replaced as a whole. One job
 looks at the file, and writes the audit log. A file that can't be used leaves the rules in force, and says so; so it is
 at a start, where a copy is kept of the file that was in force last.
 """

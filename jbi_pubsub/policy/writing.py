@@ -1,4 +1,4 @@
-"""Policies as the text of a file, and one value of a file changed where it stands, all else as it was written."""
+"""Policies written into a file: the whole text, or one value where it stands, all else as it was written."""
 
 from __future__ import annotations
 

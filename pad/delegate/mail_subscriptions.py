@@ -181,8 +181,9 @@ class MailSubscriptions:
             return request.direct or any((request.uid, a) not in self._unsubscribed for a in request.recipients)
 
     def follow(self, action: LinkAction, token: str) -> None:
-        """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
-        its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
+        """Do what a link of a mail says (see protocol/mail_links.py): its recipient gets no more mail of the
+        subscription, or its lease begins anew. When this returns it is on disk, if there is one; a second time changes
+        nothing.
 
         Raises UnknownUidError for a subscription that is not here, and for a link that proves nothing alike;
         StorageError.

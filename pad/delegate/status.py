@@ -49,7 +49,7 @@ TYPES_MOST: Final = 200
 
 
 class StatusReports:
-    """Made under the lock."""
+    """Reports of a delegate's state, made under its lock."""
 
     def __init__(self, core: DelegateCore, late_joiners: LateJoiners, mail: MailDispatcher, budget: Budget) -> None:
         self._tables, self._contracts = core.tables, core.contracts

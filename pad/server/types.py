@@ -1,8 +1,7 @@
-"""The type repository over the network: what a delegate answers about types, and what it asks of others.
+"""The type repository over the network: answers of a delegate about types (its questions are in repositories.py).
 
-A delegate with a repository has an entry `jbi.Types` on its item. Whoever does not know a type asks those that have
-one, and believes them when they are of one mind; a delegate with a repository of its own keeps a copy. What is asked
-of others is answered from their own repositories alone, so that a question ends.
+A delegate with a repository has an entry `jbi.Types` on its item. `held` is answered from its own repository alone, so
+that a question ends.
 """
 
 from __future__ import annotations
