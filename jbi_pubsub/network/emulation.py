@@ -87,13 +87,14 @@ class Link:
     """A link of its own for one party, at `host`, an address of loopback beside 127.0.0.1 (Linux answers at all of
     127.0.0.0/8). `shape` says at any time what it is like; `seed` decides the jitter. `with` closes it.
 
-    Raises ConfigurationError for a host that is none of 127.0.0.2 to 127.0.0.9: addresses are rewritten in place.
+    Raises ConfigurationError for a host that is none of 127.0.0.2 to 127.0.9.9, with digits alone: addresses are
+    rewritten in place.
     """
 
     @checked
     def __init__(self, host: str, *, seed: int = 0) -> None:
-        if host[:-1] != HERE[:-1].decode() or host[-1] not in "23456789":
-            raise ConfigurationError(f"no link can be at {host!r}", hint="Give one of 127.0.0.2 to 127.0.0.9")
+        if not re.fullmatch(r"127\.0\.[0-9]\.[2-9]", host):
+            raise ConfigurationError(f"no link can be at {host!r}", hint="Give one of 127.0.0.2 to 127.0.9.9")
         self.host = host
         self.bits_per_second = 0.0
         self.delay = 0.0

@@ -15,12 +15,14 @@ from jbi_pubsub.network.emulation import Link
 
 
 @pytest.fixture
-def new_link() -> Iterator[Callable[..., Link]]:
-    """new_link("127.0.0.2", seed=7) is a link; closed at the end."""
+def new_link(worker_id: str) -> Iterator[Callable[..., Link]]:
+    """new_link("127.0.0.2", seed=7) is a link there; closed at the end. Tests that run beside this one have another
+    network: a port that a server has given back here may be one of theirs by now."""
     links: list[Link] = []
+    network = "".join(filter(str.isdigit, worker_id)) or "0"
 
     def make(host: str, *, seed: int = 0) -> Link:
-        links.append(Link(host, seed=seed))
+        links.append(Link(host.replace("127.0.0.", f"127.0.{network}."), seed=seed))
         return links[-1]
 
     yield make
