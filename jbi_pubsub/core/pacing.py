@@ -1,4 +1,4 @@
-"""Pace: a token bucket. Pure.
+"""Pace: a token bucket, and the time there and back. Pure.
 
 `now` (seconds, any monotonic scale) is an argument; one that is earlier than the last counts as the last.
 """
@@ -50,3 +50,22 @@ class TokenBucket:
         """Seconds until the debt is paid; 0: something may go."""
         debt = -self.fill(now)
         return debt / self.rate if debt > PAID else 0.0
+
+
+class RoundTrip:
+    """Time there and back, from samples in seconds: smoothed, with its deviation (RFC 6298, section 2)."""
+
+    __slots__ = ("deviation", "smoothed")
+
+    def __init__(self) -> None:
+        self.smoothed = 0.0
+        """0 before the first sample."""
+        self.deviation = 0.0
+
+    def add(self, sample: float) -> None:
+        """One more."""
+        if self.smoothed:
+            self.deviation += (abs(sample - self.smoothed) - self.deviation) / 4
+            self.smoothed += (sample - self.smoothed) / 8
+        else:
+            self.smoothed, self.deviation = sample, sample / 2

@@ -1,0 +1,251 @@
+"""Messages between nodes and the blocks that they travel in. Pure.
+
+Rules:
+- The hash of a message is that of its body before compression. A body is compressed once: a repair is the same bytes.
+- Blocks of different messages, origins, totals or sizes never mix.
+- What is on its way is bounded: bytes and messages of each origin and of all together; the oldest of whoever has too
+  much is given up, and told.
+- A message that is complete for the first time is delivered; its hash is remembered, so that it never comes again.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, Footer, cut, hash_of
+
+MESSAGE_MOST: Final = 1 << 30
+"""Bytes of a message's body."""
+PARTS_BYTES: Final = 256 << 20
+"""Bytes of messages that are not complete, of all origins; a quarter of it of one."""
+PARTS_MOST: Final = 10_000
+"""Messages that are not complete."""
+_STEP: Final = 1 << 16
+
+_COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "zlib": zlib.compress, "bz2": bz2.compress, "lzma": lzma.compress
+}  # fmt: skip
+_EXPANDER: Final[dict[str, Callable[[], Any]]] = {
+    "zlib": zlib.decompressobj, "bz2": bz2.BZ2Decompressor, "lzma": lzma.LZMADecompressor
+}  # fmt: skip
+
+
+class NodeMessage(NamedTuple):
+    """A message, as a node says it or has got it."""
+
+    kind: DatagramKind
+    mode: DatagramMode
+    body: bytes
+    origin: bytes = bytes(16)
+    hash: bytes = b""
+    expiration: int = 0
+    """Milliseconds that were left when its last block came; of an unreliable one nothing."""
+    durability: bytes = b""
+    update: int = 0
+    to: bytes = b""
+    """Id of the node that it is for; b"": all."""
+    level: int = 0
+    """Importance, 1 to 5; 0: it does not say."""
+    hops: int = 0
+
+
+class MessageForm(NamedTuple):
+    """Form of a node's messages: how they are cut and described."""
+
+    block: int = 1_360
+    """Bytes of data in a block."""
+    algorithm: int = 0
+    compression: str = "none"
+    max_hops: int = 20
+    inactivity: int = 10
+    """Units of 10 ms."""
+
+
+def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
+    """Blocks of a message of this node, without serials, which they get when they leave."""
+    body, extensions = message.body, []
+    name = hash_of(body, form.algorithm)
+    if form.compression != "none":
+        smaller = _COMPRESS[form.compression](body)
+        if len(smaller) < len(body):
+            body = smaller
+            extensions.append((Extension.COMPRESSION, form.compression.encode()))
+    is_compressed = bool(extensions)
+    if message.to:
+        extensions.append((Extension.TO, message.to))
+    if message.level:
+        extensions.append((Extension.LEVEL, bytes((message.level,))))
+    footer = None
+    if message.mode != DatagramMode.UNRELIABLE:
+        footer = Footer(0, 0, 0, message.expiration, message.durability, message.update)
+    data = cut((body,), form.block)
+    return [
+        Datagram(
+            message.kind, message.mode, message.origin, name, each, number, len(data), footer, 0, form.max_hops,
+            form.inactivity, form.algorithm, is_compressed, extensions=tuple(extensions),
+        )
+        for number, each in enumerate(data, 1)
+    ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """Blocks of a message that have come."""
+
+    touched: float
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    size: int = 0
+    is_reliable: bool = False
+
+
+class _ProcessedHashes:
+    """Hashes of messages that were complete, the last `most` to twice as many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._new: set[tuple[bytes, bytes]] = set()
+        self._old: set[tuple[bytes, bytes]] = set()
+
+    def __contains__(self, key: tuple[bytes, bytes]) -> bool:
+        return key in self._new or key in self._old
+
+    def add(self, key: tuple[bytes, bytes]) -> None:
+        """Remember one more."""
+        if len(self._new) >= self._most:
+            self._old, self._new = self._new, set()
+        self._new.add(key)
+
+
+class Assembler:
+    """Messages that come in blocks, in any order, some of them twice."""
+
+    def __init__(self, *, processed: int = 1_000_000, most_bytes: int = PARTS_BYTES, most: int = PARTS_MOST) -> None:
+        """`processed`: hashes that are remembered; `most_bytes`, `most`: of messages that are not complete."""
+        self._processed = _ProcessedHashes(processed)
+        self._most_bytes, self._most = most_bytes, most
+        self._parts: OrderedDict[tuple[bytes, bytes, int], _Assembly] = OrderedDict()
+        self._bytes: dict[bytes, int] = {}
+        self.given_up = 0
+        """Messages that there was no room for."""
+
+    def __len__(self) -> int:
+        """Messages that are not complete."""
+        return len(self._parts)
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
+        return sum(self._bytes.values())
+
+    def has_processed(self, origin: bytes, name: bytes) -> bool:
+        """Whether a message was complete before."""
+        return (origin, name) in self._processed
+
+    def add(self, datagram: Datagram, now: float) -> NodeMessage | None:
+        """A block has come: the message, when it is complete for the first time. Raises ProtocolError for one whose
+        blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks."""
+        if (datagram.origin, datagram.message) in self._processed:
+            return None
+        if datagram.total * len(datagram.data) > MESSAGE_MOST + len(datagram.data):
+            raise ProtocolError(f"a message of more than {MESSAGE_MOST} bytes")
+        if datagram.total == 1:
+            return self._complete(datagram, bytes(datagram.data))
+        key = (datagram.origin, datagram.message, datagram.total)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = _Assembly(now, is_reliable=datagram.mode != DatagramMode.UNRELIABLE)
+        part.touched = now
+        self._parts.move_to_end(key)
+        if datagram.block in part.blocks:
+            return None
+        part.blocks[datagram.block] = bytes(datagram.data)
+        self._grow(key, part, len(datagram.data))
+        if len(part.blocks) < datagram.total:
+            self._make_room(datagram.origin)
+            return None
+        self._drop(key)
+        sizes = {len(data) for number, data in part.blocks.items() if number < datagram.total}
+        if len(sizes) > 1 or len(part.blocks[datagram.total]) > min(sizes):
+            raise ProtocolError("blocks of different sizes")
+        return self._complete(datagram, b"".join(part.blocks[number] for number in range(1, datagram.total + 1)))
+
+    def expire(self, now: float, inactivity: float) -> int:
+        """Give up unreliable messages of which nothing has come for so many seconds; how many."""
+        stale = [key for key, part in self._parts.items() if not part.is_reliable and part.touched + inactivity <= now]
+        for key in stale:
+            self._drop(key)
+        return len(stale)
+
+    def forget(self, origin: bytes) -> None:
+        """An origin has left: what is not complete will not be."""
+        for key in [key for key in self._parts if key[0] == origin]:
+            self._drop(key)
+
+    def _complete(self, datagram: Datagram, data: bytes) -> NodeMessage:
+        body = data
+        if datagram.is_compressed:
+            body = expanded(data, datagram.extension(Extension.COMPRESSION).decode(errors="replace"))
+        if hash_of(body, datagram.algorithm) != datagram.message:
+            raise ProtocolError("a message that is not what its hash says")
+        self._processed.add((datagram.origin, datagram.message))
+        level, footer = datagram.extension(Extension.LEVEL), datagram.footer
+        return NodeMessage(
+            datagram.kind, datagram.mode, body, datagram.origin, datagram.message,
+            footer.expiration if footer else 0, footer.durability if footer else b"", footer.update if footer else 0,
+            datagram.extension(Extension.TO), level[0] if level else 0, datagram.hops,
+        )  # fmt: skip
+
+    def _grow(self, key: tuple[bytes, bytes, int], part: _Assembly, size: int) -> None:
+        part.size += size
+        self._bytes[key[0]] = self._bytes.get(key[0], 0) + size
+
+    def _drop(self, key: tuple[bytes, bytes, int]) -> None:
+        part = self._parts.pop(key)
+        left = self._bytes[key[0]] - part.size
+        if left:
+            self._bytes[key[0]] = left
+        else:
+            self._bytes.pop(key[0])
+
+    def _make_room(self, origin: bytes) -> None:
+        """The oldest of an origin that has too much go, or of the one that has most."""
+        while self._bytes.get(origin, 0) > self._most_bytes // 4:
+            self._give_up(origin)
+        while len(self._parts) > self._most or self.size > self._most_bytes:
+            self._give_up(max(self._bytes, key=self._bytes.__getitem__))
+
+    def _give_up(self, origin: bytes) -> None:
+        self._drop(next(key for key in self._parts if key[0] == origin))
+        self.given_up += 1
+
+
+def expanded(data: bytes, compression: str) -> bytes:
+    """The body before compression. Raises ProtocolError for what is none, or larger than a message may be."""
+    make = _EXPANDER.get(compression)
+    if make is None:
+        raise ProtocolError(f"a compression {compression[:20]!r} that nobody knows")
+    expander = make()
+    found, size = [], 0
+    try:
+        for at in range(0, len(data), _STEP):
+            piece = data[at : at + _STEP]
+            while not expander.eof:
+                found.append(expander.decompress(piece, _STEP))
+                size += len(found[-1])
+                if size > MESSAGE_MOST:
+                    raise ProtocolError(f"a message of more than {MESSAGE_MOST} bytes")
+                piece = getattr(expander, "unconsumed_tail", b"")  # zlib's; the others keep it
+                if not piece and getattr(expander, "needs_input", True):
+                    break
+    except (zlib.error, OSError, EOFError, lzma.LZMAError) as exc:
+        raise ProtocolError(f"what is no {compression}: {exc}") from exc
+    if not expander.eof:
+        raise ProtocolError(f"{compression} that does not end")
+    return b"".join(found)

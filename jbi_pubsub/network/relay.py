@@ -1,0 +1,151 @@
+"""Passing messages on from one network to the others. Pure.
+
+Rules:
+- A message goes on to a network when it is complete for the first time here, and none of its blocks was heard there.
+- It waits for a random time first, drawn once for a burst on a network, so that order stays. Who hears another node
+  pass messages on there waits for that: of nodes side by side one does it.
+- Its blocks are the same bytes, but for hops, sender and number; it goes over as many nodes as its sender allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from jbi_pubsub.network.datagram import Datagram, DatagramKind
+from jbi_pubsub.network.message import NodeMessage
+
+KEPT_BYTES: Final = 64 << 20
+"""Bytes of blocks whose message is not complete, or waits to go on."""
+BURST_SECONDS: Final = 0.05
+"""Messages that come this close to each other go on after the same delay."""
+
+
+@dataclass(slots=True)
+class _Passing:
+    """Blocks of a message, and the networks where it was heard."""
+
+    heard: int = 0
+    """Bit mask of networks."""
+    blocks: dict[int, Datagram] = field(default_factory=dict)
+    size: int = 0
+    waits: int = 0
+    """Networks that it is to go on to yet."""
+    left: dict[int, list[int]] = field(default_factory=dict)
+    """Blocks that have not gone on, by network, falling."""
+
+
+class Relay:
+    """Messages between networks. One thread at a time."""
+
+    def __init__(self, networks: int) -> None:
+        """`networks`: their number; of one nothing is kept."""
+        self._networks = networks
+        self._messages: OrderedDict[tuple[bytes, bytes], _Passing] = OrderedDict()
+        self._size = 0
+        self._planned: list[tuple[float, int, int, tuple[bytes, bytes]]] = []
+        self._count = 0
+        self._bursts: list[tuple[float, float]] = [(-inf, 0.0)] * networks
+        """When the last message was planned on a network, and the delay of its burst."""
+        self._queues: list[deque[tuple[bytes, bytes]]] = [deque() for _ in range(networks)]
+        """Messages that go on now, by network."""
+        self._quiet_until = [-inf] * networks
+        """Until then another node passes messages on there."""
+
+    def hear(self, at: int, datagram: Datagram) -> None:
+        """A block was heard on a network."""
+        if self._networks == 1 or datagram.kind == DatagramKind.REQUEST:
+            return
+        key = (datagram.origin, datagram.message)
+        passing = self._messages.get(key)
+        if passing is None:
+            passing = self._messages[key] = _Passing()
+        if not datagram.is_repair:
+            passing.heard |= 1 << at
+        if datagram.block not in passing.blocks:
+            passing.blocks[datagram.block] = datagram._replace(data=bytes(datagram.data), is_repair=False)
+            passing.size += len(datagram.data)
+            self._size += len(datagram.data)
+        while self._size > KEPT_BYTES and len(self._messages) > 1:
+            self._forget(next(iter(self._messages)))
+
+    def delay_on(self, at: int, now: float, most: float, uniform: Callable[[float, float], float]) -> float:
+        """Seconds that a message waits before it goes on to a network."""
+        when, delay = self._bursts[at]
+        if now - when > BURST_SECONDS + most:
+            delay = uniform(0, most)
+        self._bursts[at] = (now, delay)
+        return delay
+
+    def yield_to_other(self, at: int, until: float) -> None:
+        """Another node passes messages on there: ours wait."""
+        self._quiet_until[at] = until
+        while self._queues[at]:
+            self._count += 1
+            heapq.heappush(self._planned, (until, self._count, at, self._queues[at].popleft()))
+
+    def plan(self, at: int, message: NodeMessage, when: float) -> None:
+        """Have a message go on to a network at a time, unless it was heard there, or has come far enough."""
+        key = (message.origin, message.hash)
+        passing = self._messages.get(key)
+        if passing is None or passing.heard >> at & 1:
+            return
+        first = next(iter(passing.blocks.values()))
+        if first.hops + 1 > first.max_hops:
+            return
+        passing.waits += 1
+        self._count += 1
+        heapq.heappush(self._planned, (when, self._count, at, key))
+
+    def forget(self, message: NodeMessage) -> None:
+        """Drop a message that has come to whom it was for."""
+        self._forget((message.origin, message.hash))
+
+    def due(self) -> float:
+        """When the next one goes on."""
+        return self._planned[0][0] if self._planned else inf
+
+    def tick(self, now: float) -> None:
+        """Have those go on whose time has come."""
+        while self._planned and self._planned[0][0] <= now:
+            _, _, at, key = heapq.heappop(self._planned)
+            if now < self._quiet_until[at]:
+                self._count += 1
+                heapq.heappush(self._planned, (self._quiet_until[at], self._count, at, key))
+            else:
+                self._queues[at].append(key)
+
+    def has_next(self, at: int) -> bool:
+        """Whether something goes on to a network now, perhaps."""
+        return bool(self._queues[at])
+
+    def next(self, at: int) -> Datagram | None:
+        """The next block that goes on to a network."""
+        queue = self._queues[at]
+        while queue:
+            passing = self._messages.get(queue[0])
+            if passing is not None and not passing.heard >> at & 1:
+                block = (
+                    passing.left[at].pop() if passing.left.setdefault(at, sorted(passing.blocks, reverse=True)) else 0
+                )
+                if block:
+                    return passing.blocks[block]
+            queue.popleft()
+            if passing is not None:
+                self._is_over(passing)
+        return None
+
+    def _is_over(self, passing: _Passing) -> None:
+        passing.waits -= 1
+        if not passing.waits:
+            self._size -= passing.size
+            passing.blocks, passing.size = {}, 0
+
+    def _forget(self, key: tuple[bytes, bytes]) -> None:
+        passing = self._messages.pop(key, None)
+        if passing is not None:
+            self._size -= passing.size

@@ -1,0 +1,133 @@
+"""Networks in virtual time: segments that lose, delay and overtake datagrams, and nodes on them. Seeded."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
+from jbi_pubsub.network.message import NodeMessage
+
+
+class Segment:
+    """A medium that all its members share: so many bytes a second, each datagram to each member, or lost on its way."""
+
+    def __init__(
+        self, world: World, *, loss: float = 0.0, rate: float = 5e6, delay: float = 0.0025, overtaking: float = 0.0
+    ) -> None:
+        self._world = world
+        self.loss, self.rate, self.delay, self.overtaking = loss, rate, delay, overtaking
+        self.is_cut = False
+        self.members: list[tuple[Node, int]] = []
+        self._is_busy = False
+        self._turn = 0
+        self.bytes = self.datagrams = 0
+
+    def kick(self) -> None:
+        """Let the next member send, if something waits."""
+        if self._is_busy:
+            return
+        for step in range(len(self.members)):
+            node, at = self.members[(self._turn + step) % len(self.members)]
+            if node.is_up and node.exchange.has_outgoing(at):
+                data = node.exchange.outgoing(at, self._world.now)
+                if data is not None:
+                    self._turn = (self._turn + step + 1) % len(self.members)
+                    self._send(node, data)
+                    return
+
+    def _send(self, sender: Node, data: bytes) -> None:
+        world, chance = self._world, self._world.chance
+        self._is_busy = True
+        self.bytes += len(data)
+        self.datagrams += 1
+        end = world.now + len(data) / self.rate
+
+        def over() -> None:
+            self._is_busy = False
+            self.kick()
+            sender.arm()
+
+        world.at(end, over)
+        for node, at in self.members:
+            if node is sender or self.is_cut or chance.random() < self.loss:
+                continue
+            late = chance.uniform(0, self.overtaking) if self.overtaking and chance.random() < 0.5 else 0.0
+            world.at(end + self.delay + late, lambda node=node, at=at: node.hear(at, data))  # type: ignore[misc]
+
+
+class Node:
+    """A node on some segments."""
+
+    def __init__(self, world: World, number: int, segments: list[Segment], settings: ExchangeSettings) -> None:
+        self._world = world
+        self.id = number.to_bytes(4) + bytes(12)
+        chance = random.Random(world.chance.random())
+        self.exchange = Exchange(self.id, 1, len(segments), chance.uniform, settings)
+        self.segments = segments
+        self.heard: list[NodeMessage] = []
+        self.said: set[bytes] = set()
+        self.is_up = True
+        self._armed = float("inf")
+        for at, segment in enumerate(segments):
+            segment.members.append((self, at))
+        self.arm()
+
+    def say(self, body: bytes, mode: DatagramMode = DatagramMode.RELIABLE, **given: object) -> None:
+        """Say a publication now."""
+        self.said.add(body)
+        message = NodeMessage(DatagramKind.PUBLICATION, mode, body)._replace(**given)
+        self.exchange.say(message, self._world.now)
+        self._kick()
+
+    def hear(self, at: int, data: bytes) -> None:
+        """A datagram has come."""
+        if self.is_up:
+            self.heard.extend(self.exchange.received(at, data, self._world.now))
+            self._kick()
+            self.arm()
+
+    def arm(self) -> None:
+        """Have the next thing done when it is due."""
+        due = max(self.exchange.due(), self._world.now)
+        if self.is_up and due < self._armed:
+            self._armed = due
+            self._world.at(due, lambda: self._tick(due))
+
+    def _tick(self, due: float) -> None:
+        if due == self._armed and self.is_up:
+            self._armed = float("inf")
+            self.exchange.tick(self._world.now)
+            self._kick()
+            self.arm()
+
+    def _kick(self) -> None:
+        for segment in self.segments:
+            segment.kick()
+
+
+class World:
+    """What happens, in order."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self._count = 0
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+
+    def at(self, when: float, what: Callable[[], object]) -> None:
+        """Have something happen."""
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, what))
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Go on, until it is done, or that time has come; whether it is."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+            if done():
+                return True
+        self.now = until
+        return done()

@@ -1,0 +1,182 @@
+"""Nodes that lose, repair and pass on messages, in virtual time: all come, once, and little more goes than need be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from jbi_pubsub.network.datagram import DatagramMode
+from jbi_pubsub.network.exchange import ExchangeSettings
+
+from .simulated import Node, Segment, World
+
+pytestmark = pytest.mark.unit
+
+HEADERS = 48 + 16 + 24
+SIZE = 1_300
+
+
+class Net:
+    """A world with segments and nodes, the first of which says what all others are to hear."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(seed)
+        self.nodes: list[Node] = []
+        self.segments: list[Segment] = []
+
+    def segment(self, **given: float) -> Segment:
+        """One more."""
+        self.segments.append(Segment(self.world, **given))
+        return self.segments[-1]
+
+    def node(self, *segments: Segment, hold: int = 0) -> Node:
+        """One more; with `hold` it holds so many blocks alone."""
+        settings = ExchangeSettings(cache_bytes=hold * (SIZE + 120)) if hold else ExchangeSettings()
+        self.nodes.append(Node(self.world, len(self.nodes) + 1, list(segments), settings))
+        return self.nodes[-1]
+
+    def said(self, count: int, until: float = 30.0, mode: DatagramMode = DatagramMode.RELIABLE) -> list[float]:
+        """Have the first node say messages of a block each; bytes on each segment over those that must be, when all
+        others have heard all of them."""
+        self.world.run(self.world.now + 2.5)
+        before = [each.bytes for each in self.segments]
+        bodies = [b"%06d" % number + self.world.chance.randbytes(SIZE - 6) for number in range(count)]
+        for each in bodies:
+            self.nodes[0].say(each, mode)
+        others = self.nodes[1:]
+        begun = self.world.now
+        self.world.run(begun + until, lambda: all(len(each.heard) >= count for each in others))
+        for each in others:
+            assert sorted(message.body for message in each.heard) == bodies
+        least = count * (SIZE + HEADERS)
+        return [(each.bytes - was) / least for each, was in zip(self.segments, before, strict=True)]
+
+
+@pytest.mark.parametrize(("loss", "most"), [(0.0, 1.01), (0.01, 1.08), (0.05, 1.30), (0.2, 2.1), (0.3, 2.8)])
+def test_what_is_lost_is_sent_again_and_little_more(loss: float, most: float) -> None:
+    # Given five receivers that lose datagrams, each its own; requests and repairs too
+    net = Net()
+    segment = net.segment(loss=loss)
+    for _ in range(6):
+        net.node(segment)
+    # Expect all at all of them, once, and about what the best possible would take (1.05, 1.24, 1.91, 2.39)
+    assert net.said(400)[0] <= most
+
+
+def test_datagrams_that_overtake_each_other_are_not_asked_for() -> None:
+    net = Net()
+    segment = net.segment(overtaking=0.010)
+    for _ in range(4):
+        Node(net.world, len(net.nodes) + 1, [segment], ExchangeSettings(reorder_seconds=0.015))
+        net.nodes.append(segment.members[-1][0])
+    assert net.said(300)[0] <= 1.01
+
+
+@pytest.mark.parametrize("relays", [1, 2, 3])
+def test_of_relays_side_by_side_one_passes_on(relays: int) -> None:
+    # Given two networks, and some nodes that are on both
+    net = Net()
+    one, other = net.segment(), net.segment()
+    net.node(one)
+    for _ in range(relays):
+        net.node(one, other)
+    for _ in range(3):
+        net.node(other)
+    assert net.said(300)[1] <= 1.2
+
+
+@pytest.mark.parametrize("losses", [(0.05, 0.05, 0.05), (0.0, 0.0, 0.2), (0.2, 0.2, 0.2)])
+def test_what_a_relay_does_not_hold_any_more_it_asks_for_further(losses: tuple[float, ...]) -> None:
+    # Given a chain of networks whose relays hold five blocks
+    net = Net()
+    segments = [net.segment(loss=each) for each in losses]
+    net.node(segments[0])
+    for before, behind in pairwise(segments):
+        net.node(before, behind, hold=5)
+    for _ in range(3):
+        net.node(segments[-1])
+    # Expect all at the end of it
+    net.said(400)
+
+
+def test_a_node_that_comes_late_gets_what_still_lives() -> None:
+    net = Net()
+    segment = net.segment()
+    net.node(segment)
+    net.node(segment)
+    net.said(50)
+    late = net.node(segment)
+    net.world.run(net.world.now + 10.0, lambda: len(late.heard) >= 50)
+    assert sorted(each.body for each in late.heard) == sorted(each.body for each in net.nodes[1].heard)
+
+
+def test_what_its_origin_can_not_give_any_more_others_give() -> None:
+    # Given a node that leaves with its last block, while others lose a third of all
+    net = Net()
+    segment = net.segment(loss=0.3)
+    first = net.node(segment)
+    others = [net.node(segment) for _ in range(4)]
+    net.world.run(2.5)
+    for number in range(100):
+        first.say(b"%06d" % number + bytes(SIZE - 6))
+    net.world.run(net.world.now + 10.0, lambda: not first.exchange.has_outgoing(0))
+    first.is_up = False
+    # When it has aged out, expect each to have what any of them has
+    net.world.run(net.world.now + 40.0)
+    had = {message.body for each in others for message in each.heard}
+    assert len(had) >= 99
+    assert all({message.body for message in each.heard} == had for each in others)
+
+
+def test_an_expired_message_is_not_repaired() -> None:
+    net = Net()
+    segment = net.segment()
+    first = net.node(segment)
+    net.world.run(0.5)
+    first.say(b"short-lived", expiration=500)
+    first.say(b"long-lived", expiration=60_000)
+    net.world.run(net.world.now + 2.0)
+    late = net.node(segment)
+    net.world.run(net.world.now + 10.0)
+    assert [each.body for each in late.heard] == [b"long-lived"]
+
+
+def test_of_a_durable_message_the_last_update_counts() -> None:
+    net = Net()
+    segment = net.segment(overtaking=0.02, loss=0.2)
+    first = net.node(segment)
+    other = net.node(segment)
+    net.world.run(0.5)
+    for update in range(1, 20):
+        first.say(
+            b"update %d" % update, DatagramMode.DURABLE, durability=b"d" * 16, update=update, expiration=3_600_000
+        )
+    net.world.run(net.world.now + 10.0)
+    heard = [each.update for each in other.heard]
+    assert heard == sorted(set(heard))
+    assert heard[-1] == 19
+
+
+def test_an_unreliable_message_is_not_asked_for() -> None:
+    net = Net()
+    segment = net.segment(loss=0.3)
+    first = net.node(segment)
+    other = net.node(segment)
+    net.world.run(0.5)
+    for number in range(300):
+        first.say(b"%d" % number, DatagramMode.UNRELIABLE)
+    net.world.run(net.world.now + 10.0)
+    assert 150 < len(other.heard) < 260
+    assert not any(log.seen for log in other.exchange.logs.values())
+
+
+def test_a_directed_message_comes_to_its_addressee_alone() -> None:
+    net = Net()
+    segment = net.segment(loss=0.2)
+    nodes = [net.node(segment) for _ in range(4)]
+    net.world.run(0.5)
+    for number in range(50):
+        nodes[0].say(b"%d" % number, to=nodes[2].id)
+    net.world.run(net.world.now + 10.0)
+    assert [len(each.heard) for each in nodes] == [0, 0, 50, 0]
