@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
@@ -25,12 +25,21 @@ log = logging.getLogger("jbi_pubsub.network")
 
 PACED_SECONDS: Final = 0.02
 """Seconds of a link's rate that go at once."""
+RATE: Final = 5e6
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
 """Until a busy link is tried again."""
 DELIVERIES_MOST: Final = 10_000
 """Messages that have come and are not delivered."""
 STOP_SECONDS: Final = 5.0
+
+
+class NetworkLink(NamedTuple):
+    """A link and its terms."""
+
+    link: DatagramLink
+    rate: float = RATE
+    """Bytes a second at most."""
 
 
 class Network:
@@ -40,15 +49,16 @@ class Network:
         self,
         me: bytes,
         epoch: int,
-        links: Sequence[tuple[DatagramLink, float]],
+        links: Sequence[NetworkLink],
         deliver: Callable[[NodeMessage], None],
         settings: ExchangeSettings | None = None,
     ) -> None:
-        """`links`: each with its rate in bytes a second; `deliver` is called by a thread of its own, one after the
+        """`deliver` is called by a thread of its own, one after the
         other, and may wait."""
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
-        self._links = [link for link, _ in links]
-        self._buckets = [TokenBucket(rate, max(PACED_SECONDS * rate, 1_500), time.monotonic()) for _, rate in links]
+        self._links = [each.link for each in links]
+        now = time.monotonic()
+        self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
         self._deliver = deliver
         self._lock = threading.Lock()
         """Covers the exchange."""
