@@ -9,7 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.network.announcing import NodeAnnouncer
 from jbi_pubsub.network.bodies import (
-    LogRanges,
     NodeAnnouncement,
     decoded_announcement,
     decoded_request,
@@ -27,16 +27,22 @@ from jbi_pubsub.network.bodies import (
 )
 from jbi_pubsub.network.cache import BlockCache, HeldBlock
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, read
-from jbi_pubsub.network.log import LogId, LogRecovery, OriginLog, Request
+from jbi_pubsub.network.log import SERIAL_MOST, LogId, LogRecovery, OriginLog, Request
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks
+from jbi_pubsub.network.peers import NodePeer, Peers
 from jbi_pubsub.network.relay import Relay
 
 ANNOUNCE_SECONDS: Final = 2.0
 NODE_TIMEOUT: Final = 10.0
+QUEUE_BYTES: Final = 16 << 20
 CACHE_BYTES: Final = 256 << 20
 ACK_RANGES: Final = 500
+NUMBER_BITS: Final = 40
+"""Of a datagram's number those of one start of its sender; above them is the epoch."""
+EPOCHS_MOST: Final = 1 << 24
 FURTHER_MOST: Final = 10_000
 """Blocks that are asked for further at a time."""
+ROOM_SECONDS: Final = 0.01
 LIFE: Final = 60_000
 """Milliseconds that a reliable message lives, where it does not say."""
 
@@ -45,6 +51,11 @@ class ExchangeSettings(msgspec.Struct, frozen=True):
     """Settings of a node for its networks (Table 3 of the report)."""
 
     name: str = ""
+    addresses: tuple[str, ...] = ()
+    """HOST:PORT where the node's own port is."""
+    roles: tuple[str, ...] = ()
+    queue_bytes: int = QUEUE_BYTES
+    """Bytes that wait to go to a network: beyond them there is no room."""
     announce_seconds: float = ANNOUNCE_SECONDS
     node_timeout: float = NODE_TIMEOUT
     cache_bytes: int = CACHE_BYTES
@@ -52,6 +63,10 @@ class ExchangeSettings(msgspec.Struct, frozen=True):
     form: MessageForm = MessageForm()
     reorder_seconds: float = 0.0
     round_trip: float = 0.005
+
+    def announcement(self, epoch: int) -> NodeAnnouncement:
+        """An announcement of a node that holds nothing."""
+        return NodeAnnouncement(1, self.name, self.addresses, self.roles, epoch, 0, ())
 
 
 @dataclass(eq=False, slots=True)
@@ -65,15 +80,6 @@ class _Outgoing:
     serial: int = 0
 
 
-@dataclass(slots=True)
-class Peer:
-    """A node that is heard. `at`: the network where it was heard first."""
-
-    announcement: NodeAnnouncement
-    at: int
-    heard: float
-
-
 @dataclass(eq=False, slots=True)
 class _NetworkSide:
     """A network, and what waits to go there."""
@@ -84,8 +90,9 @@ class _NetworkSide:
     repairs: deque[tuple[LogId, int]] = field(default_factory=deque)
     control: deque[Datagram] = field(default_factory=deque)
     new: deque[_Outgoing] = field(default_factory=deque)
+    waiting: int = 0
+    """Bytes of `new`."""
     announce_at: float = 0.0
-    rotation: int = 0
 
 
 class Exchange:
@@ -109,7 +116,7 @@ class Exchange:
         self._assembler = Assembler()
         self._serials: dict[LogId, int] = {}
         self._durable: dict[tuple[bytes, bytes], int] = {}
-        self.peers: dict[bytes, Peer] = {}
+        self.peers = Peers(me, self._settings.node_timeout)
         self._connections = [
             _NetworkSide(
                 LogRecovery(
@@ -117,11 +124,12 @@ class Exchange:
                     round_trip=self._settings.round_trip,
                 ),
                 me[:4],
+                (epoch & EPOCHS_MOST - 1) << NUMBER_BITS,
             )
             for _ in range(networks)
         ]  # fmt: skip
         self._relay = Relay(networks)
-        self._announcements = 0
+        self._announcer = NodeAnnouncer(me, self._settings.announcement(epoch), self._settings.ack_ranges, networks)
         self._came_at: dict[LogId, int] = {}
         """Network that a log came by first."""
         self._further: dict[tuple[LogId, int], set[int]] = {}
@@ -136,8 +144,23 @@ class Exchange:
         stream = int.from_bytes(message.to[:8]) if message.to else 0
         log_id = LogId(self.me, self.epoch, stream) if message.mode != DatagramMode.UNRELIABLE else None
         out = [_Outgoing(each, now + life / 1000, log_id) for each in blocks(message, self._settings.form)]
+        size = sum(len(each.datagram.data) for each in out)
         for connection in self._connections:
             connection.new.extend(out)
+            connection.waiting += size
+
+    def room(self) -> float:
+        """Seconds until there may be room for another message; 0: there is."""
+        return ROOM_SECONDS if any(each.waiting > self._settings.queue_bytes for each in self._connections) else 0.0
+
+    def settled(self, origin: bytes, epoch: int) -> int:
+        """The serial up to which nothing more comes of a log: all has come, or is over."""
+        log = self.logs.get(LogId(origin, epoch))
+        return SERIAL_MOST if log is None else log.settled
+
+    def facts(self, now: float) -> dict[bytes, NodePeer]:
+        """Other nodes, by their ids."""
+        return self.peers.facts(now, (each.recovery.losses() for each in self._connections))
 
     # -- what comes -----------------------------------------------------------------------------------------------
 
@@ -146,7 +169,7 @@ class Exchange:
         datagram = read(data)
         if isinstance(datagram, str):
             raise ProtocolError(f"a datagram {datagram}")
-        if datagram.origin == self.me and datagram.sender == self.me[:4]:
+        if datagram.origin == self.me and self._is_own(datagram):
             return
         connection = self._connections[at]
         connection.recovery.note_number(datagram.sender, datagram.number, now)
@@ -185,6 +208,21 @@ class Exchange:
         if not message.to or message.to == self.me:
             yield message
 
+    def _is_own(self, datagram: Datagram) -> bool:
+        """Whether a datagram under our id tells us nothing: we have sent it ourselves, or a twin has. Told is one of a
+        later start than ours, or that we have never sent; of an earlier start may be what we said ourselves then."""
+        number, footer = datagram.number, datagram.footer
+        is_direct = datagram.sender == self.me[:4]
+        epoch = footer.epoch if footer is not None and footer.serial else 0
+        of_twin = epoch > self.epoch
+        if is_direct:
+            of_twin |= number > max(each.number for each in self._connections)
+        if footer is not None and epoch == self.epoch:
+            of_twin |= footer.serial > self._serials.get(LogId(self.me, epoch, footer.stream), 0)
+        if of_twin:
+            self.peers.hear_twin(epoch)
+        return of_twin or is_direct
+
     def _answer(self, at: int, request: Request, now: float) -> None:
         """Answer what is asked for on a network; what we do not hold any more is asked for where it came from."""
         connection = self._connections[at]
@@ -198,8 +236,8 @@ class Exchange:
 
     def _hear(self, at: int, message: NodeMessage, now: float) -> None:
         announcement = decoded_announcement(message.body)
-        known = self.peers.get(message.origin)
-        self.peers[message.origin] = Peer(announcement, known.at if known else at, now)
+        if not self.peers.hear(message.origin, announcement, at, now):
+            return
         recovery = self._connections[at].recovery
         for each in announcement.held:
             is_own = each.origin == message.origin
@@ -245,6 +283,7 @@ class Exchange:
             return self._numbered(connection, passed, expires, of, footer.serial if footer else 0, now, is_repair=False)
         while connection.new:
             out = connection.new.popleft()
+            connection.waiting -= len(out.datagram.data)
             if out.expires <= now:
                 continue
             if out.log_id is not None and not out.serial:
@@ -304,57 +343,28 @@ class Exchange:
         """Do what is due: requests, answers in the place of others, announcements, what has expired or left."""
         for log_id, serial in self._cache.expire(now):
             self._give_up(log_id, serial)
-        for origin, peer in list(self.peers.items()):
-            if now - peer.heard > self._settings.node_timeout:
-                del self.peers[origin]
-                for log_id, log in self.logs.items():
-                    log.is_gone |= log_id.origin == origin
+        for origin in self.peers.age(now):
+            for log_id, log in self.logs.items():
+                log.is_gone |= log_id.origin == origin
         self._relay.tick(now)
-        for connection in self._connections:
+        for at, connection in enumerate(self._connections):
             connection.repairs.extend(connection.recovery.answers(now))
             request = connection.recovery.request(now)
             if request is not None:
                 self._control(connection, DatagramKind.REQUEST, DatagramMode.UNRELIABLE, encoded_request(request))
             is_due = connection.announce_at <= now
             if is_due:
+                connection.recovery.count_losses()
                 connection.announce_at = now + self._settings.announce_seconds * self._uniform(0.9, 1.1)
             if connection.recovery.announces(now) or is_due:
-                self._announce(connection)
+                losses = connection.recovery.losses()
+                body = encoded_announcement(self._announcer.next(at, self.logs, losses))
+                self._control(connection, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, body)
 
     def _control(self, connection: _NetworkSide, kind: DatagramKind, mode: DatagramMode, body: bytes) -> None:
         form = msgspec.structs.replace(self._settings).form._replace(block=60_000)
         life = int(self._settings.announce_seconds * 1000)
         connection.control.extend(blocks(NodeMessage(kind, mode, body, self.me, expiration=life), form))
-
-    def _announce(self, connection: _NetworkSide) -> None:
-        own = [
-            LogRanges(*log_id, tuple(log.held), log.floor)
-            for log_id, log in self.logs.items()
-            if log_id.origin == self.me and log_id.stream == 0
-        ]
-        others = [
-            LogRanges(*log_id, tuple(log.held)) for log_id, log in self.logs.items()
-            if log_id.origin != self.me and log.held
-        ]  # fmt: skip
-        held = own + self._rotated(connection, others)
-        self._announcements += 1
-        body = encoded_announcement(
-            NodeAnnouncement(1, self._settings.name, (), (), self.epoch, self._announcements, tuple(held))
-        )
-        self._control(connection, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, body)
-
-    def _rotated(self, connection: _NetworkSide, others: Sequence[LogRanges]) -> list[LogRanges]:
-        """As many as there is room for, others each time."""
-        found: list[LogRanges] = []
-        room = self._settings.ack_ranges
-        for turn in range(len(others)):
-            each = others[(connection.rotation + turn) % len(others)]
-            if room <= 0:
-                connection.rotation += turn
-                break
-            found.append(msgspec.structs.replace(each, ranges=each.ranges[:room]))
-            room -= len(each.ranges)
-        return found
 
     def _keep(self, log_id: LogId, serial: int, block: HeldBlock) -> None:
         for gone, number in self._cache.put(log_id, serial, block):

@@ -26,7 +26,10 @@ from jbi_pubsub.core.pacing import RoundTrip
 
 DELAY_LEAST: Final = 0.010
 """Seconds that waiting for others takes, at least."""
+NUMBERS_MOST: Final = 1 << 32
+"""Numbers by which a sender that was started anew is ahead, at least."""
 LEAST_TRIP: Final = 1e-6
+SERIAL_MOST: Final = (1 << 64) - 1
 REQUEST_RANGES: Final = 500
 ANNOUNCED_AFTER: Final = (1, 3, 7, 15)
 """Delays after the last block of a burst at which its end is announced."""
@@ -76,6 +79,12 @@ class OriginLog:
     is_gone: bool = False
     """Its origin has left."""
 
+    @property
+    def settled(self) -> int:
+        """The serial up to which nothing more comes."""
+        first_gap = next(self.seen.gaps(1, SERIAL_MOST), (SERIAL_MOST + 1, 0))
+        return first_gap[0] - 1
+
     def raise_floor(self, floor: int) -> None:
         """End all before it: nobody asks for it, or gives it."""
         if floor > self.floor:
@@ -118,22 +127,37 @@ class Request(NamedTuple):
 class _Sender:
     """Numbers of a sender's datagrams that have come."""
 
-    __slots__ = ("_late", "closed", "top")
+    __slots__ = ("_came", "_counted", "_late", "closed", "loss", "top")
 
     def __init__(self) -> None:
         self.top = 0
+        self.loss = 0.0
+        """Percent that did not come, when it was counted last."""
+        self._came = 0
+        self._counted = 0
+        """The greatest number when it was counted last."""
         self.closed = 0
         """The number up to which nothing more comes."""
         self._late: list[tuple[float, int]] = []
         """When a number became the greatest: what is below it comes within the reorder window, or never."""
 
     def note(self, number: int, now: float) -> None:
+        self._came += 1
         if number > self.top:
+            if number - self.top > NUMBERS_MOST:  # it has been started anew
+                self._came, self._counted = 1, number - 1
             self.top = number
             if not self._late or now > self._late[-1][0]:
                 self._late.append((now, number))
             else:
                 self._late[-1] = (now, number)
+
+    def count_loss(self) -> None:
+        """Count what has not come since this was done last."""
+        sent = self.top - self._counted
+        if sent > 0:
+            self.loss = 100 * max(0.0, 1 - self._came / sent)
+            self._came, self._counted = 0, self.top
 
     def close(self, before: float) -> int:
         """The number up to which nothing more comes, where all was sent before a time."""
@@ -245,6 +269,15 @@ class LogRecovery:
         here = self._of(log_id)
         if serial not in here.missing:
             here.missing[serial] = _Missing(now, now, is_for_others=True)
+
+    def count_losses(self) -> None:
+        """Count what has not come of each sender since this was done last."""
+        for each in self._senders.values():
+            each.count_loss()
+
+    def losses(self) -> dict[bytes, float]:
+        """Percent of each sender's datagrams that did not come, when it was counted last."""
+        return {sender: each.loss for sender, each in self._senders.items()}
 
     # -- what is sent ---------------------------------------------------------------------------------------------
 

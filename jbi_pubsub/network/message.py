@@ -54,6 +54,10 @@ class NodeMessage(NamedTuple):
     level: int = 0
     """Importance, 1 to 5; 0: it does not say."""
     hops: int = 0
+    epoch: int = 0
+    """Start of its origin that said it, as it came; 0 of an unreliable one."""
+    serial: int = 0
+    """Serial of its first block in its origin's log, as it came; 0 of an unreliable one."""
 
 
 class MessageForm(NamedTuple):
@@ -103,6 +107,8 @@ class _Assembly:
     blocks: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
     is_reliable: bool = False
+    serial: int = 0
+    """Of the first block, when it has come."""
 
 
 class _ProcessedHashes:
@@ -156,7 +162,7 @@ class Assembler:
         if datagram.total * len(datagram.data) > MESSAGE_MOST + len(datagram.data):
             raise ProtocolError(f"a message of more than {MESSAGE_MOST} bytes")
         if datagram.total == 1:
-            return self._complete(datagram, bytes(datagram.data))
+            return self._complete(datagram, bytes(datagram.data), datagram.footer.serial if datagram.footer else 0)
         key = (datagram.origin, datagram.message, datagram.total)
         part = self._parts.get(key)
         if part is None:
@@ -166,6 +172,8 @@ class Assembler:
         if datagram.block in part.blocks:
             return None
         part.blocks[datagram.block] = bytes(datagram.data)
+        if datagram.block == 1 and datagram.footer is not None:
+            part.serial = datagram.footer.serial
         self._grow(key, part, len(datagram.data))
         if len(part.blocks) < datagram.total:
             self._make_room(datagram.origin)
@@ -174,7 +182,8 @@ class Assembler:
         sizes = {len(data) for number, data in part.blocks.items() if number < datagram.total}
         if len(sizes) > 1 or len(part.blocks[datagram.total]) > min(sizes):
             raise ProtocolError("blocks of different sizes")
-        return self._complete(datagram, b"".join(part.blocks[number] for number in range(1, datagram.total + 1)))
+        data = b"".join(part.blocks[number] for number in range(1, datagram.total + 1))
+        return self._complete(datagram, data, part.serial)
 
     def expire(self, now: float, inactivity: float) -> int:
         """Give up unreliable messages of which nothing has come for so many seconds; how many."""
@@ -188,7 +197,7 @@ class Assembler:
         for key in [key for key in self._parts if key[0] == origin]:
             self._drop(key)
 
-    def _complete(self, datagram: Datagram, data: bytes) -> NodeMessage:
+    def _complete(self, datagram: Datagram, data: bytes, serial: int) -> NodeMessage:
         body = data
         if datagram.is_compressed:
             body = expanded(data, datagram.extension(Extension.COMPRESSION).decode(errors="replace"))
@@ -200,6 +209,7 @@ class Assembler:
             datagram.kind, datagram.mode, body, datagram.origin, datagram.message,
             footer.expiration if footer else 0, footer.durability if footer else b"", footer.update if footer else 0,
             datagram.extension(Extension.TO), level[0] if level else 0, datagram.hops,
+            footer.epoch if footer else 0, serial,
         )  # fmt: skip
 
     def _grow(self, key: tuple[bytes, bytes, int], part: _Assembly, size: int) -> None:

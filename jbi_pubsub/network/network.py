@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import random
 import selectors
 import threading
@@ -17,9 +16,11 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.peers import NodePeer, PeerChange
 
 log = logging.getLogger("jbi_pubsub.network")
 
@@ -29,8 +30,6 @@ RATE: Final = 5e6
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
 """Until a busy link is tried again."""
-DELIVERIES_MOST: Final = 10_000
-"""Messages that have come and are not delivered."""
 STOP_SECONDS: Final = 5.0
 
 
@@ -52,60 +51,75 @@ class Network:
         links: Sequence[NetworkLink],
         deliver: Callable[[NodeMessage], None],
         settings: ExchangeSettings | None = None,
+        *,
+        peers_changed: Callable[[PeerChange], None] | None = None,
     ) -> None:
-        """`deliver` is called by a thread of its own, one after the
-        other, and may wait."""
+        """`deliver` and `peers_changed` are called by a thread of their own, one after the other, and may wait; the
+        latter when another node is first heard, has been started anew, or has left, and when somebody else speaks
+        under our id."""
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
         self._links = [each.link for each in links]
         now = time.monotonic()
         self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
-        self._deliver = deliver
+        self._deliveries = NetworkDeliveries(deliver, peers_changed)
         self._lock = threading.Lock()
         """Covers the exchange."""
         self._stopping = threading.Event()
-        self._deliveries: queue.Queue[NodeMessage | None] = queue.Queue(DELIVERIES_MOST)
         self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._faults: Counter[str] = Counter()
         self._held: list[bytes | None] = [None] * len(links)
         """A datagram that a busy link has not taken."""
-        self._threads = [
-            threading.Thread(target=self._run, name="network", daemon=True),
-            threading.Thread(target=self._run_deliveries, name="network-deliveries", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._run, name="network", daemon=True)
 
     def start(self) -> None:
         """Be there from now on."""
-        for each in self._threads:
-            each.start()
+        self._deliveries.start()
+        self._thread.start()
 
-    def say(self, message: NodeMessage) -> None:
-        """Say a message on all links. Raises BackPressureError when we leave."""
-        if self._stopping.is_set():
-            raise BackPressureError("the network is left")
-        with self._lock:
-            self._exchange.say(message, time.monotonic())
+    def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
+        """Say a message on all links. Raises BackPressureError when there is no room for so many seconds, or when we
+        leave."""
+        end = time.monotonic() + timeout
+        while not self._stopping.is_set():
+            with self._lock:
+                now = time.monotonic()
+                wait = self._exchange.room()
+                if not wait:
+                    self._exchange.say(message, now)
+                    break
+            if now >= end:
+                raise BackPressureError(
+                    "the network has no room for a message",
+                    hint=f"try again in {wait:.3g} seconds, or give more time", seconds=wait,
+                )  # fmt: skip
+            self._stopping.wait(min(wait, end - now))
+        else:
+            raise BackPressureError("the network is left", hint="say it on a network that is started anew")
         self._wake()
 
-    def peers(self) -> frozenset[bytes]:
-        """Ids of the nodes that are heard."""
+    def peers(self) -> dict[bytes, NodePeer]:
+        """Nodes that are heard, by their ids."""
         with self._lock:
-            return frozenset(self._exchange.peers)
+            return self._exchange.facts(time.monotonic())
+
+    def settled(self, origin: bytes, epoch: int) -> int:
+        """The serial up to which nothing more is delivered of a node's log for all: it has been, or is over."""
+        with self._lock:
+            up_to, put = self._exchange.settled(origin, epoch), self._deliveries.expected
+        return self._deliveries.settled(origin, epoch, up_to, put)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        with self._lock:
-            peers = {origin.hex(): each.announcement.name for origin, each in self._exchange.peers.items()}
+        peers = {origin.hex(): each.name for origin, each in self.peers().items()}
         return {"peers": peers, "links": [each.status() for each in self._links], "faults": dict(self._faults)}
 
     def stop(self) -> None:
         """Leave."""
         self._stopping.set()
         self._wake()
-        with suppress(queue.Full):
-            self._deliveries.put_nowait(None)
-        for each in self._threads:
-            if each.is_alive():
-                each.join(STOP_SECONDS)
+        self._deliveries.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
         for link in self._links:
             link.close()
         os.close(self._wake_in)
@@ -130,6 +144,10 @@ class Network:
         with self._lock:
             if self._exchange.due() <= now:
                 self._exchange.tick(now)
+            changes = self._exchange.peers.changes()
+            self._deliveries.expect(len(changes))
+        for each in changes:
+            self._deliveries.put(each)
         waits = [self._send(at) for at in range(len(self._links))]
         with self._lock:
             due = self._exchange.due()
@@ -151,16 +169,12 @@ class Network:
         try:
             with self._lock:
                 messages = list(self._exchange.received(at, data, time.monotonic()))
+                self._deliveries.expect(len(messages))
         except ProtocolError as exc:
             self._faults[exc.message[:60]] += 1
             return
         for each in messages:
-            while not self._stopping.is_set():
-                try:
-                    self._deliveries.put(each, timeout=LONGEST_WAIT)
-                    break
-                except queue.Full:
-                    continue
+            self._deliveries.put(each)
 
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
@@ -181,8 +195,3 @@ class Network:
                 return BUSY_SECONDS
             self._held[at] = None
             bucket.take(len(data), now)
-
-    def _run_deliveries(self) -> None:
-        while (message := self._deliveries.get()) is not None and not self._stopping.is_set():
-            with guarded("network delivery"):
-                self._deliver(message)

@@ -61,11 +61,13 @@ class Segment:
 class Node:
     """A node on some segments."""
 
-    def __init__(self, world: World, number: int, segments: list[Segment], settings: ExchangeSettings) -> None:
+    def __init__(
+        self, world: World, number: int, segments: list[Segment], settings: ExchangeSettings, *, epoch: int = 1
+    ) -> None:
         self._world = world
         self.id = number.to_bytes(4) + bytes(12)
         chance = random.Random(world.chance.random())
-        self.exchange = Exchange(self.id, 1, len(segments), chance.uniform, settings)
+        self.exchange = Exchange(self.id, epoch, len(segments), chance.uniform, settings)
         self.segments = segments
         self.heard: list[NodeMessage] = []
         self.said: set[bytes] = set()

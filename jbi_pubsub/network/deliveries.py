@@ -1,0 +1,102 @@
+"""Messages and news of nodes on their way from the network's thread to whoever takes them, in order, on a thread of
+their own.
+
+Whoever keeps an order asks up to which serial a log is settled: true is what held when something was put last that has
+been taken by now. So no message that the answer counts as come waits here still.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.peers import PeerChange
+
+DELIVERIES_MOST: Final = 10_000
+"""Messages that have come and are not delivered."""
+WAIT_SECONDS: Final = 0.5
+STOP_SECONDS: Final = 5.0
+LOGS_MOST: Final = 10_000
+"""Logs that are looked after; then all are forgotten, and asked for anew."""
+
+Delivered = NodeMessage | PeerChange
+
+
+class NetworkDeliveries:
+    """The queue, and its thread. Any thread."""
+
+    def __init__(self, deliver: Callable[[NodeMessage], None], changed: Callable[[PeerChange], None] | None) -> None:
+        """`deliver` and `changed` are called one after the other, and may wait."""
+        self._deliver, self._changed = deliver, changed
+        self._queue: queue.Queue[Delivered | None] = queue.Queue(DELIVERIES_MOST)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="network-deliveries", daemon=True)
+        self._lock = threading.Lock()
+        self._put = self._taken = 0
+        self._settled: dict[tuple[bytes, int], int] = {}
+        self._to_be: dict[tuple[bytes, int], tuple[int, int]] = {}
+        """What a log is settled up to when so many have been taken."""
+
+    def start(self) -> None:
+        """Deliver from now on."""
+        self._thread.start()
+
+    def expect(self, count: int) -> None:
+        """So many more will be put: said under the lock that covers what `settled` is told."""
+        with self._lock:
+            self._put += count
+
+    def put(self, one: Delivered) -> None:
+        """Deliver one more that was expected; waits for room."""
+        while not self._stopping.is_set():
+            with suppress(queue.Full):
+                self._queue.put(one, timeout=WAIT_SECONDS)
+                return
+
+    def settled(self, origin: bytes, epoch: int, up_to: int, put: int) -> int:
+        """The serial up to which all that will come of a log has been taken. `up_to`: that up to which all has come,
+        when `put` were expected."""
+        key = (origin, epoch)
+        with self._lock:
+            taken = self._taken + (threading.current_thread() is self._thread)
+            count, serial = self._to_be.get(key, (put, up_to))
+            if taken >= count:
+                self._settled[key] = max(serial, self._settled.get(key, 0))
+                self._to_be.pop(key, None)
+            if taken >= put:
+                self._settled[key] = max(up_to, self._settled.get(key, 0))
+            elif key not in self._to_be:
+                self._to_be[key] = (put, up_to)
+            found = self._settled.get(key, 0)
+            if len(self._settled) > LOGS_MOST or len(self._to_be) > LOGS_MOST:
+                self._settled, self._to_be = {}, {}
+        return found
+
+    @property
+    def expected(self) -> int:
+        """How many have been expected so far."""
+        return self._put
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._stopping.set()
+        with suppress(queue.Full):
+            self._queue.put_nowait(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while (one := self._queue.get()) is not None and not self._stopping.is_set():
+            with guarded("network delivery"):
+                if isinstance(one, PeerChange):
+                    if self._changed is not None:
+                        self._changed(one)
+                else:
+                    self._deliver(one)
+            with self._lock:
+                self._taken += 1

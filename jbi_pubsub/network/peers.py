@@ -1,0 +1,134 @@
+"""Other nodes, as they announce themselves. Pure.
+
+A node is there from its first announcement until it has not been heard for the time-out. What changes is told, in the
+order in which it happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from jbi_pubsub.network.bodies import NodeAnnouncement
+
+PEERS_MOST: Final = 10_000
+
+
+class NodePeer(NamedTuple):
+    """Facts of another node."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """HOST:PORT where its own port is."""
+    roles: tuple[str, ...]
+    epoch: int
+    """Number of its start."""
+    network: int
+    """Network where it was heard first, as a number from 0."""
+    silent: float
+    """Seconds since it was heard."""
+    loss: float
+    """Percent of its datagrams that did not come lately."""
+
+
+class PeerEvent(StrEnum):
+    """Something that happens to a node."""
+
+    HEARD = "heard"
+    """It is there."""
+    RESTARTED = "restarted"
+    """It is there with a new epoch."""
+    LEFT = "left"
+    """Nothing has been heard of it for the time-out."""
+    TWIN = "twin"
+    """Somebody else speaks under our own id."""
+
+
+class PeerChange(NamedTuple):
+    """An event, and the node that it happened to."""
+
+    event: PeerEvent
+    id: bytes
+    epoch: int
+
+
+@dataclass(slots=True)
+class _HeardPeer:
+    """A node that is heard. `at`: the network where it was heard first."""
+
+    announcement: NodeAnnouncement
+    at: int
+    heard: float
+
+
+class Peers:
+    """Nodes that are heard. One thread at a time."""
+
+    def __init__(self, me: bytes, timeout: float) -> None:
+        """`timeout`: seconds without an announcement after which a node has left."""
+        self._me = me
+        self._timeout = timeout
+        self._peers: dict[bytes, _HeardPeer] = {}
+        self._changes: list[PeerChange] = []
+        self.has_twin = False
+        """Somebody else spoke under our id."""
+
+    def __contains__(self, origin: object) -> bool:
+        return origin in self._peers
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._peers)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def epoch(self, origin: bytes) -> int:
+        """Number of a node's last start; 0: it is not there."""
+        peer = self._peers.get(origin)
+        return peer.announcement.epoch if peer is not None else 0
+
+    def hear(self, origin: bytes, announcement: NodeAnnouncement, at: int, now: float) -> bool:
+        """A node has announced itself; False: it was of an earlier start, or there are too many."""
+        known = self._peers.get(origin)
+        if known is None:
+            if len(self._peers) >= PEERS_MOST:
+                return False
+            self._changes.append(PeerChange(PeerEvent.HEARD, origin, announcement.epoch))
+        elif announcement.epoch < known.announcement.epoch:
+            return False
+        elif announcement.epoch > known.announcement.epoch:
+            self._changes.append(PeerChange(PeerEvent.RESTARTED, origin, announcement.epoch))
+        self._peers[origin] = _HeardPeer(announcement, known.at if known else at, now)
+        return True
+
+    def hear_twin(self, epoch: int) -> None:
+        """Somebody else speaks under our id."""
+        if not self.has_twin:
+            self.has_twin = True
+            self._changes.append(PeerChange(PeerEvent.TWIN, self._me, epoch))
+
+    def age(self, now: float) -> list[bytes]:
+        """Those that have left by now."""
+        gone = [origin for origin, peer in self._peers.items() if now - peer.heard > self._timeout]
+        for origin in gone:
+            epoch = self._peers.pop(origin).announcement.epoch
+            self._changes.append(PeerChange(PeerEvent.LEFT, origin, epoch))
+        return gone
+
+    def changes(self) -> list[PeerChange]:
+        """Events since this was asked last."""
+        found, self._changes = self._changes, []
+        return found
+
+    def facts(self, now: float, losses: Iterable[dict[bytes, float]]) -> dict[bytes, NodePeer]:
+        """Each node by its id; `losses`: by sender, in percent, for each network."""
+        by_network = list(losses)
+        return {
+            origin: NodePeer(
+                each.announcement.name, each.announcement.addresses, each.announcement.roles,
+                each.announcement.epoch, each.at, now - each.heard, by_network[each.at].get(origin[:4], 0.0),
+            )
+            for origin, each in self._peers.items()
+        }  # fmt: skip
