@@ -282,14 +282,16 @@ def parse(block: Block, folder: Path) -> None:
         said = tomllib.loads(block.text)
         tables = set(said)
         is_bridge, is_script = "side" in said, tables & {"publisher", "subscriber"}
+        is_topology = "segment" in said
         is_policy = any(isinstance(value, list) for value in said.values()) or tables & {"group", "role", "space"}
         file = folder / (block.value if block.mark == "file" else f"block-{block.line}.toml")
         file.write_text(block.text)
         if not is_policy and tables <= {each.name for each in msgspec.structs.fields(Config)}:
             config.load(file=file, environment={})
-        elif is_bridge or is_script or (is_policy and "policy" in HOMES):
+        elif is_bridge or is_script or is_topology or (is_policy and "policy" in HOMES):
             jbi = Path(sys.executable).with_name("jbi")
             command = ["client", "--check"] if is_script else ["bridge" if is_bridge else "policy", "check"]
+            command = ["emulate", "--check"] if is_topology else command
             done = subprocess.run([jbi, *command, file], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"
 

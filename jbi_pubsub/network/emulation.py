@@ -66,8 +66,10 @@ WAIT: Final = 10.0
 class _Pipe:
     """One relayed connection."""
 
-    def __init__(self, port: int, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+    def __init__(self, port: int, near: asyncio.StreamWriter, far: asyncio.StreamWriter, *, plain: bool) -> None:
         self.port = port
+        self.plain = plain
+        """Whether nothing is rewritten."""
         self.near = near
         self.far = far
         self.kind = ""
@@ -155,13 +157,13 @@ class Link:
         self._do(change)
 
     @checked
-    def to(self, address: str) -> str:
-        """The address behind the link at which `address` (at 127.0.0.1) is reached. Raises ConfigurationError for one
-        that is elsewhere, PortInUseError."""
+    def to(self, address: str, *, plain: bool = False) -> str:
+        """The address behind the link at which `address` (at 127.0.0.1) is reached; `plain`: nothing that it says is
+        rewritten. Raises ConfigurationError for one that is elsewhere, PortInUseError."""
         host, port = split_endpoint(address)
         if host.encode() != HERE:
             raise ConfigurationError(f"{address} is not at {HERE.decode()}", hint="An emulated link is on one machine")
-        served = functools.partial(self._accept, port)
+        served = functools.partial(self._accept, port, plain)
         try:
             self._servers.append(self._run(asyncio.start_server(served, self.host, port, limit=4096)))
         except OSError as exc:
@@ -265,21 +267,21 @@ class Link:
         for pipe in self._pipes:
             pipe.abort()
 
-    def _accept(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, port: int, plain: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing or len(self._tasks) >= CONNECTIONS_MOST:
             writer.transport.abort()
             return
-        task = self._loop.create_task(self._serve(port, reader, writer))
+        task = self._loop.create_task(self._serve(port, plain, reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, port: int, plain: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(HERE.decode(), port, limit=4096)
         except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
-        pipe = _Pipe(port, writer, far_writer)
+        pipe = _Pipe(port, writer, far_writer, plain=plain)
         self.connections += 1
         self._pipes.add(pipe)
         ways = [
@@ -325,7 +327,7 @@ class Link:
                     return
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 await self._clear.wait()
-                if direction == DOWN:
+                if direction == DOWN and not pipe.plain:
                     tail, data = _rewritten(tail, data, HERE, self.host.encode())
                 elif pipe.port in self._lookups:
                     tail, data = _rewritten(tail, data, ASKED, DECLINED)
