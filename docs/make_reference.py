@@ -463,6 +463,7 @@ STATES: Final = {
     "pad.egress.catch_up": ("CATCH_UP",),
     "pad.past.queries": ("QUERY",),
     "pad.mail.letters": ("MAIL_LETTER",),
+    "node.volunteers": ("VOLUNTEER",),
 }
 """Module -> its state tables."""
 
