@@ -51,7 +51,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST
+from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST, bridge_name
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
@@ -413,7 +413,7 @@ class Direction:
         before, relay.published = relay.published, published
         if there is not None and there.bridge != self._bridge:
             relay.why = f"relayed by bridge {there.bridge}" if there.bridge else "published there itself"
-            relay.is_others, relay.is_former = True, _name_of(there.bridge) == _name_of(self._bridge)
+            relay.is_others, relay.is_former = True, bridge_name(there.bridge) == bridge_name(self._bridge)
             relay.backoff, relay.again = None, 0.0  # when it is gone it is ours at once
             if relay.stands:  # two came at once, and the lookup services have taken the other one
                 self._drop(uid, relay)
@@ -530,11 +530,6 @@ class Direction:
         return msgspec.structs.replace(
             changed, platform=msgspec.structs.replace(changed.platform, hops=len(via), via=via)
         )
-
-
-def _name_of(bridge: str) -> str:
-    """The name of a bridge, whose processes have ids with a random end."""
-    return bridge.rpartition("-")[0] or bridge
 
 
 def _size(obj: InfoObject) -> int:

@@ -11,6 +11,7 @@ from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
 
 from .platform import BridgedRegistration, PlatformAnswers
 
@@ -36,6 +37,10 @@ class PlainPlatform:
     def watch(self, changed: Callable[[], None]) -> None:
         """Have `changed` called when that has changed."""
         self._changed = changed
+
+    def wanted(self, changed: Callable[[Wanted], None]) -> None:
+        """Have `changed` told that all is wanted: it can't be asked who is there."""
+        changed(EVERYTHING)
 
     def schema(self, published: BridgedRegistration) -> SchemaBundle:
         """None: nobody has one."""

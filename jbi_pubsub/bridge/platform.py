@@ -42,6 +42,7 @@ from jbi_pubsub.protocol.entries import (
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest
 from jbi_pubsub.protocol.services import fetch_schema
+from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
 from jbi_pubsub.publisher.light import DelegateUid
 from jbi_pubsub.publisher.peer import PeerArchive
 from jbi_pubsub.publisher.relay import RelayPublisher
@@ -168,6 +169,11 @@ class BridgePlatform(Protocol):
     def watch(self, changed: Callable[[], None]) -> None:
         """Have `changed` called when that may have changed."""
         ...
+
+    def wanted(self, changed: Callable[[Wanted], None]) -> None:
+        """Have `changed` called with what those who are here want of the other side, now and when it has changed; it
+        must not wait. Of what does not say that, all is wanted."""
+        changed(EVERYTHING)
 
     def schema(self, published: BridgedRegistration) -> SchemaBundle:
         """Schema of its type. Raises JbiError while nobody can be asked."""
@@ -342,6 +348,10 @@ class JbiPlatform:
     def watch(self, changed: Callable[[], None]) -> None:
         """Have `changed` called when that may have changed."""
         self._changed = changed
+
+    def wanted(self, changed: Callable[[Wanted], None]) -> None:
+        """See BridgePlatform: of subscriptions at the delegate that takes relayed registrations, but for our own."""
+        self._publisher.watch_interest(self._connected, changed)
 
     def service_added(self, item: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
         """A registration has come (a ServiceListener)."""

@@ -41,6 +41,11 @@ PLATFORM_NAME: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
 """Name of a platform, of a bridge, and the id of a registration that is relayed."""
 
 
+def bridge_name(bridge: str) -> str:
+    """Name of a bridge, whose processes have ids with a random end."""
+    return bridge.rpartition("-")[0] or bridge
+
+
 @dataclass(frozen=True, kw_only=True)
 class InformationType(Entry):
     """Type that a registration publishes: the information object type and a digest of its schema (paper 2.1).

@@ -37,6 +37,7 @@ from jbi_pubsub.protocol.replies import (
 )
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
 from jbi_pubsub.protocol.status.terms import TERMS_MOST, Terms
+from jbi_pubsub.protocol.wanted import Wanted
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
 MAIL_LINKS: Final = "mail_links"
+BRIDGING: Final = "bridging"
 HISTORY: Final = "history"
 """Service of a delegate or peer publisher with an archive: its item has an Entry `jbi.Archive`."""
 
@@ -74,6 +76,9 @@ SUBSCRIBE_AT_ONCE: Final = 100
 
 OPENING_SECONDS: Final = 20.0
 """For a schema that was not seen before: twice the processor time that it may take (core/child.py)."""
+
+WANTED_SECONDS: Final = 5.0
+"""The longest that one call waits for another interest: it is made over a connection of its own."""
 
 STANDING_SECONDS: Final = 0.2
 """The longest that one call waits for subscriptions, as other calls of the connection wait behind it: who wants to wait
@@ -358,6 +363,26 @@ class AdminProxy:
 
     def close(self) -> None:
         """Close the connection."""
+        self._client.close()
+
+
+class BridgingProxy:
+    """Calls of a bridge to a delegate that takes what it relays."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        """`ref` may be any of the server's."""
+        own = msgspec.structs.replace(ref, exported=BRIDGING, methods=())
+        self._client = ControlClient(own, security, timeout=timeout)
+        self._timeout = timeout
+
+    def wanted(self, bridge: str, after: int, seconds: float) -> Wanted:
+        """Interest of the subscriptions there in what is relayed, but for those of that bridge, as soon as it is
+        another one than that of revision `after`, or after `seconds`, at most WANTED_SECONDS. Of types that the caller
+        may relay. Raises AccessDeniedError, WireError or WireTimeoutError."""
+        return self._client.call("wanted", Wanted, bridge, after, seconds, timeout=self._timeout + seconds)
+
+    def close(self) -> None:
+        """Close the connection; a call under way ends."""
         self._client.close()
 
 

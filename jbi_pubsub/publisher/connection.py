@@ -36,6 +36,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import Hello, Sender, StreamSocket, greet
@@ -172,6 +173,10 @@ class DelegateConnection:
                 return
         assert silence is not None  # the first turn returns, raises or sets it
         raise self._finder.silence(*silence, timeout) from silence[1]
+
+    def ref(self) -> ServiceRef:
+        """Reference to the delegate. Raises WireError while there is none."""
+        return self._link.attached().ref
 
     def schema(self, type_: TypeName) -> SchemaBundle | None:
         """The schema that the delegate has of a type, or gets from other type repositories; None for none. Raises the

@@ -20,7 +20,9 @@ from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, TypeName, left_out, packed
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.wanted import Wanted
 
+from .interest import InterestWatch
 from .light import DelegateUid, PublisherAdapterLight
 from .publication import LocalPublication, PublisherTerms, RegistrationUid
 
@@ -73,6 +75,21 @@ class RelayPublisher(PublisherAdapterLight):
         super().__init__(config, name=name)
         self._secret: Final = token_hex(16)
         self._bridge = bridge
+        self._watches: list[InterestWatch] = []
+
+    def watch_interest(self, at: Callable[[], DelegateUid], changed: Callable[[Wanted], None]) -> None:
+        """Have `changed` called, on a thread of ours, with what subscriptions at a delegate want of what is relayed,
+        now and when it has changed. `at` says which one, and raises JbiError while there is none."""
+        watch = InterestWatch(lambda: self._connection(at()).ref(), self._config, self._bridge, changed)
+        with self._lock:
+            self._watches.append(watch)
+        watch.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """See PublisherAdapterLight."""
+        for watch in self._watches:
+            watch.stop()
+        super().close(timeout)
 
     def register_relayed(
         self, delegate: DelegateUid, uid: str, type_: TypeName, request: PublisherRequest, via: tuple[str, ...], *,

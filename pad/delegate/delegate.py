@@ -21,6 +21,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.access_review import AccessReview
 from jbi_pubsub.pad.delegate.contracts import DelegateCore, Permissions, QosContracts
+from jbi_pubsub.pad.delegate.interest import RelayedInterest
 from jbi_pubsub.pad.delegate.listing import Announcer, RegistrationListing
 from jbi_pubsub.pad.delegate.mail_subscriptions import MailSubscriptions
 from jbi_pubsub.pad.delegate.publishers import PublisherConnections
@@ -84,12 +85,9 @@ class Delegate:
         core = DelegateCore(config, self.tables, self.contracts, self.events)
         self.mail: Final = MailSubscriptions(core, options, name=short, forget=lambda key: self.subscribers.forget(key))
         self.pipeline: Final = Pipeline(
-            stages,
-            AdmissionControl(config, stages, budget, clock),
-            Persistence(stages, self.mail.dispatcher.writer, clock),
-            self._distribution_of(stages, clock),
-            clock,
-        )
+            stages, AdmissionControl(config, stages, budget, clock),
+            Persistence(stages, self.mail.dispatcher.writer, clock), self._distribution_of(stages, clock), clock,
+        )  # fmt: skip
         self.history: Final = self._history_of(stages, config, options)
         node = options.node or (stages.archive.keeping.id if stages.archive is not None else "") or delegate_id
         self.registrations: Final = Registrations(
@@ -103,6 +101,7 @@ class Delegate:
         )  # fmt: skip
         self.sessions: Final = SubscriberSessions(core, self.subscribers, budget=budget, name=f"deliver-{short}")
         self.review: Final = AccessReview(core, self.publishers, self.subscribers, self.sessions)
+        self.interest: Final = RelayedInterest(self.tables, self.pipeline.control.stopping)
         self.reports: Final = StatusReports(core, self.subscribers.late_joiners, self.mail.dispatcher, budget)
         self.mail.start()
 

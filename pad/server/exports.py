@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import structs
@@ -48,8 +48,8 @@ from jbi_pubsub.protocol.replies import (
     Registered,
     SubscribeReply,
 )
-from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest, Start, SubscriptionRequest
-from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_AT_ONCE, Claims
+from jbi_pubsub.protocol.requests import MAX_OWNER, PublisherRequest, QueryRequest, Start, SubscriptionRequest
+from jbi_pubsub.protocol.services import NO_CLAIMS, STANDING_SECONDS, SUBSCRIBE_AT_ONCE, WANTED_SECONDS, Claims
 from jbi_pubsub.protocol.status.delegate import (
     CountsStatus,
     DelegateOverview,
@@ -58,6 +58,7 @@ from jbi_pubsub.protocol.status.delegate import (
     PageStatus,
 )
 from jbi_pubsub.protocol.status.terms import Terms
+from jbi_pubsub.protocol.wanted import Wanted
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.service import ArchiveAdministration, ArchiveService
@@ -157,6 +158,27 @@ class PublisherCalls:
     def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
         self._server.delegate.tables.connection(connection_id)
         return self._server.data.issue_token("publish", connection_id)
+
+
+class BridgingCalls:
+    """The calls of bridges."""
+
+    def __init__(self, server: DelegateService) -> None:
+        self._server = server
+
+    @exported
+    def wanted(
+        self, caller: Caller, bridge: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)], after: int, seconds: float
+    ) -> Wanted:
+        """Types that the caller may not relay are left out: another policy counts as another interest."""
+        self._server.guard.allow(caller, "bridge", Subject(some=True))
+        policy = self._server.guard.policy
+        version, most = policy.version, min(max(0.0, seconds), WANTED_SECONDS)
+        told = self._server.delegate.interest.wanted(bridge, after - version, most)
+        types = told.types and tuple(
+            each for each in told.types if policy.allow(caller, "bridge", Subject(each.type.name, each.type.version))
+        )
+        return Wanted(told.revision + version, types)
 
 
 class SubscriberCalls:

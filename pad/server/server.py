@@ -42,6 +42,7 @@ from jbi_pubsub.pad.server.data import DataConnections
 from jbi_pubsub.pad.server.endpoints import DelegateEndpoints
 from jbi_pubsub.pad.server.exports import (
     AdminCalls,
+    BridgingCalls,
     DelegateStatusCalls,
     HistoryCalls,
     JoinAdminCalls,
@@ -57,6 +58,7 @@ from jbi_pubsub.pad.server.repositories import Repositories
 from jbi_pubsub.pad.server.service import DelegateService
 from jbi_pubsub.pad.server.types import TypeCalls
 from jbi_pubsub.protocol.services import (
+    BRIDGING,
     DELEGATE,
     HISTORY,
     JOIN_ADMIN,
@@ -225,6 +227,7 @@ class DisseminationServer:
         if self.characteristics:
             exports |= {
                 DELEGATE: PublisherCalls(service),
+                BRIDGING: BridgingCalls(service),
                 JOIN_ADMIN: JoinAdminCalls(service),
                 ADMIN: AdminCalls(service, access),
             }

@@ -1,0 +1,47 @@
+"""What subscriptions at a delegate ask of registrations that bridges relay to it: so that whoever is on the other side
+need not send what nobody wants."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from jbi_pubsub.core.info_object import TypeName
+
+TYPES_MOST: Final = 1_000
+"""Types that are told one by one; of more everything is wanted."""
+PREDICATES_MOST: Final = 64
+"""Predicates on objects of a type; if there are more, all of its objects are wanted."""
+PREDICATES_TEXT: Final = 16_384
+"""Characters of all predicates on objects of a type, with their namespaces."""
+WANTED_TEXT: Final = 1 << 20
+"""Characters of all predicates."""
+
+
+class WantedPredicate(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A predicate on metadata that some subscription has."""
+
+    text: str
+    namespaces: tuple[tuple[str, str], ...] = ()
+    language: str = "xpath"
+
+
+class WantedType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A type of which somebody wants objects: those for which one of the predicates is true."""
+
+    type: TypeName
+    predicates: Annotated[tuple[WantedPredicate, ...], msgspec.Meta(max_length=PREDICATES_MOST)] = ()
+    """() for all of its objects."""
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Interest of subscriptions. What is told may be more than what is wanted, and is never less."""
+
+    revision: int = 0
+    """Number that grows, over restarts as well, when it is another interest."""
+    types: Annotated[tuple[WantedType, ...], msgspec.Meta(max_length=TYPES_MOST)] | None = None
+    """By name and version; types that are not among them nobody wants. None: everything is wanted."""
+
+
+EVERYTHING: Final = Wanted()
