@@ -31,6 +31,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/ratchet.py
+	$(BIN)/python tools/rows.py --check
 
 fmt: $(VENV)/test.stamp
 	$(BIN)/ruff check --fix .
@@ -71,6 +72,7 @@ docs: $(VENV)/docs.stamp
 reference: $(VENV)/test.stamp
 	for page in errors losses metrics states; do $(BIN)/python docs/make_reference.py $$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; done
 	$(BIN)/python docs/make_configuration.py > docs/configuration.new && mv docs/configuration.new docs/configuration.md
+	$(BIN)/python tools/rows.py
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

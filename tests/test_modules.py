@@ -151,6 +151,7 @@ def test_the_source_tree_has_the_names_of_the_installed_package() -> None:
         assert (link / "__init__.py").is_file()
 
 
+@pytest.mark.row("C-07")
 def test_every_package_is_listed_for_installation() -> None:
     # Given setup.cfg, which lists packages because discovery would follow the links
     top = Path(jbi_pubsub.__file__).parent.parent

@@ -153,6 +153,7 @@ def test_a_type_that_comes_later_is_mirrored_from_its_first_object_on(
     assert made.status()["directions"][0]["lost"] == 0
 
 
+@pytest.mark.row("X-12")
 def test_what_a_bridge_leaves_out_is_told_as_filtered(
     two: tuple[Place, Place], mirror: Any, figures: Any, eventually: Any
 ) -> None:

@@ -144,6 +144,7 @@ def test_what_is_no_command_and_no_file_is_told(capsys: pytest.CaptureFixture[st
     assert "nowhere.toml: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.row("X-08")
 def test_another_kind_of_platform_is_a_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a plug-in for a further kind
     made: list[Any] = []

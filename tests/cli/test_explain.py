@@ -39,6 +39,7 @@ def dead(federation: Any) -> Any:
     return pad
 
 
+@pytest.mark.row("X-03")
 def test_an_explanation_shows_all_parts_of_the_subscription(
     explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
 ) -> None:
@@ -51,6 +52,7 @@ def test_an_explanation_shows_all_parts_of_the_subscription(
     assert (facts["terms"]["policy"], facts["terms"]["bound"], facts["terms"]["matched"]) == ("drop_newest", 7, 0)
 
 
+@pytest.mark.row("X-03")
 def test_what_policies_have_decided_and_where_it_goes_stands_with_the_template_predicate_and_filter(
     federation: Any, figures: Any, tmp_path: Path, flags: list[str], said: Callable[..., Any]
 ) -> None:

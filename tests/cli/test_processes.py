@@ -276,6 +276,7 @@ def test_the_demo_and_a_node_beside_it_do_not_know_each_other(
             assert {locator, delegate["address"]} == {at for each in found for at in each["endpoints"] if "/" not in at}
 
 
+@pytest.mark.row("C-07")
 @pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])
 def test_the_console_scripts_run(script: str) -> None:
     # Given the installed package

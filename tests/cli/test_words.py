@@ -537,6 +537,7 @@ def test_an_email_subscription_is_cancelled_by_the_first_characters_of_its_id(
 # -- codegen ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-34")
 def test_codegen_writes_a_module_that_check_accepts(said: Callable[..., Any], tmp_path: Path) -> None:
     # Given generated entries
     assert said("codegen", SCHEMA, "-o", "entries.py").code == 0

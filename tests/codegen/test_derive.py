@@ -29,6 +29,7 @@ def satisfied(templates, entries):
     return all(any(matches(template, entry) for entry in entries) for template in templates)
 
 
+@pytest.mark.row("J-22")
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_what_has_to_be_derived_is_derived(make, imagery, cap, folder):
     kind = {"intel_imagery": imagery, "cap": cap}[folder]
@@ -50,6 +51,7 @@ def test_what_has_to_be_derived_is_derived(make, imagery, cap, folder):
             assert found == set(), case["xpath"]
 
 
+@pytest.mark.row("J-23")
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_document_for_which_the_predicate_is_true_is_never_lost(make, imagery, cap, folder):
     kind = {"intel_imagery": imagery, "cap": cap}[folder]
@@ -273,6 +275,7 @@ def mixed_bag(make):
     return make.type(make.root(*leaves, attributes='<xs:attribute name="k" type="xs:token"/>'), variant=["/r/v"])
 
 
+@pytest.mark.row("J-23")
 @pytest.mark.long
 @settings(max_examples=1000, derandomize=True, deadline=None)
 @given(predicate=_predicates, parts=_documents())

@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import InvariantError, MetadataError, SchemaError
 from jbi_pubsub.lookup.entry import matches
 
 
+@pytest.mark.row("J-15")
 def test_figure_1_is_valid_and_without_its_publisher_it_is_not(imagery, figure):
     document = figure(1)
     imagery.validate(document)
@@ -28,6 +29,7 @@ def test_figure_1_is_valid_and_without_its_publisher_it_is_not(imagery, figure):
     assert "Expected is ( publisher )" in str(refused.value)
 
 
+@pytest.mark.row("J-16")
 def test_the_type_name_is_the_name_of_the_marker_element(imagery, figure):
     assert type_name(figure(1)) == imagery.type.name == "mil.af.rl.jbi.Intel_Imagery"
 
@@ -55,12 +57,14 @@ def test_an_explicit_type_name_and_version_win(make):
     assert opened.model.entries[0].wire == "x.y#RequiredMetadataEntry"
 
 
+@pytest.mark.row("J-19", "J-21")
 def test_the_invariants_are_the_five_leaves_of_required_metadata(imagery):
     assert [path for path, _ in imagery.model.invariants] == [
         f"/metadata/RequiredMetadata/{leaf}" for leaf in ("Type", "JBIIIdentifier", "publisher", "language")
     ] + ["/metadata/RequiredMetadata/keywords"]
 
 
+@pytest.mark.row("J-37")
 def test_figure_2_populates_the_entries(make, imagery, figure):
     assert make.shown(imagery.entries(figure(2))) == [
         (
@@ -71,6 +75,7 @@ def test_figure_2_populates_the_entries(make, imagery, figure):
     ]
 
 
+@pytest.mark.row("J-38")
 def test_empty_and_absent_elements_of_figure_3_are_wildcards(make, imagery, figure):
     shorter = figure(3)
     for wildcard in shorter.findall("RequiredMetadata/JBIIIdentifier") + shorter.findall("RequiredMetadata/keywords"):
@@ -79,6 +84,7 @@ def test_empty_and_absent_elements_of_figure_3_are_wildcards(make, imagery, figu
     assert make.shown(imagery.template(figure(3))) == make.shown(imagery.template(shorter)) == wanted
 
 
+@pytest.mark.row("J-39")
 @pytest.mark.parametrize(
     ("element", "text", "expected"),
     [
@@ -172,6 +178,7 @@ def test_order_and_repetition_of_equal_values_do_not_count(make):
     kind.check_invariants(make.document("<r><k>b</k><k>a</k><k>b</k></r>"), registered)
 
 
+@pytest.mark.row("J-41")
 def test_values_compare_in_the_value_space_of_their_type(make):
     kind = make.type(make.root(make.leaf("d", "xs:decimal"), make.leaf("t", "xs:token"), make.leaf("s")))
     registered = kind.entries(make.document("<r><d>1.0</d><t>a b</t><s>a</s></r>"))
@@ -185,6 +192,7 @@ def test_a_comment_inside_a_value_does_not_cut_it(make):
     assert make.shown(kind.entries(make.document("<r><s>a<!-- c -->b<?p?>c</s></r>"))) == [("REntry", {"s": "abc"})]
 
 
+@pytest.mark.row("J-43")
 def test_full_metadata_are_needed_on_publication_where_variant_elements_are_required(make):
     kind = make.type(make.root(make.leaf("i"), make.leaf("v")), variant=["/r/v"])
     invariant = make.document("<r><i>x</i></r>")

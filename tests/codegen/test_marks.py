@@ -31,6 +31,7 @@ def only(schema: bytes, form: str) -> bytes:
     return text.encode()
 
 
+@pytest.mark.row("J-20")
 def test_comments_and_attributes_generate_byte_identical_modules_and_one_digest(make, imagery):
     schema = (make.fixtures / "intel_imagery/Intel_Imagery.xsd").read_bytes()
     comments, attributes = (open_type(read_bundle(only(schema, form))) for form in ("comments", "attributes"))
@@ -72,6 +73,7 @@ def test_a_mark_on_an_attribute_covers_it(make):
     assert leaves(open_type(read_bundle(make.root(LEAF.format("a"), attributes=attributes)))) == ["/r/a", "/r/@k"]
 
 
+@pytest.mark.row("J-21")
 def test_a_variant_mark_covers_the_whole_subtree_and_nothing_else(imagery):
     assert not [path for path in leaves(imagery) if "ImageDescriptor" in path]
 

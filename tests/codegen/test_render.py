@@ -65,6 +65,7 @@ def stylesheet(tmp_path):
     return write
 
 
+@pytest.mark.row("J-34")
 def test_the_module_for_figure_1_is_the_one_on_file(imagery):
     assert difference(EXPECTED / "entries.py", render(imagery.model)) == ""
     assert difference(EXPECTED / "dictionary.md", render(imagery.model, stylesheet=DICTIONARY_STYLESHEET)) == ""
@@ -121,6 +122,7 @@ def test_an_element_of_a_type_that_others_extend_is_below_the_class_of_its_type(
     assert [matches(module.XEntry(a="1").rep(), entry) for entry in entries] == [True, False]
 
 
+@pytest.mark.row("J-35")
 @pytest.mark.processes
 def test_the_output_does_not_depend_on_the_hash_seed(make):
     script = (
@@ -144,6 +146,7 @@ def test_the_output_does_not_depend_on_the_hash_seed(make):
     assert b"class Sub2Entry(TEntry)" in outputs.pop()
 
 
+@pytest.mark.row("J-36")
 @pytest.mark.processes
 def test_the_stylesheet_can_be_replaced_without_touching_code(imagery, figure, stylesheet, load_module):
     own = ENTRY_STYLESHEET.read_text().replace("from jbi_pubsub.lookup.entry import Entry", "from own_base import Own")

@@ -106,6 +106,7 @@ def test_every_builtin_has_its_canonical_value(make):
     ]
 
 
+@pytest.mark.row("J-35")
 def test_names_are_readable_unique_and_keep_their_case(make):
     kind, _ = opened(make, "25_names")
     assert [field.name for _, field in kind.model.invariants] == [

@@ -88,6 +88,7 @@ def test_a_plugin_that_cannot_be_loaded_is_told_and_left_out(
         compile_predicate("Kabul", language="broken")
 
 
+@pytest.mark.row("J-09")
 @pytest.mark.processes
 def test_a_delegate_loads_the_languages_that_are_installed_with_it(
     federation: Any, figures: Any, installed: Callable[..., Path]

@@ -40,6 +40,7 @@ def nested(depth: int) -> bytes:
     return b"<a>" * depth + b"</a>" * depth
 
 
+@pytest.mark.row("J-58")
 @pytest.mark.parametrize("hostile", [XXE, LAUGHS, *HIDDEN])
 def test_a_doctype_is_refused_in_metadata_and_payloads(hostile: bytes) -> None:
     with pytest.raises(MetadataError):
@@ -80,6 +81,7 @@ def test_a_payload_with_a_long_name_is_parsed() -> None:
     assert len(root[1].tag) == 60_000
 
 
+@pytest.mark.row("J-58")
 @pytest.mark.parametrize("filling", [b"", b"t" * 100_000, b"<![CDATA[" + b"t" * LONG + b"]]>"])
 def test_entities_grow_to_nothing_however_long_the_payload_is(filling: bytes) -> None:
     # Given entities of entities, in an attribute, where they are always replaced
@@ -154,6 +156,7 @@ def test_a_payload_with_too_many_nodes_is_not_parsed(monkeypatch: pytest.MonkeyP
     assert parse_payload(b"<r>" + b"<x>1</x>" * 400 + b"t" * 4000 + b"</r>") is not None
 
 
+@pytest.mark.row("J-58")
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [b"<x/>", b"<x><y>1</y></x>", b"<x>" + b"t" * 900 + b"</x>", b'<x a="1" b="2"/>'])
 def test_memory_of_a_large_payload_is_bounded_and_given_back(part: bytes) -> None:

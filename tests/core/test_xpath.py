@@ -47,9 +47,11 @@ def located(lat: object, long: object, latord: str = "N") -> bytes:
 
 
 class TestTheKabulPredicate:
+    @pytest.mark.row("J-44")
     def test_it_is_true_for_figure_1(self) -> None:
         assert both(KABUL, FIGURE_1)
 
+    @pytest.mark.row("J-45")
     @pytest.mark.parametrize(
         ("lat", "long", "latord", "inside"),
         [
@@ -362,10 +364,12 @@ class TestEvaluation:
 
 
 class TestLanguages:
+    @pytest.mark.row("J-09")
     def test_an_unknown_language_is_refused_with_the_known_ones(self) -> None:
         with pytest.raises(PredicateError, match=r"unknown predicate language 'xql'. Known: .*xpath"):
             compile_predicate("a", language="xql")
 
+    @pytest.mark.row("J-09")
     def test_a_plugged_in_language_is_used(self) -> None:
         def compiler(expression: str, namespaces: object) -> object:
             if not expression.isalnum():

@@ -30,6 +30,7 @@ def inside(box: tuple[float, float, float, float], latitude: float, longitude: f
     return south < latitude < north and across
 
 
+@pytest.mark.row("J-97")
 @pytest.mark.parametrize(
     "box",
     [
@@ -60,6 +61,7 @@ def test_a_thousand_random_points_are_told_apart(box: tuple[float, float, float,
         assert bool(index.match(root)) is inside(box, latitude, longitude)
 
 
+@pytest.mark.row("J-97")
 def test_it_says_what_the_papers_predicate_says() -> None:
     at = "/metadata/ImageDescriptor/LocationCoord"
     paper = compile_predicate(

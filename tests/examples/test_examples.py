@@ -82,6 +82,7 @@ def check(out: str, err: str, code: int | None) -> None:
     assert f"{len(promises)} of {len(promises)} promises came true" in out
 
 
+@pytest.mark.row("J-98", "J-99")
 @pytest.mark.processes
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_keeps_its_promises(name: str, playing: dict[str, subprocess.Popen[str]], folder: Path) -> None:
@@ -291,6 +292,7 @@ def test_what_is_no_picture_is_told(payload: bytes) -> None:
         caution.burnt(payload)
 
 
+@pytest.mark.row("J-99")
 def test_a_tasking_service_is_found_by_entry_and_answers(federation: Any) -> None:
     # Given two services of two areas
     obeyed: list[str] = []

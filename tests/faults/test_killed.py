@@ -20,6 +20,7 @@ pytestmark = pytest.mark.processes
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
 
+@pytest.mark.row("J-67")
 def test_a_killed_publisher_leaves_nothing_at_its_delegate(
     field: Any, federation: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_killed_publisher_leaves_nothing_at_its_delegate(
     eventually(lambda: federation.lookups[0].status()["items"] == 1, field.within)
 
 
+@pytest.mark.row("J-83")
 def test_a_killed_subscriber_leaves_nothing_behind_and_its_objects_are_counted_as_lost(
     field: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_killed_subscriber_leaves_nothing_behind_and_its_objects_are_counted_a
     eventually(lambda: watching() == 2, field.within, what=watching)
 
 
+@pytest.mark.row("J-31")
 def test_a_killed_delegate_leaves_the_lookup_service_and_its_clients_are_told(
     field: Any, federation: Any, figures: Any, heard: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -194,6 +197,7 @@ def _receive(subscriber: Any, subscription: Any, count: int) -> list[Any]:
     return received
 
 
+@pytest.mark.row("J-29", "J-33")
 def test_a_lookup_service_started_again_is_joined_by_everybody(
     field: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:

@@ -96,6 +96,7 @@ def lost(publishing: Any, subscription: str) -> dict[str, int]:
     return dict(status["lost"])
 
 
+@pytest.mark.row("J-85", "C-05")
 def test_every_recipient_gets_every_object_with_type_metadata_and_payload(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -125,6 +126,7 @@ def test_every_recipient_gets_every_object_with_type_metadata_and_payload(
             assert payload in attachments(message)
 
 
+@pytest.mark.row("J-86")
 def test_the_filter_applies_to_the_mailed_payload_as_to_the_direct_one(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -152,6 +154,7 @@ def test_the_filter_applies_to_the_mailed_payload_as_to_the_direct_one(
     assert figures.figure_1 in attachments(message)
 
 
+@pytest.mark.row("J-87")
 def test_an_email_only_subscription_delivers_nothing_to_the_queue(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -173,6 +176,7 @@ def test_an_email_only_subscription_delivers_nothing_to_the_queue(
     assert subscriber.drain(mailed) == []
 
 
+@pytest.mark.row("J-87")
 def test_both_at_once_deliver_both_ways(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -350,6 +354,7 @@ def test_a_delegate_that_does_not_tell_what_mail_is_lost_serves_as_before(
     assert (subscriber.losses(uid), subscriber.refusal(uid)) == ({}, None)
 
 
+@pytest.mark.row("J-88")
 def test_a_slow_mail_server_holds_up_neither_the_publisher_nor_direct_delivery(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -394,6 +399,7 @@ def test_mail_put_off_is_tried_again(
     assert lost(publishing, subscription) == {}
 
 
+@pytest.mark.row("J-88")
 def test_mail_put_off_for_ever_is_tried_a_bounded_number_of_times_and_lost(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -438,6 +444,7 @@ def publisher_at(federation: Any, figures: Any) -> Callable[[], None]:
     return publish
 
 
+@pytest.mark.row("J-89")
 @pytest.mark.processes
 def test_an_email_subscription_outlives_its_process_until_it_is_cancelled(
     sink: Sink, federation: Any, figures: Any, field: Any, eventually: Callable[..., Any]
@@ -466,6 +473,7 @@ def test_an_email_subscription_outlives_its_process_until_it_is_cancelled(
     assert sink.mails[1][0] == ["marker@example.org"]
 
 
+@pytest.mark.row("J-89")
 def test_mail_beside_a_queue_ends_with_the_subscribers_process(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:

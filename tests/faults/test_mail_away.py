@@ -38,6 +38,7 @@ def lost(publishing: Any, subscription: str) -> dict[str, int]:
     return dict(status["lost"])
 
 
+@pytest.mark.row("J-88")
 def test_a_mail_server_that_does_not_answer_does_not_delay_direct_delivery_and_counts_as_loss(
     publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:

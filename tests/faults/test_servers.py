@@ -46,6 +46,7 @@ def test_a_delegate_in_use_ends_by_sigterm_with_code_0(field: Any, federation: A
     assert federation.lookups[0].status()["items"] == 0
 
 
+@pytest.mark.row("J-61")
 def test_ten_delegates_are_found_and_leave_the_lookup_service_clean(field: Any, federation: Any) -> None:
     # Given ten delegates as processes, under leases that outlive the test
     field.leases(lookup=60.0)

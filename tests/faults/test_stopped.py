@@ -116,6 +116,7 @@ def test_a_listener_that_hangs_holds_up_no_other_and_learns_what_it_missed(
     proxy.close()
 
 
+@pytest.mark.row("J-83")
 def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any) -> None:
     # Given two subscribers at one delegate, under leases that outlive the test
     field.leases(subscriber=60.0)
@@ -158,6 +159,7 @@ def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any)
     assert sequences[-10:] == list(range(51, 61))
 
 
+@pytest.mark.row("J-67")
 def test_a_publisher_that_hangs_longer_than_its_lease_publishes_again(
     field: Any, eventually: Callable[..., Any]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from jbi_pubsub.bridge.file import described
 from jbi_pubsub.bridge.platform import SideSubscriber
@@ -22,6 +23,7 @@ from tests.hla.parties import Federate
 from tests.hla.test_gateway import FILE, MODEL
 
 
+@pytest.mark.row("X-01")
 def test_an_object_has_one_id_in_a_queue_by_the_common_api_in_mail_in_a_federation_and_in_an_archive(
     federation: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

@@ -205,6 +205,7 @@ def gate(federation: Any, tmp_path: Path) -> Iterator[Gate]:
     return Gate(federation, tmp_path)
 
 
+@pytest.mark.row("X-08")
 def test_a_subscriber_sees_a_simulation_by_xpath(gate: Gate) -> None:
     # Given somebody who wants aircraft above 1,000, and all reports
     high = gate.subscriber.register_subscriber(type_name="Aircraft", predicate="//altitude > 1000")
@@ -256,6 +257,7 @@ def test_who_comes_late_is_told_what_is_there(gate: Gate) -> None:
     assert obj.metadata == b'<Aircraft object="LH1" removed="true" tag="landed"></Aircraft>'
 
 
+@pytest.mark.row("X-08")
 def test_an_information_object_is_an_interaction_with_the_same_id(gate: Gate, eventually: Callable[..., Any]) -> None:
     bridge = gate.bridge()
     pilot = gate.join("pilot")

@@ -18,6 +18,7 @@ HEADERS = 3 * 52
 """Of the segments of a call: request, answer, acknowledgement."""
 
 
+@pytest.mark.row("J-95")
 def test_an_idle_subscriber_needs_less_than_a_tenth_of_the_slowest_link(scene: Any) -> None:
     # Given a subscriber that has subscribed and then gets nothing, with leases and probes much shorter than by default
     scene.leases(1.0)
@@ -46,6 +47,7 @@ def test_an_idle_subscriber_needs_less_than_a_tenth_of_the_slowest_link(scene: A
     assert scene.account()["delivered"] == 1
 
 
+@pytest.mark.row("J-95")
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_tool_that_counts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

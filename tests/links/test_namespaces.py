@@ -208,6 +208,7 @@ def spaces(possible: None) -> Iterator[Namespaces]:
         yield made
 
 
+@pytest.mark.row("J-94")
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("speed", "seconds"),

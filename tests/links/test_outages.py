@@ -17,6 +17,7 @@ def sessions(scene: Any) -> list[str]:
     return [session["session"] for session in scene.node.status()["sessions"]]
 
 
+@pytest.mark.row("J-96")
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: bool, scene: Any) -> None:
     # Given a subscription under a lease that has just been renewed
@@ -64,6 +65,7 @@ def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(
     assert scene.account()["delivered"] == 6
 
 
+@pytest.mark.row("J-96")
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, silent: bool, scene: Any) -> None:
     # Given a subscription under a lease of two seconds that has received something

@@ -25,6 +25,7 @@ def tasking_order(size: int, *, relevant: float) -> bytes:
     return f"<targets>{''.join(targets)}</targets>".encode()
 
 
+@pytest.mark.row("J-94")
 def test_a_filtered_tasking_order_reaches_an_aircraft_over_7200_bits_a_second(scene: Any) -> None:
     # Given an aircraft that wants one percent of the air tasking order, behind a link of 7,200 bit/s, and a ground
     # node with default leases. All is two fifths of the paper's (500 KB in 10 s), so that the test is short

@@ -290,6 +290,7 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
     assert known == []
 
 
+@pytest.mark.row("J-29")
 def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_who_leaves(
     federation: Any, eventually: Callable[..., Any]
 ) -> None:

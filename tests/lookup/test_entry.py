@@ -133,6 +133,7 @@ def test_a_well_formed_entry_passes():
     assert rep.as_dict() == {"building": "9", "floor": None, "colour": None, "dpi": None}
 
 
+@pytest.mark.row("J-41")
 @pytest.mark.parametrize(
     ("value", "text"),
     [

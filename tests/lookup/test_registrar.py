@@ -71,11 +71,13 @@ def told(outcome) -> list[tuple[int, int, str | None]]:
 class TestRegister:
     """LU.2.2"""
 
+    @pytest.mark.row("J-24")
     def test_a_registration_gives_a_new_id_and_a_lease(self, registrar):
         result = registrar.register(item("p"), 60.0, NOW).result
         assert (result.service_id, result.duration) == ("new-1", 60.0)
         assert registrar.lookup(template(service_id="new-1"), NOW).proxy == proxy("p")
 
+    @pytest.mark.row("J-24")
     def test_the_same_id_replaces_the_item_and_its_lease_dies(self, registrar):
         first = registrar.register(item("p", service_id="id"), 60.0, NOW).result
         registrar.register(item("q", service_id="id"), 60.0, NOW)
@@ -149,6 +151,7 @@ class TestLookup:
         registrar.register(item("scanner", rep(DEVICE, building="1"), types=("Scanner",)), 60.0, NOW)
         return registrar
 
+    @pytest.mark.row("J-25", "J-26")
     @pytest.mark.parametrize(
         ("wanted", "found"),
         [

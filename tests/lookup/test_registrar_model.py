@@ -19,6 +19,8 @@ from jbi_pubsub.lookup.entry import EntryRep, define, fits
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import KeptState, Registrar, RegistrarLimits
 
+pytestmark = pytest.mark.row("J-25")
+
 DEVICE = define("Device", {"building": str})
 PRINTER = define("Printer", {"colour": str}, DEVICE)
 PRINTER_NEW = define("Printer", {"colour": str, "paper": str}, DEVICE)

@@ -71,6 +71,7 @@ def test_an_archive_and_types_of_a_plug_in(
     assert kept.end == 1
 
 
+@pytest.mark.row("X-11")
 def test_a_policy_of_a_plug_in_is_asked_at_every_way_in(
     node: Callable[..., NodeService], settings: Config, installed: dict[str, tuple[Any, ...]]
 ) -> None:

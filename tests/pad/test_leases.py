@@ -218,6 +218,7 @@ def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(
     assert world.held() == {}
 
 
+@pytest.mark.row("X-13")
 def test_an_amended_email_subscription_is_kept_as_it_is_by_then(world: World, tmp_path: Path) -> None:
     # Given a delegate that keeps its e-mail subscriptions
     store = SubscriptionStore(tmp_path / "subscriptions")

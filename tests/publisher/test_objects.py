@@ -270,6 +270,7 @@ def test_without_limits_of_its_own_a_node_has_no_stage_for_them(federation: Fede
 # -- for a time -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("X-12")
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_what_waits_too_long_for_a_subscriber_is_lost_and_told(federation: Federation, mode: Any) -> None:
     # Given a subscription that may have a hundred objects at a time, and two publishers, of which one's objects expire

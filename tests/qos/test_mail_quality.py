@@ -343,6 +343,7 @@ def sink() -> Iterator[tuple[Sink, int]]:
     controller.stop()
 
 
+@pytest.mark.row("X-04")
 @pytest.mark.processes
 def test_mail_is_shaped_dropped_and_late_as_queues_are_and_all_of_it_is_told(
     sink: tuple[Sink, int], fixtures: Any, figures: Any, eventually: Any

@@ -69,6 +69,7 @@ def test_whoever_subscribes_to_a_series_by_xpath_gets_it_from_a_delegate_or_peer
     assert subscriber.losses(uid) == {}
 
 
+@pytest.mark.row("X-10")
 def test_the_bandwidth_of_one_of_three_delegates_is_had_by_xpath(managed: Any, tmp_path: Path) -> None:
     # Given three delegates, each with a link of its own
     for number, name in enumerate(("one", "two", "three"), 1):

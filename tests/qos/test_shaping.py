@@ -342,6 +342,7 @@ def test_of_two_subscriptions_of_one_client_one_gets_pictures_scaled_and_one_who
     assert [by_uid[uid]["unshaped"] for uid in uids] == [1, 0]
 
 
+@pytest.mark.row("X-05")
 def test_the_filter_comes_first_then_the_shape_then_chunks_and_compression(
     tmp_path: Path, managed: Any, figures: Any, eventually: Any
 ) -> None:

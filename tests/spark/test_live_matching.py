@@ -97,6 +97,7 @@ GROUP = 250
 """Predicates at once: what a document may cost has a bound, and 10,000 would be beyond it."""
 
 
+@pytest.mark.row("C-06")
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(

@@ -389,6 +389,7 @@ def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_t
     assert (found.numbers["candidates"], found.numbers["avoidable"]) == (24, 8)
 
 
+@pytest.mark.row("C-02")
 def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: Path) -> None:
     judge, contracts = Judge(SMALL.contracts()), SMALL.contracts()
     subscribers = len({each.subscriber for each in contracts.subscriptions})

@@ -136,6 +136,7 @@ class TestOnSpark:
             (tid, template.cls, padded(template)) for tid, template in population.template_rows()
         ]
 
+    @pytest.mark.row("C-01")
     def test_the_result_is_the_same_as_in_this_process(self, tmp_path: Path) -> None:
         # Brackets in a path are a pattern to Spark's reader, a blank is a trap of its own.
         on_spark, local = tmp_path / "on [spark] {1}", tmp_path / "local"
@@ -153,6 +154,7 @@ class TestOnSpark:
         assert first.check.defined_matches > 0
         assert (first.engine, first.java.partition(".")[0].isdigit()) == ("spark", True)
 
+    @pytest.mark.row("C-01")
     def test_a_large_study_agrees_on_its_one_percent(self, tmp_path: Path) -> None:
         size = Population(registrations=30_000, templates=100, seed=SEED)
 

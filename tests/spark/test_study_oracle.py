@@ -92,6 +92,7 @@ def by_definition(contracts: Contracts, publications: Sequence[PublicationRow]) 
     return found
 
 
+@pytest.mark.row("C-02")
 @settings(max_examples=40, deadline=None)
 @given(WORLDS)
 def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ignore[type-arg]  # as drawn

@@ -52,6 +52,7 @@ def _latitude(number: int) -> float:
     return random.Random(number).choice([-50.0, -10.0, 10.0, 50.0])
 
 
+@pytest.mark.row("X-13")
 def test_objects_are_judged_by_the_old_terms_or_the_new_ones_while_they_change(
     publishing: Publishing, federation: Federation, figures: Figures
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_delegate_that_is_away_gets_the_new_terms_when_it_is_back(
     assert obj.payload == b"south"
 
 
+@pytest.mark.row("X-13")
 def test_a_durable_subscription_goes_on_by_the_new_terms(archived: Federation, figures: Figures) -> None:
     # Given a durable subscription whose application has taken nothing yet
     archived.pad()

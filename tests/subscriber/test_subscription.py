@@ -118,6 +118,7 @@ def test_what_two_delegates_send_comes_once(subscription: LocalSubscription) -> 
     assert (subscription.duplicates, subscription.losses.by_cause) == (2, {})
 
 
+@pytest.mark.row("J-78")
 @pytest.mark.parametrize("predicate", ["", "/m"], ids=["all", "some"])
 def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(predicate: str) -> None:
     # Given a delegate that had taken 1 to 5 and delivered 1 and 2 when it was cut off, and another that took over

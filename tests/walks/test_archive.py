@@ -91,6 +91,7 @@ def ids(objects: Any) -> list[str]:
 # -- what is kept ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("X-07")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exactly_what_was_marked_is_found_after_a_restart_byte_for_byte(place: Place, workers: int) -> None:
     # Given objects of which every second one is to be kept, their metadata written in every way
@@ -253,6 +254,7 @@ PREDICATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.row("C-06")
 def test_a_predicate_finds_what_it_lets_through(place: Place, eventually: Any) -> None:
     # Given a subscription for each predicate, and objects of two versions of a type, and of another
     pad = place.pad()
@@ -447,6 +449,7 @@ def test_what_rules_took_before_a_client_came_back_is_told_as_expired(
         eventually(lambda: subscriber.losses(mine) == {"expired": 300 - len(left)})
 
 
+@pytest.mark.row("X-01")
 def test_an_object_has_one_id_wherever_it_is_met(place: Place, postbox: Any, eventually: Any) -> None:
     # Given a subscription of an application, one by e-mail, and an archive
     pad = place.pad()

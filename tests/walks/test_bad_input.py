@@ -67,6 +67,7 @@ def unharmed(walk: Any, eventually: Callable[..., Any]) -> Iterator[Any]:
 # -- subscribers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-56")
 @pytest.mark.parametrize("argument", ["predicate", "payload_filter"])
 @pytest.mark.parametrize(
     ("expression", "position"),

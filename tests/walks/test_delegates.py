@@ -68,6 +68,7 @@ def registered(federation: Any) -> Iterator[Callable[[], list[ServiceItem]]]:
 # -- the three adapters -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-59")
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_three_adapters_are_importable_and_documented(adapter: type) -> None:
     # Expect each in the face of the package, with a docstring for the class and for every call
@@ -76,6 +77,7 @@ def test_the_three_adapters_are_importable_and_documented(adapter: type) -> None
     assert [name for name, call in _public(adapter).items() if not call.__doc__] == []
 
 
+@pytest.mark.row("J-13", "J-68")
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_no_detail_of_the_brokering_shows_in_the_adapters(adapter: type) -> None:
     # Given the annotations of all calls of an adapter, its constructor and its public attributes
@@ -88,6 +90,7 @@ def test_no_detail_of_the_brokering_shows_in_the_adapters(adapter: type) -> None
     assert [name for name in names if hidden.search(name)] == []
 
 
+@pytest.mark.row("J-68")
 def test_no_adapter_has_public_attributes_that_lead_to_a_proxy(federation: Any) -> None:
     # Given adapters at work
     federation.pad()
@@ -98,12 +101,14 @@ def test_no_adapter_has_public_attributes_that_lead_to_a_proxy(federation: Any) 
         assert [name for name in vars(adapter) if not name.startswith("_")] == []
 
 
+@pytest.mark.row("J-72")
 def test_the_example_publisher_makes_exactly_three_calls() -> None:
     # Expect that the whole publisher is connect, register, publish
     calls = _calls(EXAMPLES / "publisher.py", {"publisher"})
     assert calls == ["connect_to_delegate", "register_publisher", "publish"]
 
 
+@pytest.mark.row("J-72")
 def test_three_calls_are_enough(federation: Any, figures: Any) -> None:
     # Given a subscription
     federation.pad()
@@ -119,6 +124,7 @@ def test_three_calls_are_enough(federation: Any, figures: Any) -> None:
     assert subscriber.receive(uid).payload == b"image"
 
 
+@pytest.mark.row("J-59")
 def test_the_examples_run(
     federation: Any,
     figures: Any,
@@ -144,6 +150,7 @@ def test_the_examples_run(
 # -- brokering for a delegate ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-60")
 def test_a_delegate_is_found_by_its_two_strings(federation: Any) -> None:
     # Given three delegates
     pads = [federation.pad(*each) for each in (("a", "x"), ("a", "y"), ("b", "x"))]
@@ -163,6 +170,7 @@ def test_a_delegate_is_found_by_its_two_strings(federation: Any) -> None:
     assert reached(None, None) in ([0], [1], [2])
 
 
+@pytest.mark.row("J-62")
 def test_every_connection_has_an_id_of_its_own(federation: Any) -> None:
     # Given a delegate; When one application connects to it three times
     pad = federation.pad()
@@ -174,6 +182,7 @@ def test_every_connection_has_an_id_of_its_own(federation: Any) -> None:
     assert len(pad.status()["publishers"]) == 3
 
 
+@pytest.mark.row("J-63")
 def test_one_application_uses_several_delegates_addressed_by_id(federation: Any, figures: Any) -> None:
     # Given a publisher with registrations at two delegates
     pads = [federation.pad("alpha", "rome"), federation.pad("bravo", "paris")]
@@ -189,6 +198,7 @@ def test_one_application_uses_several_delegates_addressed_by_id(federation: Any,
     assert [pad.status()["published"] for pad in pads] == [3, 1]
 
 
+@pytest.mark.row("J-64")
 def test_no_matching_delegate_is_an_error_in_time_that_says_what_exists(federation: Any) -> None:
     # Given two delegates, and a publisher that waits for a minute where it is told nothing else
     federation.pad("alpha", "rome")
@@ -267,6 +277,7 @@ def test_without_any_lookup_service_the_error_says_so(fixtures: Any, federation:
         light.connect_to_delegate("alpha", "rome", timeout=0.5)
 
 
+@pytest.mark.row("J-64")
 def test_an_id_that_no_connection_has_is_an_error(federation: Any, figures: Any) -> None:
     # Given a connection, and an id that is not its own; When it is used; Expect errors, and the other unharmed
     pad = federation.pad()
@@ -286,11 +297,13 @@ def test_an_id_that_no_connection_has_is_an_error(federation: Any, figures: Any)
 # -- registrations --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-69")
 def test_every_registration_has_an_id_of_its_own(walk: Any) -> None:
     # When a publisher registers three times with the same metadata; Expect three ids
     assert len({walk.register() for _ in range(3)}) == 3
 
 
+@pytest.mark.row("J-70")
 def test_the_dissemination_node_registers_the_invariant_metadata_with_the_lookup_service(
     own_walk: Any, registered: Callable[[], list[ServiceItem]], eventually: Callable[..., Any]
 ) -> None:
@@ -307,6 +320,7 @@ def test_the_dissemination_node_registers_the_invariant_metadata_with_the_lookup
     assert not {"lat", "Area", "ImageType"} & set(values)
 
 
+@pytest.mark.row("J-42")
 def test_the_proxy_for_subscribers_has_no_publishers_calls(
     own_walk: Any, registered: Callable[[], list[ServiceItem]], eventually: Callable[..., Any]
 ) -> None:
@@ -327,6 +341,7 @@ def test_the_proxy_for_subscribers_has_no_publishers_calls(
     assert len(own_walk.publishing.status()["registrations"]) == 1
 
 
+@pytest.mark.row("J-73")
 def test_unregister_and_disconnect_undo_register_and_connect(
     federation: Any,
     figures: Any,
@@ -368,6 +383,7 @@ def test_unregister_and_disconnect_undo_register_and_connect(
 # -- leases -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-65")
 def test_an_idle_publisher_stays_registered_by_renewal(
     federation: Any,
     figures: Any,
@@ -395,6 +411,7 @@ def test_an_idle_publisher_stays_registered_by_renewal(
     assert subscriber.losses(uid) == {}
 
 
+@pytest.mark.row("J-66")
 @pytest.mark.parametrize("lease", ["publisher", "subscriber", "lookup"])
 def test_lease_times_are_configurable_at_start_up(
     federation: Any,
@@ -438,6 +455,7 @@ def test_lease_times_are_configurable_at_start_up(
     assert count() == 1
 
 
+@pytest.mark.row("J-70")
 def test_a_killed_delegate_leaves_the_lookup_service_with_its_registrations(
     federation: Any,
     figures: Any,

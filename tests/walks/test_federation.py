@@ -42,6 +42,7 @@ def _client(
     return seen
 
 
+@pytest.mark.row("J-14")
 def test_the_same_client_runs_over_every_kind_of_dissemination_node(
     federation: Any,
     figures: Any,
@@ -72,6 +73,7 @@ def test_the_same_client_runs_over_every_kind_of_dissemination_node(
     light.close()  # before its delegates
 
 
+@pytest.mark.row("J-27")
 @pytest.mark.parametrize("kind", ["delegate", "peer"])
 def test_after_the_match_the_lookup_service_is_not_needed(
     fixtures: Any, federation: Any, figures: Any, start: Callable[..., Any], kind: str
@@ -94,6 +96,7 @@ def test_after_the_match_the_lookup_service_is_not_needed(
     assert [subscriber.receive(uid).payload for _ in range(10)] == [b"%d" % number for number in range(10)]
 
 
+@pytest.mark.row("J-30")
 def test_a_subscriber_may_come_before_its_publisher(walk: Any) -> None:
     # Given a subscription, and no publisher yet
     subscriber = walk.subscriber
@@ -107,6 +110,7 @@ def test_a_subscriber_may_come_before_its_publisher(walk: Any) -> None:
     assert subscriber.receive(uid).payload == b"image"
 
 
+@pytest.mark.row("J-31")
 def test_members_are_told_when_a_registration_comes_and_when_it_is_cancelled(
     own_walk: Any, heard: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -124,6 +128,7 @@ def test_members_are_told_when_a_registration_comes_and_when_it_is_cancelled(
         community.close()
 
 
+@pytest.mark.row("J-32")
 def test_clients_of_one_group_never_see_services_of_another(
     federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -157,6 +162,7 @@ def test_clients_of_one_group_never_see_services_of_another(
     assert federation.lookups[0].status()["items"] == 0
 
 
+@pytest.mark.row("J-81")
 def test_a_subscription_is_registered_with_every_matching_node_now_and_later(federation: Any, figures: Any) -> None:
     # Given three delegates and a publisher at each
     light = federation.light()
@@ -179,6 +185,7 @@ def test_a_subscription_is_registered_with_every_matching_node_now_and_later(fed
     light.close()  # before its delegates
 
 
+@pytest.mark.row("J-91")
 def test_delegates_and_peer_publishers_serve_one_subscription(federation: Any, figures: Any) -> None:
     # Given a publisher through a delegate and a peer publisher of the same metadata
     federation.pad()
@@ -197,6 +204,7 @@ def test_delegates_and_peer_publishers_serve_one_subscription(federation: Any, f
     assert subscriber.drain(uid) == []
 
 
+@pytest.mark.row("J-33", "J-93")
 def test_a_registration_seen_through_two_lookup_services_delivers_once(
     fixtures: Any, federation: Any, figures: Any
 ) -> None:
@@ -217,6 +225,7 @@ def test_a_registration_seen_through_two_lookup_services_delivers_once(
     assert subscriber.receive(uid).payload == b"marker"
 
 
+@pytest.mark.row("J-92")
 def test_ten_thousand_objects_arrive_in_the_order_of_publication(walk: Any) -> None:
     # Given a subscription with room for all
     uid = walk.subscribe(bound=20_000)

@@ -21,6 +21,7 @@ def _targets(count: int) -> bytes:
     return f"<targets>{each}</targets>".encode()
 
 
+@pytest.mark.row("J-11", "J-48")
 def test_the_filter_of_figure_4_returns_bravo51_only(walk: Any, figure_4_filter: str, selection: str) -> None:
     # Given a subscription with the filter of section 2.3.2, verbatim
     uid = walk.subscribe(payload_filter=figure_4_filter)
@@ -35,6 +36,7 @@ def test_the_filter_of_figure_4_returns_bravo51_only(walk: Any, figure_4_filter:
     assert [child.findtext("position/lat") for child in root] == ["34.817"]
 
 
+@pytest.mark.row("J-50")
 @pytest.mark.parametrize(
     "expression",
     [
@@ -95,6 +97,7 @@ def test_a_selected_part_keeps_its_namespaces_and_content(walk: Any, selection: 
     assert b"tail" not in payload
 
 
+@pytest.mark.row("J-51")
 def test_a_filter_that_selects_nothing_delivers_an_empty_selection(walk: Any, selection: str) -> None:
     # Given a subscription whose filter selects nothing in this payload
     uid = walk.subscribe(payload_filter="//nothing")
@@ -107,6 +110,7 @@ def test_a_filter_that_selects_nothing_delivers_an_empty_selection(walk: Any, se
     assert obj.metadata == walk.figures.figure_1
 
 
+@pytest.mark.row("J-51")
 def test_a_filter_that_selects_nothing_can_suppress_the_object(walk: Any) -> None:
     # Given a subscription that asks for it
     uid = walk.subscribe(payload_filter="//n[. > 5]", suppress_empty=True)
@@ -120,6 +124,7 @@ def test_a_filter_that_selects_nothing_can_suppress_the_object(walk: Any) -> Non
     assert walk.record(uid)["suppressed"] == 1
 
 
+@pytest.mark.row("J-11", "J-52", "J-53")
 @pytest.mark.parametrize("suppress_empty", [False, True])
 @pytest.mark.parametrize(
     "payload",
@@ -161,6 +166,7 @@ def test_xml_that_cannot_be_filtered_is_lost_or_comes_whole_as_it_was_wished(wal
     assert (second.payload, second.is_selection) == (obj.payload, True)
 
 
+@pytest.mark.row("J-47")
 def test_a_filter_sees_the_payload_only(walk: Any) -> None:
     # Given a filter that names an element of the metadata
     uid = walk.subscribe(payload_filter="//publisher | //lat | /metadata")
@@ -171,6 +177,7 @@ def test_a_filter_sees_the_payload_only(walk: Any) -> None:
     assert len(etree.fromstring(payload)) == 0
 
 
+@pytest.mark.row("J-55", "J-90")
 def test_filters_leave_metadata_and_the_publishers_copy_untouched(walk: Any) -> None:
     # Given three subscribers with three filters, and one without
     filters = ["//descriptor[n = 0]", "//descriptor[n = 1]/name", "count(//descriptor)", ""]
@@ -191,6 +198,7 @@ def test_filters_leave_metadata_and_the_publishers_copy_untouched(walk: Any) -> 
     assert {obj.platform.payload_length for obj in found} == {len(original)}
 
 
+@pytest.mark.row("J-54")
 def test_filtering_saves_the_bandwidth_between_node_and_subscriber(walk: Any, bytes_from: Callable[[str], int]) -> None:
     # Given a filter that selects little of a payload of half a megabyte
     uid = walk.subscribe(payload_filter="//descriptor[n = 5000]")

@@ -18,6 +18,7 @@ from jbi_pubsub.core.errors import InvariantError, MetadataError, TypeConflictEr
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 
 
+@pytest.mark.row("J-01")
 @pytest.mark.parametrize(
     "payload",
     [
@@ -57,6 +58,7 @@ def test_the_platform_tells_publication_time_registration_sequence_and_lengths(w
     assert first.object_id != second.object_id
 
 
+@pytest.mark.row("J-02")
 @pytest.mark.parametrize("stranger", ["", "registration-0", "mil.af.rl.jbi.Intel_Imagery"])
 def test_publishing_without_a_registration_is_refused(walk: Any, stranger: str) -> None:
     # Given a subscription
@@ -68,12 +70,14 @@ def test_publishing_without_a_registration_is_refused(walk: Any, stranger: str) 
     assert walk.received(uid) == []
 
 
+@pytest.mark.row("J-04")
 def test_publishers_register_before_they_publish(walk: Any) -> None:
     # Given a publisher that has not registered; When it publishes; Expect an error
     with pytest.raises(UnknownUidError):
         walk.publishing.adapter.publish(RegistrationUid("any"), walk.figures.figure_1)
 
 
+@pytest.mark.row("J-05")
 @pytest.mark.parametrize(
     ("element", "value"),
     [("publisher", "999th"), ("Type", "Video"), ("JBIIIdentifier", "JBI000024"), ("keywords", "x"), ("language", "FR")],
@@ -90,6 +94,7 @@ def test_invariant_metadata_are_constant_in_all_publications(walk: Any, element:
     assert walk.received(uid) == []
 
 
+@pytest.mark.row("J-05")
 def test_an_invariant_that_is_left_out_counts_as_changed(walk: Any) -> None:
     # Given a registration with figure 1's invariant metadata, and validation switched off
     walk.register(validate=False)
@@ -113,6 +118,7 @@ def test_variant_metadata_may_change_with_every_publication(walk: Any) -> None:
     assert [obj.metadata for obj in walk.received(uid)] == documents
 
 
+@pytest.mark.row("J-15")
 def test_figure_1_is_valid_against_the_schema(figures: Any) -> None:
     # Given the schema and figure 1, verbatim
     schema = etree.XMLSchema(etree.parse(str(figures.schema)))
@@ -121,6 +127,7 @@ def test_figure_1_is_valid_against_the_schema(figures: Any) -> None:
     assert schema.validate(etree.fromstring(figures.figure_2))
 
 
+@pytest.mark.row("J-18")
 @pytest.mark.parametrize(
     ("old", "new", "path"),
     [
@@ -151,6 +158,7 @@ def test_invalid_metadata_are_refused_with_the_path(walk: Any, old: str, new: st
     assert walk.counter("published") == 1
 
 
+@pytest.mark.row("J-16")
 def test_metadata_without_the_marker_element_have_no_type(walk: Any) -> None:
     # Given a subscription
     uid = walk.subscribe()
@@ -181,6 +189,7 @@ def test_metadata_that_are_not_xml_are_refused_with_their_position(walk: Any) ->
     assert walk.received(uid) == []
 
 
+@pytest.mark.row("J-43")
 def test_the_invariant_document_alone_is_no_publication_when_variant_elements_are_required(
     own_walk: Any, other_schema: Callable[[str, str], bytes]
 ) -> None:
@@ -207,6 +216,7 @@ def test_validation_can_be_switched_off_for_a_registration(walk: Any) -> None:
     assert [obj.metadata for obj in walk.received(uid)] == [document]
 
 
+@pytest.mark.row("J-17")
 def test_a_second_different_schema_for_a_type_is_refused(
     own_walk: Any, other_schema: Callable[[str, str], bytes]
 ) -> None:
@@ -221,6 +231,7 @@ def test_a_second_different_schema_for_a_type_is_refused(
     assert own_walk.payloads(uid) == [b"still here"]
 
 
+@pytest.mark.row("J-17")
 def test_an_identical_schema_is_accepted_again(walk: Any) -> None:
     # Given a registration of the type; When it is registered again, from the file and from its bytes
     again = [walk.register(), walk.register(), walk.register(schema=walk.figures.schema.read_bytes())]
@@ -315,6 +326,7 @@ def test_the_type_can_be_named_explicitly(walk: Any) -> None:
     assert walk.subscriber.receive(uid).type == TypeName("org.example.Picture")
 
 
+@pytest.mark.row("J-71")
 def test_publish_takes_bytes_files_xml_objects_and_no_payload(walk: Any, tmp_path: Path) -> None:
     # Given the same metadata and payload as bytes, as files and as XML objects
     uid = walk.subscribe()

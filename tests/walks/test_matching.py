@@ -131,6 +131,7 @@ def entries_of(walk: Any, uid: Any) -> list[str]:
     return [e.cls.name.rpartition("#")[2] for e in walk.subscriber._subscriptions.find(uid).request.entries]
 
 
+@pytest.mark.row("J-22")
 @pytest.mark.parametrize("name", [IMAGERY, "Intel_Imagery"])
 def test_a_predicate_on_a_published_type_derives_a_template_without_a_schema(own_walk: Any, name: str) -> None:
     # Given a publisher of the 418th; When two subscribe by type and predicate, to it and to another one

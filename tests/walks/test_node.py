@@ -114,6 +114,7 @@ def connected() -> Iterator[Callable[..., Connection]]:
 # -- one object -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("X-01", "X-07")
 def test_an_object_has_one_id_however_it_comes(
     place: Place, connected: Callable[..., Connection], eventually: Callable[..., Any]
 ) -> None:

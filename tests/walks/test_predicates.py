@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import MetadataError
 AT = "/metadata/ImageDescriptor/LocationCoord"
 
 
+@pytest.mark.row("J-44", "J-45")
 @pytest.mark.parametrize(
     ("changed", "delivered"),
     [
@@ -43,6 +44,7 @@ def test_the_kabul_predicate(walk: Any, kabul: str, changed: dict[str, str], *, 
     assert walk.payloads(uid) == ([b"image"] if delivered else [])
 
 
+@pytest.mark.row("J-49")
 def test_comparisons_with_quoted_numbers_are_numeric(walk: Any) -> None:
     # Given predicates that quote their numbers
     uid = walk.subscribe(predicate=f"{AT}/lat > '33.2' and {AT}/lat < '35.0' and {AT}/long > '65.7'")
@@ -54,6 +56,7 @@ def test_comparisons_with_quoted_numbers_are_numeric(walk: Any) -> None:
     assert walk.payloads(uid) == [b"680: no upper bound"]
 
 
+@pytest.mark.row("J-46")
 @pytest.mark.parametrize("latitude", ["n/a", "", "33,34", "33.34N", "1e", "--34"])
 def test_what_is_no_xpath_number_is_never_inside_and_never_disturbs_others(
     walk: Any, kabul: str, latitude: str
@@ -73,6 +76,7 @@ def test_what_is_no_xpath_number_is_never_inside_and_never_disturbs_others(
     assert [obj.payload for obj in walk.subscriber.drain(outside)] == [b"odd"]
 
 
+@pytest.mark.row("J-49")
 @pytest.mark.parametrize("latitude", ["3.4e1", "34E0", "+34", " 34 ", ".34e2", "34.", "0x22"])
 def test_what_is_a_number_is_for_lxml_to_say(walk: Any, kabul: str, latitude: str) -> None:
     # Given a registration without validation, and the Kabul predicate
@@ -86,6 +90,7 @@ def test_what_is_a_number_is_for_lxml_to_say(walk: Any, kabul: str, latitude: st
     assert walk.payloads(uid) == ([b"odd"] if inside else [])
 
 
+@pytest.mark.row("J-46")
 @pytest.mark.parametrize(
     ("predicate", "true"),
     [
@@ -167,6 +172,7 @@ def _oracle() -> dict[str, Callable[[_Place], bool]]:
     return table
 
 
+@pytest.mark.row("J-10", "J-90")
 def test_forty_predicates_over_fifty_documents_equal_a_brute_force_oracle(walk: Any) -> None:
     # Given forty predicates with inequality, AND, OR and NOT
     oracle = _oracle()
@@ -198,6 +204,7 @@ def test_forty_predicates_over_fifty_documents_equal_a_brute_force_oracle(walk: 
         assert walk.record(uid)["matched"] - len(expected) in (0, 1), predicate  # 1: the marker matches, too
 
 
+@pytest.mark.row("J-47")
 def test_a_predicate_sees_the_metadata_only(walk: Any) -> None:
     # Given a predicate that names an element of the payload, and one that asks for its absence
     never = walk.subscribe(predicate="//descriptor/name = 'BRAVO51'")
@@ -209,6 +216,7 @@ def test_a_predicate_sees_the_metadata_only(walk: Any) -> None:
     assert walk.record(never)["matched"] == 0
 
 
+@pytest.mark.row("J-57")
 @pytest.mark.parametrize("with_filter", [False, True])
 @pytest.mark.parametrize("with_predicate", [False, True])
 def test_predicate_and_filter_are_each_optional(walk: Any, *, with_predicate: bool, with_filter: bool) -> None:
@@ -224,6 +232,7 @@ def test_predicate_and_filter_are_each_optional(walk: Any, *, with_predicate: bo
     assert (b"<name>in</name>" in payloads[-1], b"<b/>" in payloads[-1]) == (True, not with_filter)
 
 
+@pytest.mark.row("J-03")
 def test_only_matching_objects_travel_to_the_subscriber(walk: Any, bytes_from: Callable[[str], int]) -> None:
     # Given a predicate that will be true for 37 of 1,000 objects
     uid = walk.subscribe(predicate=f"{AT}/lat < 37 and {AT}/latord = 'S'")
@@ -241,6 +250,7 @@ def test_only_matching_objects_travel_to_the_subscriber(walk: Any, bytes_from: C
     assert 37 * 4000 < bytes_from(address) - before < 60 * 4000
 
 
+@pytest.mark.row("J-06")
 def test_the_first_level_is_matched_at_registration_never_for_a_publication(own_walk: Any) -> None:
     # Given a publisher and a subscriber that have met
     own_walk.register(validate=False)
@@ -257,6 +267,7 @@ def test_the_first_level_is_matched_at_registration_never_for_a_publication(own_
     assert {name: own_walk.federation.lookups[0].status()[name] for name in counters} == before
 
 
+@pytest.mark.row("J-07")
 def test_subscriptions_whose_template_does_not_match_cost_no_evaluation(walk: Any) -> None:
     # Given 1,000 subscriptions to another publisher, some of which stand at the node for another registration
     other = walk.register(walk.figures.metadata(publisher="999th"))
@@ -277,6 +288,7 @@ def test_subscriptions_whose_template_does_not_match_cost_no_evaluation(walk: An
     assert all(walk.record(uid)["matched"] == 0 for uid in theirs[:3])
 
 
+@pytest.mark.row("J-08")
 def test_each_publication_is_matched_with_each_potentially_matching_predicate(walk: Any) -> None:
     # Given five subscriptions with predicates, three without, and four whose templates do not match
     for number in range(5):
@@ -293,6 +305,7 @@ def test_each_publication_is_matched_with_each_potentially_matching_predicate(wa
     assert walk.counter("subscriptions") == 8
 
 
+@pytest.mark.row("J-40")
 def test_an_absent_template_element_is_a_wildcard_like_an_empty_one(walk: Any) -> None:
     # Given figure 3 with elements left out instead of empty
     absent = walk.figures.figure_3.replace(b"<JBIIIdentifier/>", b"").replace(b"<keywords/>", b"")
@@ -320,6 +333,7 @@ def test_a_template_is_equality_with_wildcards(walk: Any, element: str, value: s
     assert walk.received(uid) == []
 
 
+@pytest.mark.row("J-40")
 def test_a_template_value_on_a_variant_element_is_an_error(walk: Any) -> None:
     # Given figure 1 as template: it fixes elements that change with each publication
     # When it is registered; Expect an error that names the element, and no subscription

@@ -21,6 +21,7 @@ from jbi_pubsub.subscriber.adapter import NAMES
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 
 
+@pytest.mark.row("J-74", "J-90")
 def test_all_sixteen_combinations_of_the_optional_arguments(
     postbox: Any, own_walk: Any, listener: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -63,6 +64,7 @@ def test_all_sixteen_combinations_of_the_optional_arguments(
         assert walk.subscriber.losses(uid) == {}
 
 
+@pytest.mark.row("J-12")
 def test_direct_and_indirect_dissemination_of_one_subscription(
     postbox: Any, own_walk: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -75,6 +77,7 @@ def test_direct_and_indirect_dissemination_of_one_subscription(
     eventually(lambda: sorted(r for e in postbox.envelopes for r in e.rcpt_tos) == ["s2@example.org", "s3@example.org"])
 
 
+@pytest.mark.row("J-75")
 @pytest.mark.parametrize("stranger", ["", "subscription-0"])
 def test_the_uid_identifies_the_subscription_in_every_call(walk: Any, stranger: str) -> None:
     # Given a subscription, and an id that nobody has
@@ -97,6 +100,7 @@ def test_the_uid_identifies_the_subscription_in_every_call(walk: Any, stranger: 
     assert walk.payloads(uid) == [b"unharmed"]
 
 
+@pytest.mark.row("J-76")
 def test_every_subscription_has_a_queue_of_its_own(walk: Any, eventually: Callable[..., Any]) -> None:
     # Given two subscriptions that divide the world, and one that takes all
     north = walk.subscribe(predicate="//latord = 'N'")
@@ -118,6 +122,7 @@ def test_every_subscription_has_a_queue_of_its_own(walk: Any, eventually: Callab
     assert [o.payload for o in walk.subscriber.drain(everything)] == [b"N0", b"S1", b"N2", b"S3", b"N4"]
 
 
+@pytest.mark.row("J-76")
 def test_receive_waits_for_its_timeout_and_no_longer_than_for_the_object(walk: Any) -> None:
     # Given an empty queue; When it is asked with a timeout; Expect nothing, after that time
     uid = walk.subscribe()
@@ -134,6 +139,7 @@ def test_receive_waits_for_its_timeout_and_no_longer_than_for_the_object(walk: A
     timer.join()
 
 
+@pytest.mark.row("J-77")
 def test_a_listener_is_called_once_for_each_object_on_a_library_thread(
     walk: Any, listener: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -149,6 +155,7 @@ def test_a_listener_is_called_once_for_each_object_on_a_library_thread(
     assert walk.subscriber.queue_size(uid) == 0
 
 
+@pytest.mark.row("J-77")
 def test_an_exception_in_a_listener_does_not_stop_delivery(
     walk: Any, listener: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +178,7 @@ def test_an_exception_in_a_listener_does_not_stop_delivery(
 # -- losses -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("X-12")
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
 def test_a_full_queue_loses_objects_by_its_policy_and_counts_every_one(
     walk: Any, policy: str, eventually: Callable[..., Any]
@@ -199,6 +207,7 @@ def test_a_full_queue_loses_objects_by_its_policy_and_counts_every_one(
     assert found[-3:] == [19, 20, 21] if policy == "drop_oldest" else found[:3] == [1, 2, 3] and 21 not in found
 
 
+@pytest.mark.row("J-78")
 def test_a_listener_that_is_too_slow_is_told_of_its_losses(
     walk: Any, listener: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -267,6 +276,7 @@ def test_policy_block_gives_up_after_its_time_and_counts_the_loss(
     assert subscriber.losses(uid) == {Cause.BLOCK_TIMEOUT: listener.lost_count}
 
 
+@pytest.mark.row("J-78")
 def test_the_death_of_a_delegate_is_told_as_a_loss_of_unknown_extent(
     federation: Any,
     figures: Any,
@@ -301,6 +311,7 @@ def test_the_death_of_a_delegate_is_told_as_a_loss_of_unknown_extent(
 # -- many, one, none -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("J-79")
 def test_a_hundred_subscriptions_share_one_adapter_and_one_session(walk: Any) -> None:
     # Given a hundred subscriptions
     uids = [walk.subscribe(predicate=f"//lat > {number}", matched=0) for number in range(100)]
@@ -317,6 +328,7 @@ def test_a_hundred_subscriptions_share_one_adapter_and_one_session(walk: Any) ->
     assert [walk.record(uid)["matched"] for uid in uids] == [1] * 34 + [0] * 66
 
 
+@pytest.mark.row("J-80")
 def test_only_one_subscriber_adapter_of_a_name_in_an_address_space(federation: Any) -> None:
     # Given an open adapter
     first = SubscriberAdapter(federation.config, name="fusion")
@@ -348,6 +360,7 @@ def test_several_clients_of_a_process_get_all_that_is_theirs(walk: Any) -> None:
         assert len({each.status()["name"] for each in (one, other, walk.subscriber)}) == 3
 
 
+@pytest.mark.row("J-80")
 def test_a_client_that_nobody_refers_to_any_more_is_closed_by_the_next(
     federation: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -423,6 +436,7 @@ parent.close()
 """
 
 
+@pytest.mark.row("J-80")
 def test_a_forked_child_does_not_own_its_parents_adapter(
     federation: Any, start: Callable[..., Any], process_settings: Callable[..., None]
 ) -> None:
@@ -434,6 +448,7 @@ def test_a_forked_child_does_not_own_its_parents_adapter(
     assert process.wait() == 0
 
 
+@pytest.mark.row("J-82")
 def test_the_node_is_told_all_of_a_subscription(postbox: Any, own_walk: Any) -> None:
     # Given a subscription with everything that can be said
     walk = own_walk
@@ -457,6 +472,7 @@ def test_the_node_is_told_all_of_a_subscription(postbox: Any, own_walk: Any) -> 
     assert record["owner"] in [session["session"] for session in walk.publishing.status()["sessions"]]
 
 
+@pytest.mark.row("J-84")
 def test_after_cancelling_nothing_comes_any_more(walk: Any, listener: Any, eventually: Callable[..., Any]) -> None:
     # Given a subscription with a listener, another one, and a publisher that never stops
     uid, other = walk.subscribe(listener=listener), walk.subscribe()

@@ -93,6 +93,7 @@ def attacker(pad: Any, attack: Callable[..., Any]) -> Iterator[Any]:
     made.close()
 
 
+@pytest.mark.row("C-04")
 @pytest.mark.parametrize("handler", EVERY_HANDLER.values(), ids=EVERY_HANDLER)
 @pytest.mark.parametrize("target", ["status", "delegate", "subscriptions"])
 def test_no_handler_of_rpyc_but_a_call_is_answered(handler: int, target: str, attacker: Any) -> None:
@@ -123,6 +124,7 @@ def test_stock_rpyc_gets_no_root_object(pad: Any, attack: Callable[..., Any]) ->
     connection.close()
 
 
+@pytest.mark.row("C-04")
 @pytest.mark.parametrize(
     "method",
     [
@@ -372,6 +374,7 @@ def test_one_publishers_connection_id_is_no_use_without_knowing_it(attacker: Any
         assert msgspec.msgpack.decode(answer, type=ErrorReport).code == "unknown_uid"
 
 
+@pytest.mark.row("J-42")
 def test_the_subscribers_proxy_reaches_no_publishers_calls(publishing: Any, federation: Any, figures: Any) -> None:
     # Given a registration in the lookup service, and the proxy that comes with it
     publishing.register(figures.figure_1, figures.schema)

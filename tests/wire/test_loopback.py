@@ -29,6 +29,7 @@ def multicast(federation: Any) -> Any:
     return federation
 
 
+@pytest.mark.row("C-03")
 def test_everybody_finds_the_lookup_service_over_mdns_on_loopback(multicast: Any) -> None:
     # Given a lookup service, and a delegate, that know no locator
     config = multicast.config
@@ -45,6 +46,7 @@ def test_everybody_finds_the_lookup_service_over_mdns_on_loopback(multicast: Any
     assert server.status()["items"] == 1
 
 
+@pytest.mark.row("C-03")
 def test_no_socket_is_bound_beyond_loopback(multicast: Any) -> None:
     # Given a lookup service that announces itself on loopback, and a client that has found it so
     config = multicast.config

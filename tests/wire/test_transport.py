@@ -68,6 +68,7 @@ def exchange(publishing: Any, federation: Any, figures: Any) -> Any:
     return subscriber.status()["sessions"][0]
 
 
+@pytest.mark.row("J-14", "J-28")
 def test_publications_and_deliveries_go_over_a_unix_socket_with_unchanged_adapters(
     publishing: Any, federation: Any, figures: Any, folder: Path, dialled: list[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_who_cannot_use_a_transport_takes_the_next_endpoint(
     assert dialled == []
 
 
+@pytest.mark.row("J-28")
 def test_a_transport_of_a_plugin_is_used(federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an installed transport, `pipe`, by which a server is reached through a pair of sockets
     calls: list[str] = []

@@ -397,6 +397,7 @@ def test_a_save_begins_behind_more_messages_than_may_wait(joint: Joint, eventual
     eventually(lambda: b.until("reflect_attribute_values")[2][0][1] == b"the last")
 
 
+@pytest.mark.row("X-09")
 def test_a_save_completes_over_a_bad_link_and_what_is_cut_ends_alike_on_both_sides(
     joint: Joint, eventually: Callable[..., Any]
 ) -> None:
