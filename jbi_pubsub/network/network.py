@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import selectors
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
@@ -18,18 +15,23 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
-from jbi_pubsub.network.links.link import DatagramLink
+from jbi_pubsub.network.links.link import DatagramLink, Waitable
+from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer, PeerChange
 
 log = logging.getLogger("jbi_pubsub.network")
 
 PACED_SECONDS: Final = 0.02
-"""Seconds of a link's rate that go at once."""
+"""Seconds of a link's rate that go at once, and that may wait in the kernel: then a slow one holds one datagram."""
+BATCH: Final = 88
+"""Datagrams that a link is given at once."""
 RATE: Final = 5e6
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
 """Until a busy link is tried again."""
+STEP_MOST: Final = 16
+"""Batches that a link is given before others are heard."""
 STOP_SECONDS: Final = 5.0
 
 
@@ -60,15 +62,15 @@ class Network:
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
         self._links = [each.link for each in links]
         now = time.monotonic()
+        self._waiter = LinkWaiter(self._links)
         self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
         self._deliveries = NetworkDeliveries(deliver, peers_changed)
         self._lock = threading.Lock()
         """Covers the exchange."""
         self._stopping = threading.Event()
-        self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._faults: Counter[str] = Counter()
-        self._held: list[bytes | None] = [None] * len(links)
-        """A datagram that a busy link has not taken."""
+        self._held: list[list[bytes]] = [[] for _ in links]
+        """Datagrams that a busy link has not taken."""
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Network:
             self._stopping.wait(min(wait, end - now))
         else:
             raise BackPressureError("the network is left", hint="say it on a network that is started anew")
-        self._wake()
+        self._waiter.wake()
 
     def peers(self) -> dict[bytes, NodePeer]:
         """Nodes that are heard, by their ids."""
@@ -116,18 +118,13 @@ class Network:
     def stop(self) -> None:
         """Leave."""
         self._stopping.set()
-        self._wake()
+        self._waiter.wake()
         self._deliveries.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
         for link in self._links:
             link.close()
-        os.close(self._wake_in)
-        os.close(self._wake_out)
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.write(self._wake_out, b"\0")
+        self._waiter.close()
 
     def _run(self) -> None:
         pause = 0.0
@@ -153,17 +150,8 @@ class Network:
             due = self._exchange.due()
         return max(0.0, min(LONGEST_WAIT, due - time.monotonic(), *waits))
 
-    def _ready(self, pause: float) -> list[tuple[int, Any]]:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_in, selectors.EVENT_READ, -1)
-            for at, link in enumerate(self._links):
-                for sock in link.sockets():
-                    selector.register(sock, selectors.EVENT_READ, at)
-            found = [(key.data, key.fileobj) for key, _ in selector.select(pause)]
-        if any(at < 0 for at, _ in found):
-            with suppress(BlockingIOError):
-                os.read(self._wake_in, 4_096)
-        return [each for each in found if each[0] >= 0]
+    def _ready(self, pause: float) -> list[tuple[int, Waitable]]:
+        return self._waiter.ready(pause)
 
     def _receive(self, at: int, data: bytes) -> None:
         try:
@@ -178,20 +166,24 @@ class Network:
 
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
-        link, bucket = self._links[at], self._buckets[at]
-        while True:
+        link, bucket, held = self._links[at], self._buckets[at], self._held[at]
+        for _ in range(STEP_MOST):
             now = time.monotonic()
-            if (wait := bucket.ready_in(now)) > 0:
-                with self._lock:
-                    return wait if self._held[at] is not None or self._exchange.has_outgoing(at) else LONGEST_WAIT
-            data = self._held[at]
-            if data is None:
-                with self._lock:
+            room = PACED_SECONDS * bucket.rate - (waiting := link.waiting())
+            if waiting and room <= 0:
+                return min(LONGEST_WAIT / 10, max(BUSY_SECONDS, waiting / bucket.rate / 4))
+            room -= sum(map(len, held))
+            with self._lock:
+                while (not held or (room > 0 and len(held) < BATCH)) and not bucket.ready_in(now):
                     data = self._exchange.outgoing(at, now)
-            if data is None:
-                return LONGEST_WAIT
-            if not link.send(data):
-                self._held[at] = data
+                    if data is None:
+                        break
+                    bucket.take(len(data), now)
+                    held.append(data)
+                    room -= len(data)
+                if not held:
+                    return bucket.ready_in(now) if self._exchange.has_outgoing(at) else LONGEST_WAIT
+            del held[: link.send(held)]
+            if held:
                 return BUSY_SECONDS
-            self._held[at] = None
-            bucket.take(len(data), now)
+        return 0.0

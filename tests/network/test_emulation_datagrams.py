@@ -71,7 +71,7 @@ def test_each_hears_all_others_once_and_nobody_itself_twice(opened: Callable[...
     alpha, bravo, charlie = (opened(topology, name) for name in ("alpha", "bravo", "charlie"))
     # When each says something, and alpha the last word
     for each, said in ((alpha, b"a"), (bravo, b"b"), (charlie, b"c" * 60_000), (alpha, b"end")):
-        each.send(said)
+        each.send([said])
     # Expect it at all others, and one's own at a group as ever
     assert sorted(heard(alpha, 4)) == [b"a", b"b", b"c" * 60_000, b"end"]
     assert sorted(heard(bravo, 4)) == [b"a", b"b", b"c" * 60_000, b"end"]
@@ -90,7 +90,7 @@ def test_the_same_ones_are_lost_by_a_seed_and_others_by_another(opened: Callable
             alpha, bravo = opened(topology, "alpha"), opened(topology, "bravo")
             got: list[bytes] = []
             for number in range(400):
-                alpha.send(b"%d" % number)
+                alpha.send([b"%d" % number])
                 if number % 50 == 49:  # a socket's buffer is small
                     wait_for(running, "delivered", 2 * number + 2, "lost")
                     got += bravo.receive(bravo.sockets()[0])
@@ -119,7 +119,7 @@ def test_a_slow_segment_takes_its_time_and_a_far_one_its_delay(opened: Callable[
     alpha, bravo = opened(topology, "alpha"), opened(topology, "bravo")
     begun = time.monotonic()
     for _ in range(5):
-        alpha.send(bytes(1_000))
+        alpha.send([bytes(1_000)])
     # Expect five datagrams of 1,000 bytes to take 0.6 s at least
     assert len(heard(bravo, 5)) == 5
     assert time.monotonic() - begun >= 0.6
@@ -130,7 +130,7 @@ def test_some_are_overtaken_and_some_come_twice(opened: Callable[..., Any]) -> N
     running = opened(topology)
     alpha, bravo = opened(topology, "alpha"), opened(topology, "bravo")
     for number in range(100):
-        alpha.send(b"%03d" % number)
+        alpha.send([b"%03d" % number])
     wait_for(running, "received", 100)
     got = heard(bravo, 200, 0.5)
     # Expect all of them, out of order, and some twice
@@ -154,17 +154,17 @@ def test_nothing_passes_in_an_outage_and_the_script_goes_on_behind_it(opened: Ca
     number = 0
     while len(done) < 3:
         number += 1
-        alpha.send(b"early %d" % number)
+        alpha.send([b"early %d" % number])
         wait_for(running, "received", number)
         time.sleep(0.01)
-    alpha.send(b"late")
+    alpha.send([b"late"])
     came = heard(charlie, 1)
     assert came == [b"late"] or came[0] == b"early %d" % number  # the last of them may be behind the end
     assert heard(bravo, 1, 0.1) == []
     # Until somebody changes that
     running.change("lan", "bravo", loss=0.0)
     while not heard(bravo, 1, 0.05):
-        alpha.send(b"again")
+        alpha.send([b"again"])
     with pytest.raises(ConfigurationError, match="no 'delta' is emulated"):
         running.change("lan", "delta", loss=0.0)
 
@@ -176,7 +176,7 @@ def test_what_is_under_way_is_bounded(opened: Callable[..., Any], monkeypatch: p
     running = opened(topology)
     alpha = opened(topology, "alpha")
     for _ in range(20):
-        alpha.send(bytes(1_000))
+        alpha.send([bytes(1_000)])
     wait_for(running, "no_room", 30)
     assert running.status()["under_way"] == 10
 
@@ -191,7 +191,7 @@ def test_strangers_are_not_passed_on(opened: Callable[..., Any]) -> None:
         stranger.sendto(b"strange", (host, int(number)))
         wait_for(running, "strange", 1)
     # Expect that to come to nobody, and a node's word to come
-    charlie.send(b"good")
+    charlie.send([b"good"])
     assert heard(bravo, 1) == [b"good"]
 
 

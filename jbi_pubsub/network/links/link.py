@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+DATAGRAM_MOST: Final = 65_535
+"""Bytes of a datagram on any link."""
+
+
+class Waitable(Protocol):
+    """A socket, or what is waited for as one is."""
+
+    def fileno(self) -> int:
+        """Its number in the system."""
+        ...
 
 
 class DatagramLink(Protocol):
     """A way for datagrams to all other nodes of a network. For the network's thread alone, but for `close`."""
 
-    def sockets(self) -> Sequence[socket.socket]:
-        """Sockets to be waited for; others than before when the link has made them anew."""
+    @property
+    def is_lossless(self) -> bool:
+        """Whether all comes that somebody has taken who was there, in order, or its loss is told in `status`."""
         ...
 
-    def receive(self, sock: socket.socket) -> list[bytes]:
+    def sockets(self) -> Sequence[Waitable]:
+        """Sockets to be waited for until they can be read. The same sequence until they change: when the link has made
+        them anew it is another. Does what the link has to do from time to time."""
+        ...
+
+    def receive(self, sock: Waitable) -> list[bytes]:
         """Datagrams that have come there, those of ourselves perhaps among them. Never waits, never raises."""
         ...
 
-    def send(self, data: bytes) -> bool:
-        """Send one to all others, now; False: not now, it is to be tried again soon. Never waits, never raises."""
+    def send(self, datagrams: Sequence[bytes]) -> int:
+        """Send these to all others, now; how many of them, from the first, it has taken. The others are given first
+        when it is tried again, soon. Never waits, never raises."""
+        ...
+
+    def waiting(self) -> int:
+        """Bytes that it has taken and that have not left this machine yet, about."""
         ...
 
     def status(self) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
-DATAGRAM_MOST: Final = 65_535
+from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
+
 DRAIN_MOST: Final = 64
 
 
 class LocalLink:
     """A link to all others of the same name in this process. What a member has no room for is lost, as over UDP."""
 
+    is_lossless: Final = False
     _segments: ClassVar[dict[str, list[socket.socket]]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -23,36 +25,42 @@ class LocalLink:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
+        self._waited = (self._ours,)
         with self._lock:
             self._segments.setdefault(name, []).append(self._theirs)
 
-    def sockets(self) -> Sequence[socket.socket]:
-        """See Link."""
-        return (self._ours,)
+    def sockets(self) -> Sequence[Waitable]:
+        """See DatagramLink."""
+        return self._waited
 
-    def receive(self, sock: socket.socket) -> list[bytes]:
-        """See Link."""
+    def receive(self, sock: Waitable) -> list[bytes]:  # noqa: ARG002  # there is one
+        """See DatagramLink."""
         found: list[bytes] = []
         with suppress(OSError):
             while len(found) < DRAIN_MOST:
-                found.append(sock.recv(DATAGRAM_MOST))
+                found.append(self._ours.recv(DATAGRAM_MOST))
         return found
 
-    def send(self, data: bytes) -> bool:
-        """See Link."""
+    def send(self, datagrams: Sequence[bytes]) -> int:
+        """See DatagramLink."""
         with self._lock:
             others = [each for each in self._segments.get(self._name, ()) if each is not self._theirs]
-        for each in others:
-            with suppress(OSError):  # it is full, or has left
-                each.send(data)
-        return True
+        for data in datagrams:
+            for each in others:
+                with suppress(OSError):  # it is full, or has left
+                    each.send(data)
+        return len(datagrams)
+
+    def waiting(self) -> int:
+        """See DatagramLink."""
+        return 0
 
     def status(self) -> dict[str, Any]:
-        """See Link."""
+        """See DatagramLink."""
         return {"plugin": "local", "name": self._name}
 
     def close(self) -> None:
-        """See Link."""
+        """See DatagramLink."""
         with self._lock:
             members = self._segments.get(self._name, [])
             if self._theirs in members:

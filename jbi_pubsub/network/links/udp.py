@@ -1,9 +1,11 @@
 """Datagrams of UDP: to a multicast group by each interface, and to single peers. IPv4 and IPv6.
 
 Rules:
-- Each group has a socket of its own for each interface, bound to the group, that hears no other group (IP_MULTICAST_ALL
-  is off, the destination is looked at): two networks at one port do not hear each other.
-- A busy link is tried again soon. One that is down is joined anew each second, and told once.
+- Each group has a socket of its own for each interface, bound to the group, that hears no other group
+  (IP_MULTICAST_ALL is off): two networks at one port do not hear each other.
+- A busy link is tried again soon. An interface that is down, or not there yet, is joined anew each second, and told
+  once; the others go on.
+- Peers are heard by a socket of their own; what comes from one goes on to the others and to the group (`passing`).
 """
 
 from __future__ import annotations
@@ -15,35 +17,29 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.network.links.link import Waitable
+from jbi_pubsub.network.links.passing import PassedOn
+from jbi_pubsub.network.links.trains import UdpSocket
 
 log = logging.getLogger("jbi_pubsub.network")
 
-DATAGRAM_MOST: Final = 65_535
-DRAIN_MOST: Final = 64
-"""Datagrams that are read at once from a socket."""
 REJOIN_SECONDS: Final = 1.0
-_BUSY: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.EINTR})
+BUFFER: Final = 4 << 20
+"""Bytes that the kernel is asked for each way, where nobody says otherwise; it has a bound of its own."""
+PEERS: Final = {socket.AF_INET: "peers", socket.AF_INET6: "peers (IPv6)"}
 _MULTICAST_ALL: Final = 49
 """IP_MULTICAST_ALL, and IPV6_MULTICAST_ALL (29), which Python has no names for (linux/in.h, linux/in6.h)."""
 _MULTICAST_ALL_6: Final = 29
 
 
-@dataclass(eq=False, slots=True)
-class _UdpSocket:
-    """A socket of an interface, or for peers."""
-
-    sock: socket.socket
-    to: tuple[tuple[Any, ...], ...]
-    interface: str
-
-
 class UdpLink:
     """See the module."""
+
+    is_lossless: Final = False
 
     def __init__(
         self,
@@ -57,86 +53,126 @@ class UdpLink:
         receive_buffer: int = 0,
     ) -> None:
         """`group`: a multicast address, "" for none; `interfaces`: names, () for all that can multicast; `peers`: where
-        single nodes are. Raises ConfigurationError."""
-        self._group = ip_address(group) if group else None
-        if self._group is not None and not self._group.is_multicast:
-            raise ConfigurationError(
-                f"{group} is no multicast address", hint="239.0.0.0 to 239.255.255.255, or ff05::1"
-            )
+        single nodes are, names looked up now. Raises ConfigurationError."""
+        self._group = _group(group) if group else None
         self._port, self._ttl = port, ttl
         self._wanted = tuple(interfaces)
-        self._peers = tuple(peers)
-        self._buffers = (send_buffer, receive_buffer)
-        self._ports: list[_UdpSocket] = []
+        self._peers = _addresses(peers)
+        self._buffers = (send_buffer or BUFFER, receive_buffer or BUFFER)
+        self._sockets: list[UdpSocket] = []
+        self._waited: tuple[socket.socket, ...] = ()
+        self._passed = PassedOn() if peers else None
         self._faults: Counter[str] = Counter()
-        self._told = ""
-        self._rejoin_at = 0.0
-        self._join()
-        if not self._ports:
-            raise ConfigurationError(f"no interface has taken {group or 'a socket'}: {self._told}")
+        """Of sockets that are no more."""
+        self._dropped = 0
+        self._told: dict[str, str] = {}
+        """Trouble by interface, until it is over."""
+        self._good: set[str] = set()
+        """Interfaces that have sent before."""
+        self._look_at = 0.0
+        self._look()
+        if not self._sockets:
+            why = "; ".join(f"{name}: {why}" for name, why in self._told.items()) or "there is none"
+            raise ConfigurationError(
+                f"no interface has taken {group or 'a socket'} at port {port}: {why}",
+                hint="Name interfaces that are up and can multicast (`ip link` lists them), and a free port",
+            )
 
-    def sockets(self) -> list[socket.socket]:
-        """See Link."""
-        if self._rejoin_at and time.monotonic() >= self._rejoin_at:
-            self._join()
-        return [each.sock for each in self._ports]
+    def sockets(self) -> Sequence[Waitable]:
+        """See DatagramLink."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+        return self._waited
 
-    def receive(self, sock: socket.socket) -> list[bytes]:
-        """See Link."""
-        found: list[bytes] = []
-        for _ in range(DRAIN_MOST):
-            try:
-                found.append(sock.recv(DATAGRAM_MOST))
-            except BlockingIOError:
-                break
-            except OSError as exc:
-                self._fail(exc)
-                break
-        return found
+    def receive(self, sock: Waitable) -> list[bytes]:
+        """See DatagramLink."""
+        for each in self._sockets:
+            if each.sock is sock:
+                found = each.receive()
+                if self._passed is None:
+                    return [data for data, _ in found]
+                return self._new(each, found, self._passed)
+        return []
 
-    def send(self, data: bytes) -> bool:
-        """See Link."""
-        is_sent = True
-        for port in self._ports:
-            for address in port.to:
-                try:
-                    port.sock.sendto(data, address)
-                except OSError as exc:
-                    if exc.errno in _BUSY:
-                        is_sent = False
-                    else:
-                        self._fail(exc)
-        return is_sent
+    def send(self, datagrams: Sequence[bytes]) -> int:
+        """See DatagramLink. One that is down loses them."""
+        taken = len(datagrams)
+        for each in self._sockets:
+            each.send(datagrams)
+            taken = min(taken, *each.ahead)
+        for each in self._sockets:
+            each.ahead = [ahead - taken for ahead in each.ahead]
+            if each.trouble is None:
+                self._told.pop(each.name, None)
+                self._good.add(each.name)
+        if self._passed is not None:
+            for data in datagrams[:taken]:
+                self._passed.is_new(data)
+        return taken
+
+    def waiting(self) -> int:
+        """See DatagramLink."""
+        return max((each.waiting() for each in self._sockets), default=0)
 
     def status(self) -> dict[str, Any]:
-        """See Link."""
+        """See DatagramLink. `dropped`: datagrams, or trains of them, that the kernel had no room for."""
+        faults = sum((each.faults for each in self._sockets), self._faults)
         return {
             "plugin": "udp",
             "group": str(self._group or ""),
             "port": self._port,
-            "interfaces": [each.interface for each in self._ports],
+            "interfaces": [each.name for each in self._sockets if each.index],
             "peers": len(self._peers),
-            "faults": dict(self._faults),
-            "trouble": self._told,
+            "faults": dict(faults),
+            "dropped": self._dropped + sum(each.dropped for each in self._sockets),
+            "trouble": dict(self._told),
         }
 
     def close(self) -> None:
-        """See Link."""
-        for each in self._ports:
+        """See DatagramLink."""
+        for each in self._sockets:
             each.sock.close()
-        self._ports = []
+        self._sockets, self._waited = [], ()
+        self._look_at = float("inf")
 
-    def _join(self) -> None:
-        """Sockets anew, as far as there are interfaces."""
-        self.close()
-        self._rejoin_at = 0.0
-        self._told = ""
+    def _new(self, at: UdpSocket, found: list[tuple[bytes, Any]], passed: PassedOn) -> list[bytes]:
+        """Those that were not here before; they go on."""
+        new: list[bytes] = []
+        for data, address in found:
+            if passed.is_new(data):
+                new.append(data)
+                for each in self._sockets:
+                    if each is not at or not at.index:
+                        each.pass_on(data, address)
+        return new
+
+    def _look(self) -> None:
+        """Sockets of interfaces that have come, or come back; none of those that are gone or in trouble."""
+        self._look_at = time.monotonic() + REJOIN_SECONDS
+        there: dict[str, int] = {}
         if self._group is not None:
-            for index, name in socket.if_nameindex():
-                if not self._wanted or name in self._wanted:
-                    self._open(name, index)
-        if self._peers:
-            self._open_for_peers()
+            there = {name: at for at, name in socket.if_nameindex() if not self._wanted or name in self._wanted}
+        good = [each for each in self._sockets if each.trouble is None and there.get(each.name, 0) == each.index]
+        for each in self._sockets:
+            if each not in good:
+                self._tell(each.name, each.trouble or OSError(errno.ENODEV, "it is gone"))
+                self._faults += each.faults
+                self._dropped += each.dropped
+                each.sock.close()
+        self._sockets = good
+        names = {each.name for each in good}
+        for name in set(self._wanted) - there.keys() if self._group is not None else ():
+            self._tell(name, OSError(errno.ENODEV, "no such interface"))
+        for name, index in there.items():
+            if name not in names:
+                self._open(name, index)
+        for family, name in PEERS.items():
+            to = [address for of, address in self._peers if of == family]
+            if to and name not in names:
+                self._open_for_peers(family, name, to)
+        waited = tuple(each.sock for each in self._sockets)
+        if waited != self._waited:
+            self._waited = waited
 
     def _open(self, name: str, index: int) -> None:
         assert self._group is not None
@@ -144,56 +180,89 @@ class UdpLink:
         sock = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._size(sock)
-            where = str(self._group)
-            if is_six:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                sock.setsockopt(socket.IPPROTO_IPV6, _MULTICAST_ALL_6, 0)
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, self._ttl)
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
-                sock.bind((where, self._port, 0, index))
-                member = struct.pack("16si", self._group.packed, index)
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
-                to: tuple[Any, ...] = (where, self._port, 0, index)
-            else:
-                sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, self._ttl)
-                member = struct.pack("4s4si", self._group.packed, bytes(4), index)
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, member)
-                sock.bind((where, self._port))
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-                to = (where, self._port)
-            sock.setblocking(False)
+            to = self._join_six(sock, index) if is_six else self._join_four(sock, index)
         except OSError as exc:
             sock.close()
-            if self._wanted:
-                self._fail(exc)
-            else:
-                self._told = f"{name}: {exc.strerror}"
+            self._tell(name, exc)
             return
-        self._ports.append(_UdpSocket(sock, (to,), name))
+        self._add(sock, (to,), name, index)
 
-    def _open_for_peers(self) -> None:
-        families = {socket.AF_INET6 if ":" in host else socket.AF_INET for host, _ in self._peers}
-        for family in families:
-            sock = socket.socket(family, socket.SOCK_DGRAM)
-            self._size(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def _join_six(self, sock: socket.socket, index: int) -> tuple[Any, ...]:
+        assert self._group is not None
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, _MULTICAST_ALL_6, 0)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, self._ttl)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+        to = (str(self._group), self._port, 0, index)
+        sock.bind(to)
+        member = struct.pack("16si", self._group.packed, index)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
+        return to
+
+    def _join_four(self, sock: socket.socket, index: int) -> tuple[Any, ...]:
+        assert self._group is not None
+        sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, self._ttl)
+        member = struct.pack("4s4si", self._group.packed, bytes(4), index)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, member)
+        to = (str(self._group), self._port)
+        sock.bind(to)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+        return to
+
+    def _open_for_peers(self, family: socket.AddressFamily, name: str, to: Sequence[tuple[Any, ...]]) -> None:
+        sock = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            if self._group is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.setsockopt(socket.IPPROTO_IPV6, _MULTICAST_ALL_6, 0)
+            else:
+                sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
             sock.bind(("", self._port))
-            sock.setblocking(False)
-            to = tuple((host, port) for host, port in self._peers if (":" in host) == (family == socket.AF_INET6))
-            self._ports.append(_UdpSocket(sock, to, "peers"))
+        except OSError as exc:
+            sock.close()
+            self._tell(name, exc)
+            return
+        self._add(sock, to, name)
 
-    def _size(self, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket, to: Sequence[tuple[Any, ...]], name: str, index: int = 0) -> None:
         for option, size in zip((socket.SO_SNDBUF, socket.SO_RCVBUF), self._buffers, strict=True):
-            if size:
-                sock.setsockopt(socket.SOL_SOCKET, option, size)
+            sock.setsockopt(socket.SOL_SOCKET, option, size)
+        self._sockets.append(UdpSocket(sock, to, name, index))
 
-    def _fail(self, exc: OSError) -> None:
-        self._faults[errno.errorcode.get(exc.errno or 0, "?")] += 1
+    def _tell(self, name: str, exc: OSError) -> None:
         why = exc.strerror or str(exc)
-        if why != self._told:
-            self._told = why
-            log.warning("network %s: %s; it is joined again", self._group or "peers", why)
-        if not self._rejoin_at:
-            self._rejoin_at = time.monotonic() + REJOIN_SECONDS
+        if self._told.get(name) != why:
+            self._told[name] = why
+            is_no_wonder = not self._wanted and self._group is not None and name not in self._good
+            log.log(
+                logging.DEBUG if is_no_wonder else logging.WARNING, "network %s: %s: %s; it is joined again",
+                self._group or "of peers", name, why,
+            )  # fmt: skip
+
+
+def _group(text: str) -> Any:
+    try:
+        group = ip_address(text)
+    except ValueError:
+        group = None
+    if group is None or not group.is_multicast:
+        raise ConfigurationError(
+            f"{text[:100]!r} is no multicast address", hint="Give one of 239.0.0.0 to 239.255.255.255, or ff05::1"
+        )
+    return group
+
+
+def _addresses(peers: Sequence[tuple[str, int]]) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    found: list[tuple[socket.AddressFamily, tuple[Any, ...]]] = []
+    for host, port in peers:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        except (OSError, UnicodeError) as exc:
+            raise ConfigurationError(
+                f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
+            ) from exc
+        found.append((family, address))
+    return found
