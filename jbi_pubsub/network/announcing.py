@@ -1,6 +1,7 @@
 """Announcements of a node: who it is, and what it holds. Pure.
 
-Its own logs stand in each; those of others in turn, as many ranges as there is room for.
+Its own logs stand in each, those of directed messages as long as something in them lives; those of others in turn, as
+many ranges as there is room for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NodeAnnouncer:
         own = [
             LogRanges(*log_id, tuple(log.held), log.floor)
             for log_id, log in logs.items()
-            if log_id.origin == self._me and log_id.stream == 0
+            if log_id.origin == self._me and (log_id.stream == 0 or log.held)
         ]
         others = [
             LogRanges(*log_id, tuple(log.held)) for log_id, log in logs.items()

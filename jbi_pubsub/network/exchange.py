@@ -3,6 +3,7 @@
 Rules:
 - A block gets its serial when it first leaves, and is numbered anew by each sender on each network.
 - What is complete for the first time is delivered here, and goes on to the networks where none of its blocks was heard.
+- Messages that are directed to a node have logs of their own, which concern it alone, and nodes of several networks.
 - On a network repairs go first, then requests and announcements, then what is new.
 """
 
@@ -141,7 +142,7 @@ class Exchange:
         """Say a message on all networks."""
         life = message.expiration or LIFE
         message = message._replace(origin=self.me, expiration=life)
-        stream = int.from_bytes(message.to[:8]) if message.to else 0
+        stream = _stream_to(message.to) if message.to else 0
         log_id = LogId(self.me, self.epoch, stream) if message.mode != DatagramMode.UNRELIABLE else None
         out = [_Outgoing(each, now + life / 1000, log_id) for each in blocks(message, self._settings.form)]
         size = sum(len(each.datagram.data) for each in out)
@@ -181,6 +182,8 @@ class Exchange:
         footer = datagram.footer
         if footer is not None and footer.serial:
             log_id = LogId(datagram.origin, footer.epoch, footer.stream)
+            if not self._concerns_us(log_id):
+                return
             is_new = connection.recovery.note_block(log_id, footer.serial, now, is_repair=datagram.is_repair)
             lacked_at = self._further.pop((log_id, footer.serial), ())
             if is_new or lacked_at:
@@ -223,10 +226,16 @@ class Exchange:
             self.peers.hear_twin(epoch)
         return of_twin or is_direct
 
+    def _concerns_us(self, log_id: LogId) -> bool:
+        """Whether we hear a log, or pass it on: not what is directed to another one on our only network."""
+        is_ours = not log_id.stream or log_id.origin == self.me or log_id.stream == _stream_to(self.me)
+        return is_ours or len(self._connections) > 1
+
     def _answer(self, at: int, request: Request, now: float) -> None:
         """Answer what is asked for on a network; what we do not hold any more is asked for where it came from."""
         connection = self._connections[at]
-        answers, lacking = connection.recovery.note_request(request, now)
+        wanted = {log_id: ranges for log_id, ranges in request.wanted.items() if self._concerns_us(log_id)}
+        answers, lacking = connection.recovery.note_request(request._replace(wanted=wanted), now)
         connection.repairs.extend(answers)
         for log_id, serial in lacking[:FURTHER_MOST]:
             came_at = self._came_at.get(log_id, at)
@@ -240,6 +249,8 @@ class Exchange:
             return
         recovery = self._connections[at].recovery
         for each in announcement.held:
+            if not self._concerns_us(each.log_id):
+                continue
             is_own = each.origin == message.origin
             if is_own:
                 log = self.logs.setdefault(each.log_id, OriginLog())
@@ -377,3 +388,8 @@ class Exchange:
             if log_id.origin == self.me:
                 first = next(iter(log.held), (log.seen.top + 1, 0))[0]
                 log.raise_floor(first)
+
+
+def _stream_to(node: bytes) -> int:
+    """Stream of what is directed to a node."""
+    return int.from_bytes(node[:8])

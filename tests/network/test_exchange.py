@@ -171,6 +171,46 @@ def test_an_unreliable_message_is_not_asked_for() -> None:
     assert not any(log.seen for log in other.exchange.logs.values())
 
 
+@pytest.mark.parametrize("networks", [1, 2])
+def test_the_last_directed_message_comes_as_well(networks: int) -> None:
+    # Given two nodes on one network, or with one between them, that lose a third of all
+    net = Net()
+    segments = [net.segment(loss=0.3) for _ in range(networks)]
+    first = net.node(segments[0])
+    for before, behind in pairwise(segments):
+        net.node(before, behind)
+    last = net.node(segments[-1])
+    net.world.run(2.5)
+    # When one says something to the other now and then, expect each of it there long before the next
+    for number in range(30):
+        first.say(b"%d" % number, to=last.id)
+        came = net.world.run(net.world.now + 5.0, lambda number=number: len(last.heard) > number)  # type: ignore[misc]
+        assert came, number
+
+
+def test_directed_messages_are_repaired_for_their_addressee_alone() -> None:
+    # Given a network with many nodes, that lose a fifth of all
+    sent = []
+    for others in (0, 10):
+        net = Net()
+        segment = net.segment(loss=0.2)
+        first, last = net.node(segment), net.node(segment)
+        for _ in range(others):
+            net.node(segment)
+        net.world.run(2.5)
+        before = segment.bytes
+        # When one of them says much to another
+        for _ in range(200):
+            first.say(net.world.chance.randbytes(SIZE), to=last.id)
+        net.world.run(net.world.now + 3.0)
+        assert len(last.heard) == 200
+        sent.append((segment.bytes - before) / (200 * SIZE))
+        # Expect that nobody else keeps it
+        assert all(not log.held for each in net.nodes[2:] for log in each.exchange.logs.values())
+    # and that others cost no repairs of it, but their announcements
+    assert sent[1] < sent[0] + 0.15, sent
+
+
 def test_a_directed_message_comes_to_its_addressee_alone() -> None:
     net = Net()
     segment = net.segment(loss=0.2)
