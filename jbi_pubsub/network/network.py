@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.network.datagram import DatagramKind
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink, Waitable
@@ -55,16 +56,19 @@ class Network:
         settings: ExchangeSettings | None = None,
         *,
         peers_changed: Callable[[PeerChange], None] | None = None,
+        streams: Callable[[NodeMessage], None] | None = None,
     ) -> None:
         """`deliver` and `peers_changed` are called by a thread of their own, one after the other, and may wait; the
         latter when another node is first heard, has been started anew, or has left, and when somebody else speaks
-        under our id."""
+        under our id. `streams` is given the messages of streams, by our own thread, and never waits; it may raise
+        ProtocolError. None: they are nobody's."""
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
         self._links = [each.link for each in links]
         now = time.monotonic()
         self._waiter = LinkWaiter(self._links)
         self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
         self._deliveries = NetworkDeliveries(deliver, peers_changed)
+        self._streams = streams
         self._lock = threading.Lock()
         """Covers the exchange."""
         self._stopping = threading.Event()
@@ -156,8 +160,12 @@ class Network:
     def _receive(self, at: int, data: bytes) -> None:
         try:
             with self._lock:
-                messages = list(self._exchange.received(at, data, time.monotonic()))
+                came = list(self._exchange.received(at, data, time.monotonic()))
+                messages = [each for each in came if each.kind != DatagramKind.STREAM]
                 self._deliveries.expect(len(messages))
+            for each in came:
+                if each.kind == DatagramKind.STREAM and self._streams is not None:
+                    self._streams(each)
         except ProtocolError as exc:
             self._faults[exc.message[:60]] += 1
             return

@@ -1,0 +1,330 @@
+"""Connections through the network: intact whatever is lost, bounded, and ended with the node that they come to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import BackPressureError, WireError
+from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.links.local import LocalLink
+from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.node import tunnel
+from jbi_pubsub.node.streams import STREAMS_PER_NODE, WINDOW
+from jbi_pubsub.node.tunnel import Tunnels, TunnelService
+
+Make = Callable[..., "_TunnelNode"]
+
+
+class _LossyLink(LocalLink):
+    """A link of the process that loses a share of what comes."""
+
+    def __init__(self, name: str, loss: float) -> None:
+        super().__init__(name)
+        self.loss, self._chance = loss, random.Random(7)
+
+    def receive(self, sock: socket.socket) -> list[bytes]:
+        """Those that are not lost."""
+        return [each for each in super().receive(sock) if self._chance.random() >= self.loss]
+
+
+class _TunnelNode:
+    """A node: network, tunnels, and a server `echo`, which gives `connect` what it is asked with."""
+
+    def __init__(self, segment: str, name: str, epoch: int, loss: float, id_: bytes) -> None:
+        self.id = id_ or os.urandom(16)
+        self.link = _LossyLink(segment, loss)
+        self.callers: list[tuple[str, socket.socket]] = []
+        self._threads: list[threading.Thread] = []
+        self.tunnels = Tunnels(self, {"echo": TunnelService(("10.0.0.3:7", "[::1]:7"), self._echo)})
+        settings = ExchangeSettings(name=name, announce_seconds=0.2, node_timeout=2.0)
+        self.network = Network(
+            self.id, epoch, [NetworkLink(self.link, 40e6)], lambda _: None, settings, streams=self.tunnels.came
+        )
+        self.say, self.peers = self.network.say, self.network.peers
+
+    def start(self) -> None:
+        """Be there."""
+        self.network.start()
+        self.tunnels.start()
+
+    def stop(self, *, suddenly: bool = False) -> None:
+        """Leave; or be gone without a word."""
+        if suddenly:
+            self.link.loss = 1.0
+            self.link.send = lambda _: True  # type: ignore[method-assign]
+            return
+        self.tunnels.stop()
+        self.network.stop()
+        for _, sock in self.callers:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for each in self._threads:
+            each.join(5.0)
+
+    def _echo(self, caller: str) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.callers.append((caller, ours))
+        self._threads.append(threading.Thread(target=_echoed, args=(ours,), daemon=True))
+        self._threads[-1].start()
+        return theirs
+
+
+def _echoed(sock: socket.socket) -> None:
+    """Sends what comes back, and ends when that does."""
+    with closing(sock), suppress(OSError):
+        while data := sock.recv(65_536):
+            sock.sendall(data)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """make("name", loss=0.2) starts a node; all are on one segment, and stopped at the end."""
+    segment = f"tunnel-{os.urandom(6).hex()}"
+    with ExitStack() as stack:
+
+        def made(name: str, *, loss: float = 0.0, epoch: int = 1, id: bytes = b"") -> _TunnelNode:  # noqa: A002
+            node = _TunnelNode(segment, name, epoch, loss, id)
+            stack.callback(node.stop)
+            node.start()
+            return node
+
+        yield made
+
+
+@pytest.fixture
+def pair(make: Make, eventually: Any) -> Callable[..., tuple[_TunnelNode, _TunnelNode]]:
+    """pair(loss=0.2) starts two nodes, and waits until they hear each other."""
+
+    def made(loss: float = 0.0) -> tuple[_TunnelNode, _TunnelNode]:
+        near, far = make("near", loss=loss), make("far", loss=loss)
+        eventually(lambda: far.id in near.peers() and near.id in far.peers())
+        return near, far
+
+    return made
+
+
+def connect(node: _TunnelNode, to: _TunnelNode, service: str = "echo") -> socket.socket:
+    """A connection by a door."""
+    host, _, port = node.tunnels.door(to.id, service).address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60.0)
+
+
+def echoed(sock: socket.socket, size: int) -> tuple[str, str]:
+    """Hashes of what is sent over a connection, and of what comes back."""
+    data = random.Random(size).randbytes(size)
+    sender = threading.Thread(target=lambda: (sock.sendall(data), sock.shutdown(socket.SHUT_WR)))
+    sender.start()
+    got = hashlib.sha256()
+    while part := sock.recv(65_536):
+        got.update(part)
+    sender.join()
+    return hashlib.sha256(data).hexdigest(), got.hexdigest()
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_a_megabyte_both_ways_comes_intact(pair: Any, loss: float) -> None:
+    # Given two nodes that lose a share of all datagrams
+    near, far = pair(loss)
+    # When something connects, and sends; expect the same back, and the end of it
+    with connect(near, far) as sock:
+        sent, got = echoed(sock, 1 << 20)
+    assert sent == got
+    # and the far server to know by which node it came
+    assert [caller for caller, _ in far.callers] == [f"node-{near.id.hex()[:8]}"]
+
+
+def test_the_door_says_where_the_service_is_there(pair: Any) -> None:
+    near, far = pair()
+    door = near.tunnels.door(far.id, "echo")
+    assert (door.endpoints, door.node, door.service) == (("10.0.0.3:7", "[::1]:7"), far.id.hex(), "echo")
+    assert door.address.startswith("127.0.0.1:")
+    assert near.tunnels.door(far.id, "echo") == door, "there is one door to a service"
+
+
+def test_ten_connections_at_once(pair: Any) -> None:
+    near, far = pair(0.05)
+    found: list[tuple[str, str]] = []
+
+    def play(size: int) -> None:
+        with connect(near, far) as sock:
+            found.append(echoed(sock, size))
+
+    threads = [threading.Thread(target=play, args=(100_000 + number,)) for number in range(10)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len({sent for sent, _ in found}) == 10
+    assert all(sent == got for sent, got in found)
+
+
+def test_a_slow_reader_stops_its_own_stream_alone(pair: Any, eventually: Any) -> None:
+    # Given a connection whose far end sends back more than its client reads
+    near, far = pair()
+    with connect(near, far) as slow, connect(near, far) as quick:
+        slow.setblocking(False)
+        sent = 0
+
+        def is_full() -> bool:
+            nonlocal sent
+            with suppress(BlockingIOError):
+                while True:
+                    sent += slow.send(bytes(65_536))
+            return sent > WINDOW
+
+        eventually(is_full)
+        # Expect another one to go on
+        for _ in range(20):
+            quick.sendall(b"x" * 50_000)
+            got = 0
+            while got < 50_000:
+                got += len(quick.recv(65_536))
+        # and all that was taken to come when it is read at last
+        slow.setblocking(True)
+        slow.settimeout(60.0)
+        ender = threading.Thread(target=lambda: slow.shutdown(socket.SHUT_WR))
+        ender.start()
+        got = 0
+        while part := slow.recv(65_536):
+            got += len(part)
+        ender.join()
+        assert got == sent
+
+
+def test_one_that_ends_its_half_still_gets_the_answer(pair: Any) -> None:
+    near, far = pair()
+    with connect(near, far) as sock:
+        sock.sendall(b"question")
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100) == b"question"
+        assert sock.recv(100) == b""
+
+
+def test_what_the_far_node_does_not_serve_is_refused_with_the_reason(pair: Any) -> None:
+    near, far = pair()
+    for service in ("shell", "10.0.0.1:22", "x" * 299):
+        with pytest.raises(WireError, match="it serves no '"):
+            near.tunnels.door(far.id, service)
+    assert far.tunnels.status()["streams"] == 0
+
+
+def test_connections_end_with_the_node_that_they_come_to(pair: Any, eventually: Any) -> None:
+    # Given an open connection
+    near, far = pair()
+    with connect(near, far) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        # When the far node is gone without a word, expect the connection reset when it has not been heard long enough
+        far.stop(suddenly=True)
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    # and no door to it
+    eventually(lambda: near.tunnels.status() == {"doors": 0, "streams": 0, "refused": 0})
+
+
+def test_connections_end_when_the_far_node_was_started_anew(make: Make, eventually: Any) -> None:
+    near, far = make("near"), make("far")
+    eventually(lambda: far.id in near.peers() and near.id in far.peers())
+    with connect(near, far) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        far.stop(suddenly=True)
+        again = make("far", epoch=2, id=far.id)
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    eventually(lambda: near.id in again.peers())
+    eventually(lambda: near.tunnels.status()["doors"] == 0)
+    with connect(near, again) as sock:
+        sock.sendall(b"y")
+        assert sock.recv(1) == b"y"
+
+
+def test_a_far_server_that_ends_a_connection_ends_it_here(pair: Any) -> None:
+    near, far = pair()
+    with connect(near, far) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        far.callers[0][1].shutdown(socket.SHUT_RDWR)
+        assert sock.recv(1) == b""
+
+
+def test_a_flood_of_connections_is_refused_and_those_that_stand_go_on(pair: Any, eventually: Any) -> None:
+    near, far = pair()
+    with ExitStack() as stack:
+        first = stack.enter_context(connect(near, far))
+        first.sendall(b"x")
+        assert first.recv(1) == b"x"
+        address = first.getpeername()
+        refused = sum(_is_refused(address, stack) for _ in range(STREAMS_PER_NODE + 20))
+        assert refused == near.tunnels.status()["refused"] == 21
+        first.sendall(b"y")
+        assert first.recv(1) == b"y"
+        assert near.tunnels.status()["streams"] == STREAMS_PER_NODE
+    eventually(lambda: near.tunnels.status()["streams"] == far.tunnels.status()["streams"] == 0)
+
+
+def _is_refused(address: Any, stack: ExitStack) -> bool:
+    try:
+        sock = stack.enter_context(socket.create_connection(address, timeout=60.0))
+        sock.sendall(b"z")
+        return sock.recv(1) != b"z"
+    except ConnectionError:
+        return True
+
+
+def test_doors_are_bounded_and_the_one_that_was_idle_longest_gives_way(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = pair()
+    monkeypatch.setattr(tunnel, "DOORS_MOST", 2)
+    far.tunnels._services = dict.fromkeys("abcd", far.tunnels._services["echo"])
+    first = near.tunnels.door(far.id, "a")
+    with connect(near, far, "b") as used:
+        used.sendall(b"x")
+        assert used.recv(1) == b"x"
+        near.tunnels.door(far.id, "c")
+        assert near.tunnels.status()["doors"] == 2
+        assert near.tunnels.door(far.id, "a").address != first.address
+        with connect(near, far, "a") as other:
+            other.sendall(b"x")
+            assert other.recv(1) == b"x"
+            with pytest.raises(BackPressureError, match="2 tunnels are in use"):
+                near.tunnels.door(far.id, "d")
+
+
+def test_a_door_that_nobody_uses_is_shut(pair: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = pair()
+    monkeypatch.setattr(tunnel, "DOOR_SECONDS", 0.0)
+    address = near.tunnels.door(far.id, "echo").address
+    eventually(lambda: near.tunnels.status()["doors"] == 0)
+    host, _, port = address.rpartition(":")
+
+    def is_shut() -> bool:
+        try:
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    eventually(is_shut)
+
+
+def test_who_stops_resets_what_is_open(make: Make, eventually: Any) -> None:
+    near, far = make("near"), make("far")
+    eventually(lambda: far.id in near.peers() and near.id in far.peers())
+    with connect(near, far) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        far.tunnels.stop()
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+        far.tunnels.stop = lambda: None  # type: ignore[method-assign]
