@@ -111,12 +111,9 @@ class Archive:
             log.warning("[archive] workers = %d: one process does it all, the others are not started", section.workers)
         self._requests = WorkerRequests(
             Setup(str(self.folder.path.absolute()), self.folder.archive, 0, columns, memory),
-            self._log,
-            self._hear,
-            deleted=deleted,
-            lock=self.folder.lock if section.workers else None,
-            max_queries=section.max_queries,
-        )
+            self._log, self._hear, deleted=deleted,
+            lock=self.folder.lock if section.workers else None, max_queries=section.max_queries,
+        )  # fmt: skip
         pause = min(self._seconds or TICK, TICK)
         self._maintenance = Job("archive maintenance", pause, partial(next, self._maintain()), slow=True)
         self._maintenance.start(after=pause)
@@ -229,6 +226,10 @@ class Archive:
             raise StorageError(f"{count} objects are deleted, then: {results.progress().error}")
         return count
 
+    def refuse(self, object_ids: Sequence[str]) -> None:
+        """See Keeping."""
+        self._catalogue.delete(object_ids)
+
     def are_deleted(self, object_ids: Iterable[str]) -> set[str]:
         """See Keeping."""
         return self._catalogue.are_deleted(object_ids)
@@ -314,9 +315,8 @@ class Archive:
         """See Keeping."""
         return [
             Source(known.uid, TypeName(known.type, known.version), known.publisher, known.entries)
-            for known in self.registrations()
-            if known.last
-        ]
+            for known in self.registrations() if known.last
+        ]  # fmt: skip
 
     def registrations(self) -> list[Kept]:
         """All that are known, with what is kept of them."""

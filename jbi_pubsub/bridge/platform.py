@@ -35,6 +35,7 @@ from jbi_pubsub.protocol.entries import (
     InformationType,
     LocalEntry,
     NumberedEntry,
+    PersistentEntry,
     RelayedEntry,
     SigningKeyEntry,
     origin_of,
@@ -68,9 +69,8 @@ LEFT_SECONDS: Final = 5.0
 """Time that a registration is told of that has left: a publisher may come, publish and leave within some ms."""
 LEFT_MOST: Final = 10_000
 
-_MADE: Final = {
-    each.entry_name for each in (InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry)
-}
+_MADE_BY: Final = (InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry, PersistentEntry)
+_MADE: Final = {each.entry_name for each in _MADE_BY}
 """Entries on an item that its delegate has made."""
 
 
@@ -91,6 +91,8 @@ class BridgedRegistration:
     """Whether it is for those alone who are where it is."""
     expiration: float = 0.0
     """Seconds for which its objects may wait; 0.0: for ever."""
+    is_persistent: bool = False
+    """Whether its publisher wants its objects kept."""
     has_left: bool = field(default=False, compare=False)
     """Whether it was there moments ago, and its last objects may come yet."""
     at: ServiceRef | None = field(default=None, compare=False)
@@ -566,6 +568,7 @@ def _published(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
         origin.bridge if origin is not None else "",
         any(rep.cls.name == LocalEntry.entry_name for rep in item.entries),
         _expiration(item),
+        any(rep.cls.name == PersistentEntry.entry_name for rep in item.entries),
         has_left,
         item.proxy if told.schema else None,
         origin.first if origin is not None else 0,

@@ -157,6 +157,13 @@ class ExpirationEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PersistentEntry(Entry):
+    """On the item of a registration whose publisher wants its objects kept (PublisherRequest.persist)."""
+
+    entry_name = "jbi.Persistent"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TypesEntry(Entry):
     """On the item of a delegate that has a type repository: its export `types` says what is known there."""
 
@@ -191,6 +198,7 @@ OWN_ENTRIES: Final = {
         ProvenanceEntry,
         LocalEntry,
         ExpirationEntry,
+        PersistentEntry,
         RelayedEntry,
         NumberedEntry,
     )

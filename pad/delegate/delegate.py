@@ -92,6 +92,7 @@ class Delegate:
         node = options.node or (stages.archive.keeping.id if stages.archive is not None else "") or delegate_id
         self.registrations: Final = Registrations(
             core, types=types, signatures=stages.signatures, archive=stages.archive,
+            keeps_elsewhere=options.keeps_elsewhere,
             listing=RegistrationListing(announcer, subscriptions_ref, node, is_peer=options.peer),
         )  # fmt: skip
         self.publishers: Final = PublisherConnections(core, self.registrations, self.pipeline)

@@ -21,6 +21,7 @@ from jbi_pubsub.protocol.entries import (
     InformationType,
     LocalEntry,
     NumberedEntry,
+    PersistentEntry,
     RelayedEntry,
     SigningKeyEntry,
     local_name,
@@ -82,10 +83,13 @@ class RegistrationListing:
         key = () if request.signing is None else (SigningKeyEntry.of(request.signing).rep(),)
         local = (LocalEntry().rep(),) if request.local else ()
         lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
+        kept = (PersistentEntry().rep(),) if request.persist else ()
         origin = request.origin
         told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
         numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
-        return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told, *numbered, *local, *lasting))
+        return ServiceItem(
+            uid, self._item_types, self._ref, (*entries, *key, *told, *numbered, *local, *lasting, *kept)
+        )
 
     def origin(self, publisher: str, request: PublisherRequest) -> combined.Provenance:
         """Where the objects of a registration say that they were published."""

@@ -47,13 +47,16 @@ class Registrations:
         listing: RegistrationListing,
         signatures: SignatureCheck | None,
         archive: Archiving | None,
+        keeps_elsewhere: bool = False,
     ) -> None:
+        """`keeps_elsewhere`: whether others keep what is to be kept, where `archive` is None."""
         config, self._tables, self._contracts, self._events = core
         self._most = config.pad.max_registrations
         self._types = types
         self._listing = listing
         self._signatures = signatures
         self.archive: Final = archive
+        self._keeps_elsewhere = keeps_elsewhere
         self._partitioned: list[Topic] = []
         """Topics whose predicates are partitioned by importance."""
         self._former_keys: dict[str, SigningKey] = {}
@@ -225,7 +228,7 @@ class Registrations:
         """Number up to which a registration is archived already; None: it is not to be. Raises ConfigurationError,
         StorageError."""
         if self.archive is None:
-            if request.persist:
+            if request.persist and not self._keeps_elsewhere:
                 raise ConfigurationError(
                     "a registration with persist=True needs an archive, and there is none here",
                     hint="Set [archive] folder, use another delegate, or leave persist out",

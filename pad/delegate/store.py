@@ -196,6 +196,8 @@ class DelegateOptions:
     """Keeps their mail; what is in it is taken over."""
     node: str = ""
     """The id of the node that it is part of."""
+    keeps_elsewhere: bool = False
+    """Whether others keep what is to be kept, where there is no archive."""
     wall: Callable[[], float] = time.time
     stall: float = math.inf
     """Seconds between two calls of `expire` beyond which it did not listen (see Landlord)."""

@@ -13,6 +13,7 @@ from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.past.archiving import Archiving, entries_of
 from jbi_pubsub.pad.past.catch_up import ArchiveCatchUps
+from jbi_pubsub.pad.past.deletions import ArchiveDeletions
 from jbi_pubsub.pad.past.feeds import FeedThread
 from jbi_pubsub.pad.past.queries import COUNT_SECONDS, ArchiveSource, QueryContracts, QueryService, QuerySource
 from jbi_pubsub.pad.past.remote import RemoteSource
@@ -31,16 +32,14 @@ class ArchiveAdministration:
 
     def __init__(self, archive: Archiving, scopes: ArchiveScopes, access: AccessPolicy) -> None:
         self._archive = archive
+        self.deletions: Final = ArchiveDeletions(archive)
         self._scopes = scopes
         self._access = access
 
     def delete(self, request: QueryRequest, seconds: float) -> DeletionCount:
         """See HistoryProxy.delete."""
         query = self._scopes.plan(request, None).query
-        count = 0
-        if query.scopes:
-            count = self._archive.keeping.delete(query, timeout=max(0.0, min(seconds, COUNT_SECONDS)))
-            self._archive.deleted()
+        count = self.deletions.delete(request, query, max(0.0, min(seconds, COUNT_SECONDS)))
         return DeletionCount(count, query.up_to)
 
     def retain(self, seconds: float, *, is_dry: bool) -> tuple[GivenUp, ...]:

@@ -170,6 +170,10 @@ class Keeping(Protocol):
         soon. How many objects. Raises PredicateError, BackPressureError, StorageError, also when there are more."""
         ...
 
+    def refuse(self, object_ids: Sequence[str]) -> None:
+        """Hold these for deleted, whether they are here or not: they do not come. Raises StorageError."""
+        ...
+
     def are_deleted(self, object_ids: Sequence[str]) -> set[str]:
         """Which of these were deleted, and do not come back. Raises StorageError."""
         ...

@@ -99,6 +99,8 @@ class ServerHost:
     """Objects that it exports besides."""
     node: str = ""
     """The id that the process has for good."""
+    keeps_elsewhere: bool = False
+    """Whether it has others keep what is to be kept, where there is no archive."""
 
 
 class LeaseReaper:
@@ -200,7 +202,12 @@ class DisseminationServer:
             clock=clock,
             stages=stages,
             options=DelegateOptions(
-                peer=self.characteristics is None, store=store, mails=mails, node=self._host.node, stall=STALL_SECONDS
+                peer=self.characteristics is None,
+                store=store,
+                mails=mails,
+                node=self._host.node,
+                keeps_elsewhere=self._host.keeps_elsewhere,
+                stall=STALL_SECONDS,
             ),
         )
         files.pop_all()  # they are the delegate's now

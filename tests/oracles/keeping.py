@@ -206,6 +206,9 @@ class MemoryKeeping:
             self.records = [record for record in self.records if record[0] not in gone]
             return len(found)
 
+    def refuse(self, object_ids: Sequence[str]) -> None:
+        self.deleted |= set(object_ids)
+
     def are_deleted(self, object_ids: Sequence[str]) -> set[str]:
         return self.deleted.intersection(object_ids)
 
