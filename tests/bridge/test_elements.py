@@ -183,6 +183,7 @@ def test_text_in_the_two_encodings() -> None:
     assert changed(change("HLAunicodeString", length=1), b"\0\0\0\1\xd8\x3d") is None
 
 
+@pytest.mark.row("H-31")
 def test_coarser() -> None:
     # Given steps as they are written in a file, expect the nearest multiples, halves to even
     assert through(0.2999, "HLAfloat64BE", step=0.1) == 0.3

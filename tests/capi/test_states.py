@@ -124,6 +124,7 @@ def calls_of(kind: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"} - NOT_CALLS
 
 
+@pytest.mark.row("Q-37")
 @pytest.mark.parametrize(
     ("kind", "table"),
     [

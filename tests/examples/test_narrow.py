@@ -61,6 +61,7 @@ def test_a_second_that_carries_more_than_the_limit_is_told() -> None:
     assert any("fullest" in promise.says for promise in found.promises if not promise.kept)
 
 
+@pytest.mark.row("Q-77", "Q-79")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_real_processes_share_a_narrow_link_by_importance() -> None:

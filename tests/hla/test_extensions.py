@@ -22,6 +22,7 @@ def three(rig: type[Rig]) -> Rig:
     return made
 
 
+@pytest.mark.row("H-26")
 @pytest.mark.parametrize(
     ("service", "arguments"),
     [
@@ -50,6 +51,7 @@ def save(rig: Rig, *names: str, complete: bool = True) -> None:
         rig.call(name, "federate_save_complete" if complete else "federate_save_not_complete")
 
 
+@pytest.mark.row("H-40")
 def test_a_surrogate_that_is_the_last_to_save_is_told_so_once(three: Rig) -> None:
     three.call("a", "request_federation_save", "S")
     three.forget()
@@ -82,6 +84,7 @@ def test_who_leaves_could_not(three: Rig) -> None:
     assert three.heard("s") == [("federation_save_status_response", "instructed", ("failed", "waiting"))]
 
 
+@pytest.mark.row("H-43")
 def test_an_ordinary_federate_is_not_told_that_it_is_the_last(three: Rig) -> None:
     three.call("a", "request_federation_save", "S")
     three.forget()
@@ -89,6 +92,7 @@ def test_an_ordinary_federate_is_not_told_that_it_is_the_last(three: Rig) -> Non
     assert "only_one_not_yet" not in [each[0] for each in three.heard("a")]
 
 
+@pytest.mark.row("H-41", "H-43")
 def test_without_disclosure_whoever_is_the_last_is_told(rig: type[Rig]) -> None:
     both = rig("a", "b", options=RtiOptions(adds=True, discloses=False))
     both.call("a", "register_federation_synchronization_point", "L", b"")
@@ -116,6 +120,7 @@ def test_who_is_alone_is_not_the_last_of_anybody(rig: type[Rig]) -> None:
 # -- points -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-10")
 def test_in_which_states_others_are_can_be_asked_without_who_and_how_many(rig: type[Rig]) -> None:
     # (of any RTI: the standard has it for saves)
     plain = rig("a", "b", "c")
@@ -130,6 +135,7 @@ def test_in_which_states_others_are_can_be_asked_without_who_and_how_many(rig: t
         plain.call("a", "query_synchronization_point", "L")
 
 
+@pytest.mark.row("H-51")
 def test_a_point_that_the_other_side_refuses_is_none(three: Rig) -> None:
     three.call("a", "register_federation_synchronization_point", "L", b"")
     three.forget()
@@ -148,6 +154,7 @@ def test_a_point_that_the_other_side_refuses_is_none(three: Rig) -> None:
     assert ("synchronization_point_registration_succeeded", "L") in three.heard("b")
 
 
+@pytest.mark.row("H-56")
 def test_a_point_for_a_set_is_for_its_members_of_that_moment_and_for_surrogates(three: Rig) -> None:
     three.join("c")
     three.call("a", "join_set", "pilots")
@@ -188,6 +195,7 @@ def test_a_point_for_a_set_of_nobody_is_over_at_once(three: Rig) -> None:
 # -- what there is ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-62")
 def test_what_is_owned_and_pending_can_be_asked(three: Rig) -> None:
     aircraft = three.aircraft_of("a", "s")
     three.call("a", "unconditional_attribute_ownership_divestiture", aircraft, (three.callsign,))
@@ -201,6 +209,7 @@ def test_what_is_owned_and_pending_can_be_asked(three: Rig) -> None:
     assert three.call("a", "query_federation_state")[2] == "S"
 
 
+@pytest.mark.row("H-22")
 def test_what_nobody_owns_beyond_counts_as_unowned_here(three: Rig) -> None:
     # Given a surrogate that owns an instance for the other side, where nobody owns the callsign
     aircraft = three.aircraft_of("s", "b")

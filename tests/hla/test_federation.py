@@ -29,6 +29,7 @@ def test_who_has_not_joined_calls_nothing(rig: Any) -> None:
         it.call("a", "query_logical_time")
 
 
+@pytest.mark.row("H-03")
 @pytest.mark.parametrize(
     ("action", "exists", "owned"),
     [
@@ -51,6 +52,7 @@ def test_what_a_federate_owns_goes_as_it_says_when_it_resigns(rig: Any, action: 
         assert it.heard("b") == [("inform_attribute_ownership", aircraft, it.position, owned)]
 
 
+@pytest.mark.row("H-03")
 def test_who_owns_something_says_what_becomes_of_it(rig: Any) -> None:
     it = rig("a", "b")
     it.aircraft_of("a", "b")
@@ -65,6 +67,7 @@ def test_who_owns_something_says_what_becomes_of_it(rig: Any) -> None:
 # -- synchronization points -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-09", "H-14")
 def test_a_point_is_reached_when_all_have_said_so(rig: Any) -> None:
     # Given two federates; When one registers a point
     it = rig("a", "b")
@@ -87,6 +90,7 @@ def test_a_point_is_reached_when_all_have_said_so(rig: Any) -> None:
     assert it.heard("a")[0] == ("synchronization_point_registration_succeeded", "start")
 
 
+@pytest.mark.row("H-16")
 def test_a_point_of_some_federates_is_theirs_alone(rig: Any) -> None:
     it = rig("a", "b", "c")
     members = (it.handles["a"], it.handles["b"])
@@ -101,6 +105,7 @@ def test_a_point_of_some_federates_is_theirs_alone(rig: Any) -> None:
     assert it.heard("c") == []
 
 
+@pytest.mark.row("H-15")
 @pytest.mark.parametrize(
     ("options", "label", "members", "reason"),
     [
@@ -122,6 +127,7 @@ def test_why_a_point_is_not_registered_is_told(
     assert it.heard("a") == []
 
 
+@pytest.mark.row("H-08")
 def test_nobody_waits_for_who_has_left(rig: Any) -> None:
     it = rig("a", "b")
     it.call("a", "register_federation_synchronization_point", "start")
@@ -144,6 +150,7 @@ def save(it: Any, label: str, *names: str) -> None:
         it.call(each, "federate_save_complete")
 
 
+@pytest.mark.row("H-11")
 def test_a_federation_is_saved_when_all_have_saved(rig: Any) -> None:
     # Given two federates; When one asks for a save; Expect both to be told, the one that asked too
     it = rig("a", "b")
@@ -164,6 +171,7 @@ def test_a_federation_is_saved_when_all_have_saved(rig: Any) -> None:
     assert it.heard("a") == it.heard("b") == [("federation_saved", "L")]
 
 
+@pytest.mark.row("H-13")
 def test_everything_else_is_refused_while_a_federation_is_saved_or_restored(rig: Any) -> None:
     # Given federations that are being saved, and restored
     saving, restoring = rig("a", "b"), rig("a", "b")
@@ -210,6 +218,7 @@ def test_a_save_that_fails_fails_for_all_and_keeps_nothing(rig: Any, how: str) -
     assert it.heard("a") == [("request_federation_restore_failed", "L", "UNKNOWN_LABEL")]
 
 
+@pytest.mark.row("H-12")
 def test_a_restored_federation_is_as_it_was_with_the_handles_that_it_had(rig: Any) -> None:
     # Given an aircraft, a time, a message that waits, and a save
     it = rig("a", "b")
@@ -245,6 +254,7 @@ def test_a_restored_federation_is_as_it_was_with_the_handles_that_it_had(rig: An
     ]  # fmt: skip
 
 
+@pytest.mark.row("H-12")
 def test_a_restore_needs_the_federates_that_were_saved_and_fails_for_all(rig: Any) -> None:
     it = rig("a", "b")
     save(it, "L", "a", "b")

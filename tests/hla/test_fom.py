@@ -19,6 +19,7 @@ def cls(name: bytes, *attributes: bytes, inner: bytes = b"") -> bytes:
     return b"<objectClass><name>%s</name>%s%s</objectClass>" % (name, rows, inner)
 
 
+@pytest.mark.row("H-04")
 def test_a_class_has_the_attributes_of_those_above_it(air: bytes) -> None:
     fom = parsed(("air.xml", air))
     aircraft = fom.objects[fom.object_class("HLAobjectRoot.Vehicle.Aircraft") - 1]
@@ -135,6 +136,7 @@ def test_modules_that_say_different_things_do_not_go_together(names: tuple[str, 
         assert fom.interactions[fom.interaction_class("Radio") - 1].order == "timestamp"
 
 
+@pytest.mark.row("H-04")
 def test_who_means_something_else_is_told_what_is_near(air: bytes) -> None:
     fom = parsed(("air.xml", air))
     with pytest.raises(NameNotFound, match=r"Did you mean HLAobjectRoot.Vehicle.Aircraft"):

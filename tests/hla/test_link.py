@@ -127,6 +127,7 @@ def story(two: Two, *over: bool) -> dict[str, list[tuple[Any, ...]]]:
     return log
 
 
+@pytest.mark.row("H-66")
 def test_federates_over_a_link_are_told_what_one_rti_tells_them(
     two: Two, eventually: Callable[..., Any], air: bytes
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from jbi_pubsub.hla import exceptions as exc
 
 
+@pytest.mark.row("H-05")
 def test_only_what_is_subscribed_to_is_reflected(rig: Any) -> None:
     # Given an aircraft, and federates that subscribe to one attribute, to both, to the class above, to nothing
     it = rig("owner", "one", "both", "above", "none")
@@ -34,6 +35,7 @@ def test_only_what_is_subscribed_to_is_reflected(rig: Any) -> None:
     assert it.heard("one") == []
 
 
+@pytest.mark.row("H-06", "H-08")
 def test_who_comes_late_discovers_and_asks_for_values(rig: Any) -> None:
     it = rig("owner")
     aircraft = it.aircraft_of("owner", name="LH1")
@@ -46,6 +48,7 @@ def test_who_comes_late_discovers_and_asks_for_values(rig: Any) -> None:
     assert it.heard("owner") == [("provide_attribute_value_update", aircraft, (it.position,), b"")]
 
 
+@pytest.mark.row("H-06", "H-18")
 def test_only_the_owner_updates_and_deletes(rig: Any) -> None:
     it = rig("a", "b")
     aircraft = it.aircraft_of("a", "b", name="LH1")
@@ -76,6 +79,7 @@ def test_names_of_instances_are_given_once(rig: Any) -> None:
     assert it.call("a", "register_object_instance", it.aircraft, "LH1") != aircraft
 
 
+@pytest.mark.row("H-05")
 def test_who_publishes_nothing_registers_and_sends_nothing(rig: Any) -> None:
     it = rig("a")
     with pytest.raises(exc.ObjectClassNotPublished):
@@ -88,6 +92,7 @@ def test_who_publishes_nothing_registers_and_sends_nothing(rig: Any) -> None:
         it.call("a", "subscribe_interaction_class", 99)
 
 
+@pytest.mark.row("H-07")
 def test_interactions_go_to_who_subscribes_to_their_class_or_one_above(rig: Any) -> None:
     it = rig("sender", "exact", "above", "none")
     it.call("sender", "publish_interaction_class", it.mayday)

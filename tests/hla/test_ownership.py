@@ -27,6 +27,7 @@ def owner(it: Any, attribute: int) -> str:
     return next((name for name, handle in it.handles.items() if handle == found), "")
 
 
+@pytest.mark.row("H-19", "H-22")
 def test_what_is_divested_unconditionally_is_nobodys_and_offered(trio: Any) -> None:
     trio.call("a", "unconditional_attribute_ownership_divestiture", *trio.at)
     assert owner(trio, trio.position) == ""
@@ -40,6 +41,7 @@ def test_what_is_divested_unconditionally_is_nobodys_and_offered(trio: Any) -> N
     assert trio.call("b", "is_attribute_owned_by_federate", trio.object, trio.position) is True
 
 
+@pytest.mark.row("H-20")
 def test_who_divests_by_negotiation_stays_the_owner_until_it_confirms(trio: Any) -> None:
     # When the owner would give an attribute away; Expect it to be offered, and the owner to go on
     trio.call("a", "negotiated_attribute_ownership_divestiture", *trio.at, b"who?")
@@ -63,6 +65,7 @@ def test_who_divests_by_negotiation_stays_the_owner_until_it_confirms(trio: Any)
     ]
 
 
+@pytest.mark.row("H-20")
 def test_a_divestiture_can_be_cancelled(trio: Any) -> None:
     with pytest.raises(exc.AttributeDivestitureWasNotRequested):
         trio.call("a", "cancel_negotiated_attribute_ownership_divestiture", *trio.at)
@@ -75,6 +78,7 @@ def test_a_divestiture_can_be_cancelled(trio: Any) -> None:
         trio.call("a", "confirm_divestiture", *trio.at)
 
 
+@pytest.mark.row("H-21")
 def test_an_owner_that_divests_nothing_is_asked_to_release(trio: Any) -> None:
     trio.call("b", "attribute_ownership_acquisition", *trio.at, b"please")
     assert trio.heard("a") == [("request_attribute_ownership_release", *trio.at, b"please")]
@@ -87,6 +91,7 @@ def test_an_owner_that_divests_nothing_is_asked_to_release(trio: Any) -> None:
     assert owner(trio, trio.callsign) == "a"
 
 
+@pytest.mark.row("H-21")
 def test_what_somebody_owns_is_not_available(trio: Any) -> None:
     trio.call("b", "attribute_ownership_acquisition_if_available", *trio.at)
     assert trio.heard("b") == [("attribute_ownership_unavailable", *trio.at)]
@@ -96,6 +101,7 @@ def test_what_somebody_owns_is_not_available(trio: Any) -> None:
         trio.call("b", "attribute_ownership_acquisition_if_available", *trio.at)
 
 
+@pytest.mark.row("H-21")
 def test_who_waits_may_cancel_and_is_told_so(trio: Any) -> None:
     with pytest.raises(exc.AttributeAcquisitionWasNotRequested):
         trio.call("b", "cancel_attribute_ownership_acquisition", *trio.at)
@@ -142,6 +148,7 @@ CALLS = (
 )  # fmt: skip
 
 
+@pytest.mark.row("H-17")
 @settings(max_examples=150, deadline=None)
 @given(
     calls=st.lists(

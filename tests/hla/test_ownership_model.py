@@ -96,6 +96,7 @@ class Both:
             assert tuple((names[each.federate], each.if_available) for each in claims) == queue
 
 
+@pytest.mark.row("H-17")
 @pytest.mark.parametrize("seed", range(4))
 def test_ownership_is_as_the_standard_has_it(seed: int) -> None:
     for each in range(seed * 100, seed * 100 + 100):

@@ -55,6 +55,7 @@ def join(federation: Any, served: RtiServer) -> Callable[..., Federate]:
     return made
 
 
+@pytest.mark.row("H-01")
 def test_two_federates_exchange_what_they_have_declared(join: Callable[..., Federate]) -> None:
     # Given two federates, who know the federation's name and nothing else
     a, b = join("a"), join("b")
@@ -163,6 +164,7 @@ def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
     assert a.rti.query_galt() == float("inf")
 
 
+@pytest.mark.row("H-02")
 def test_names_federations_and_federates_are_told_apart(
     federation: Any, served: RtiServer, join: Callable[..., Federate], tmp_path: Path, air: bytes
 ) -> None:

@@ -100,6 +100,7 @@ class Both:
             assert self.rig.call(name, "query_logical_time") == self.model.federates[name].time
 
 
+@pytest.mark.row("H-23")
 @pytest.mark.parametrize("seed", range(5))
 def test_time_is_as_the_standard_has_it(seed: int) -> None:
     for each in range(seed * 40, seed * 40 + 40):

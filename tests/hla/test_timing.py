@@ -35,6 +35,7 @@ def texts(log: list[tuple[Any, ...]]) -> list[Any]:
     return [each[2][0][1] if each[0] == "receive_interaction" else each[1] for each in log]
 
 
+@pytest.mark.row("H-23")
 def test_a_time_is_granted_when_all_others_are_beyond_it(pair: Any) -> None:
     # Given two federates at 0 with lookahead 1; When one asks for 1; Expect it to wait for the other
     pair.call("a", "time_advance_request", 1.0)
@@ -49,6 +50,7 @@ def test_a_time_is_granted_when_all_others_are_beyond_it(pair: Any) -> None:
         pair.call("a", "time_advance_request", 0.9)
 
 
+@pytest.mark.row("H-23")
 def test_tara_is_granted_at_the_bound_itself(pair: Any) -> None:
     pair.call("a", "time_advance_request", 1.0)
     assert pair.heard("a") == []
@@ -56,6 +58,7 @@ def test_tara_is_granted_at_the_bound_itself(pair: Any) -> None:
     assert pair.heard("b") == [("time_advance_grant", 1.0)]
 
 
+@pytest.mark.row("H-24")
 def test_messages_come_in_the_order_of_their_time_stamps(pair: Any) -> None:
     # Given messages that are sent in another order, two for the same time
     for time, text in ((3.0, b"3"), (1.0, b"1"), (2.0, b"2a"), (2.0, b"2b")):
@@ -212,6 +215,7 @@ def test_a_message_that_waits_is_retracted_silently_another_one_is_asked_back(pa
         pair.call("a", "retract", 10_000)
 
 
+@pytest.mark.row("H-42")
 def test_who_watches_hears_of_its_bound_behind_the_messages_below_it(pair: Any) -> None:
     pair.join("bridge")
     pair.call("bridge", "subscribe_interaction_class", pair.radio)

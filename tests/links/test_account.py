@@ -40,6 +40,7 @@ def subscriber_process(start: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
+@pytest.mark.row("Q-03")
 @pytest.mark.parametrize("kind", ["delegate", "peer"])
 def test_what_matches_nobody_and_what_a_filter_suppresses_is_in_the_account(
     kind: str, scene: Any, figures: Any

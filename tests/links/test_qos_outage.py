@@ -55,6 +55,7 @@ def _link(scene: Any) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.row("Q-80")
 def test_a_link_that_is_cut_keeps_the_important_and_brings_it_first(
     scene: Any, managed: Callable[..., None], figures: Any
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_link_that_is_cut_keeps_the_important_and_brings_it_first(
     assert scene.local()["lost"]["queue_overflow"] == 160
 
 
+@pytest.mark.row("Q-18")
 def test_of_tracks_that_go_on_while_a_link_is_cut_the_newest_of_each_comes(
     scene: Any, managed: Callable[..., None], figures: Any
 ) -> None:

@@ -53,6 +53,7 @@ class Net:
         return [(each.bytes - was) / least for each, was in zip(self.segments, before, strict=True)]
 
 
+@pytest.mark.row("Q-17")
 @pytest.mark.parametrize(("loss", "most"), [(0.0, 1.01), (0.01, 1.08), (0.05, 1.30), (0.2, 2.1), (0.3, 2.8)])
 def test_what_is_lost_is_sent_again_and_little_more(loss: float, most: float) -> None:
     # Given five receivers that lose datagrams, each its own; requests and repairs too
@@ -158,6 +159,7 @@ def test_of_a_durable_message_the_last_update_counts() -> None:
     assert heard[-1] == 19
 
 
+@pytest.mark.row("Q-17")
 def test_an_unreliable_message_is_not_asked_for() -> None:
     net = Net()
     segment = net.segment(loss=0.3)

@@ -97,6 +97,7 @@ def place(make: Callable[..., Archived], keeping: MemoryKeeping) -> Archived:
 # -- what is kept -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("Q-05")
 def test_of_half_the_objects_marked_exactly_those_are_kept(place: Archived, keeping: MemoryKeeping) -> None:
     # Given two registrations that publish by turns, of which one is to be kept
     kept, other = place.enter("kept", persist=True), place.enter("other", persist=None)

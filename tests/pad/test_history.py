@@ -167,6 +167,7 @@ def test_a_query_gets_what_its_conditions_say(place: Asking, request_: dict[str,
     assert not place.session._queues
 
 
+@pytest.mark.row("Q-02")
 def test_a_query_and_a_subscription_of_one_predicate_get_the_same(place: Asking) -> None:
     # Given a subscription, and a query of the same predicate behind it
     predicate = "/m/n mod 3 = 1 or /m/n = 24"

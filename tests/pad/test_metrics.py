@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jbi_pubsub.core.config import ArchiveSection, MetricsSection
@@ -25,6 +26,7 @@ def scraped(port: int) -> Counter[str]:
     return seen
 
 
+@pytest.mark.row("Q-03")
 def test_the_metrics_hold_the_whole_account_also_when_all_have_gone(
     federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:

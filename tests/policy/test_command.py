@@ -108,6 +108,7 @@ def test_rules_are_compared_whatever_their_order(jbi: Any, tmp_path: Path) -> No
     assert found["people"] == [{"kind": "role", "name": "a", "before": None, "after": "watch"}]
 
 
+@pytest.mark.row("Q-12")
 def test_a_policy_is_listed(jbi: Any, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[group]\ng = ['x']\n[[access]]\ngroup = 'g'\naction = 'connect'\n")
     code, out, _ = jbi("policy", "show", "p.toml")
@@ -153,6 +154,7 @@ def test_policies_are_listed_as_they_win(jbi: Any, tmp_path: Path) -> None:
     assert json.loads(jbi("policy", "show", "p.toml", "--json")[1])["policies"][1]["settings"]["deadline"] == 5.0
 
 
+@pytest.mark.row("Q-30")
 def test_explain_says_who_wins_who_loses_and_why(jbi: Any, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(POLICIES)
     asked = ("policy", "explain", "--file", "p.toml", "--action", "subscribe", "--type", "uav.imagery")
@@ -203,6 +205,7 @@ def test_policies_are_compared_by_name(jbi: Any, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.row("Q-12", "Q-69")
 def test_a_new_policy_is_written_only_if_the_file_can_be_used_then(jbi: Any, tmp_path: Path) -> None:
     new = ("policy", "new", "p.toml")
     assert jbi(*new, "name=p", "when=size > '5 KB'", "importance=4", "version=1.0")[0] == 0
@@ -238,6 +241,7 @@ name = "p"
 importance = 2"""
 
 
+@pytest.mark.row("Q-12")
 @pytest.mark.parametrize(
     ("key", "value", "before", "after"),
     [

@@ -56,6 +56,7 @@ def decided(text: str, known: Object | None = None, resources: Resources | None 
     return holds(node, known or Object())
 
 
+@pytest.mark.row("Q-21")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

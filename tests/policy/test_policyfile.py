@@ -34,6 +34,7 @@ def noted(text: str, now: float | None = None) -> list[str]:
 P = '[[policy]]\nname = "p"\n'
 
 
+@pytest.mark.row("Q-55")
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -199,6 +200,7 @@ def test_files_that_can_not_be_read_say_why(tmp_path: Path, number: int) -> None
     assert caught.value.facts["file"] == str(path) or "p.toml" in caught.value.message
 
 
+@pytest.mark.row("Q-68")
 def test_the_shipped_files_are_without_errors() -> None:
     for path in DATA.glob("*.toml"):
         policies = PolicySet.read(path)
@@ -206,6 +208,7 @@ def test_the_shipped_files_are_without_errors() -> None:
         assert [line for line in policies.check() if "no role" not in line] == []
 
 
+@pytest.mark.row("Q-27")
 def test_all_that_a_file_may_say_is_read() -> None:
     policies = PolicySet.read(DATA / "demo.toml")
     assert policies.space.strategy == Strategy("weighted_fair", (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 2.0, 4.0, 8.0, 16.0))
@@ -310,6 +313,7 @@ SAID = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.row("Q-27")
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())

@@ -155,6 +155,7 @@ CONTRACTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.row("Q-28", "Q-30")
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), contexts=st.lists(CONTEXTS, max_size=8), seed=st.integers(0, 2**32))
@@ -177,6 +178,7 @@ def test_what_wins_is_what_the_simplest_resolver_says_in_any_order(
             assert got == [settings_of(naive(policies, contract, size))] * 2
 
 
+@pytest.mark.row("Q-21", "Q-26")
 def test_2_to_the_4_groups_each_select_the_right_contracts() -> None:
     parts = {
         "entity": {"user": "Patrol-1"},
@@ -205,6 +207,7 @@ def test_2_to_the_4_groups_each_select_the_right_contracts() -> None:
                 assert (settled.importance == 5) is selected, (names, present)
 
 
+@pytest.mark.row("Q-28", "Q-58", "Q-62", "Q-64")
 @pytest.mark.parametrize("first", ["unspecified", "none", "5 s"])
 @pytest.mark.parametrize("second", ["unspecified", "none", "9 s"])
 def test_none_forbids_and_unspecified_inherits(first: str, second: str) -> None:
@@ -237,6 +240,7 @@ def test_a_name_decides_where_nothing_else_does_and_reasons_say_so() -> None:
     assert {each["policy"]: each["why"] for each in near} == {"a": "type", "b": "type", "c": "type"}
 
 
+@pytest.mark.row("Q-29")
 def test_user_and_type_and_action_come_before_less_of_them() -> None:
     keys = [
         ("user", "type", "action"),
@@ -259,6 +263,7 @@ def test_user_and_type_and_action_come_before_less_of_them() -> None:
 # -- the shipped files ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("Q-56")
 def test_the_preferences_are_those_of_table_1() -> None:
     shown = {
         name: {
@@ -270,6 +275,7 @@ def test_the_preferences_are_those_of_table_1() -> None:
     assert shown == TABLE_1
 
 
+@pytest.mark.row("Q-23", "Q-25", "Q-68")
 @pytest.mark.parametrize(
     ("policy", "selects", "others"),
     [

@@ -544,6 +544,7 @@ def wire() -> Iterator[Callable[..., Wire]]:
         each.close()
 
 
+@pytest.mark.row("Q-47")
 @pytest.mark.processes
 def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
@@ -562,6 +563,7 @@ def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     assert field.manager.status()[0]["destinations"] == 1
 
 
+@pytest.mark.row("Q-48")
 @pytest.mark.processes
 def test_twenty_streams_share_a_link_and_together_keep_its_limit(
     wire: Callable[..., Wire], eventually: Callable[..., Any]
@@ -617,6 +619,7 @@ class Kernel:
         return bytes(self._info[:size])
 
 
+@pytest.mark.row("Q-19")
 @pytest.mark.processes
 def test_a_link_tells_what_the_system_knows_of_all_its_connections(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,7 @@ def test_the_simulation_knows_importance_stage_by_stage(good: tuple[Demonstratio
     assert levels["importance", "Patrol-1", "patrol_report"] == 1
 
 
+@pytest.mark.row("Q-53", "Q-54", "Q-72")
 def test_who_matters_more_is_served_sooner_and_more_steadily_from_the_change_on(
     good: tuple[DemonstrationRun, Simulated],
 ) -> None:
@@ -236,6 +237,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
     assert "jbi-pubsub[spark]" in str(getattr(ran.exception, "hint", ""))
 
 
+@pytest.mark.row("Q-51")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_the_demonstration_over_real_processes() -> None:

@@ -65,6 +65,7 @@ class Naive:
         self.times[importance] += spent / self.strategy.cpu[importance - 1]
 
 
+@pytest.mark.row("Q-39")
 @given(
     name=st.sampled_from(["strict", "weighted_fair"]),
     bins=st.integers(1, 50),
@@ -101,6 +102,7 @@ def test_the_order_is_that_of_the_rules(name: Name, bins: int, tasks: list[tuple
         ours.take()
 
 
+@pytest.mark.row("Q-31", "Q-39")
 @given(importance=st.integers(1, 4), cost=COSTS, other=COSTS, bins=st.sampled_from([5, 10, 15, 50]))
 def test_importance_beats_any_cost_and_the_cheaper_of_equals_is_never_below(
     importance: int, cost: float, other: float, bins: int
@@ -111,6 +113,7 @@ def test_importance_beats_any_cost_and_the_cheaper_of_equals_is_never_below(
     assert ours.put(3, importance, min(cost, other)) >= ours.put(4, importance, max(cost, other))
 
 
+@pytest.mark.row("Q-41", "Q-55")
 @pytest.mark.parametrize("name", ["strict", "weighted_fair"])
 def test_one_bin_is_first_come_first_served_and_five_are_levels(name: Name) -> None:
     # Given
@@ -142,6 +145,7 @@ def serve(bins: Bins[tuple[int, float]], costs: dict[int, list[float]], seconds:
     return had
 
 
+@pytest.mark.row("Q-43")
 @pytest.mark.parametrize("weights", [(1, 2, 4, 8, 16), (1, 1, 1, 1, 1), (3, 1, 1, 1, 64)])
 def test_fair_shares_are_those_of_the_weights_in_seconds_not_in_tasks(weights: tuple[float, ...]) -> None:
     # Given: tasks of the important levels cost twenty times those of the others
@@ -156,6 +160,7 @@ def test_fair_shares_are_those_of_the_weights_in_seconds_not_in_tasks(weights: t
         assert had[importance] / whole == pytest.approx(share, rel=0.02, abs=0.02 / 400)
 
 
+@pytest.mark.row("Q-44")
 def test_who_was_away_has_saved_nothing_up() -> None:
     # Given: level 1 alone is served for 10 s
     bins: Bins[tuple[int, float]] = Bins(Strategy(cpu=(1, 1, 1, 1, 1)))
@@ -200,6 +205,7 @@ def test_the_strategy_is_switched_while_tasks_wait() -> None:
     assert odd == sorted(odd, reverse=True)
 
 
+@pytest.mark.row("Q-42")
 def test_strict_starts_nothing_while_something_higher_waits() -> None:
     # Given
     random_ = random.Random(7)
@@ -219,6 +225,7 @@ def test_strict_starts_nothing_while_something_higher_waits() -> None:
         assert sum(map(sum, bins.depths())) == len(bins) == len(waiting)
 
 
+@pytest.mark.row("Q-40")
 def test_a_put_and_a_take_cost_the_same_however_many_wait() -> None:
     # Given
     def cost(strategy: Strategy, waiting: int) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from jbi_pubsub.core.config import ClientSection, QosSection
 from jbi_pubsub.policy.server import PolicyServer
@@ -48,6 +49,7 @@ rate = "80 Mbps"
 IMAGE = b"an image, as text, which can be made smaller everywhere. " * 350
 
 
+@pytest.mark.row("Q-35", "Q-52", "Q-53", "Q-54")
 def test_what_a_mission_needs_is_so_soon(
     federation: Any, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

@@ -11,6 +11,7 @@ def test_nothing_known_is_the_usual_cost() -> None:
     assert Cost().of(10) == Cost().of(10_000) == USUAL_COST
 
 
+@pytest.mark.row("Q-08")
 def test_an_estimate_is_in_proportion_to_the_size() -> None:
     # Given
     cost = Cost()
@@ -34,6 +35,7 @@ def test_an_estimate_follows_within_some_dozens_of_objects() -> None:
     assert cost.of(1_000) == pytest.approx(0.028, rel=0.01)
 
 
+@pytest.mark.row("Q-09")
 @pytest.mark.parametrize("at_once", [1, 5, 25])
 def test_fifty_objects_are_enough_however_many_a_step_has(at_once: int) -> None:
     # Given: 0.1 ms an object

@@ -277,6 +277,7 @@ def test_the_more_important_is_judged_first_and_what_is_admitted_is_acknowledged
     assert judging.judged == expected
 
 
+@pytest.mark.row("Q-36")
 def test_what_waits_follows_a_policy_file_that_changes(
     delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ importance = 5
 """
 
 
+@pytest.mark.row("Q-01", "Q-08", "Q-24")
 def test_type_and_metadata_and_size_decide_who_is_judged_next(
     federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
 ) -> None:
@@ -106,6 +107,7 @@ def test_type_and_metadata_and_size_decide_who_is_judged_next(
     assert told["published"] == told["qos"]["tasks"]["kinds"]["judge"]["served"] == 5
 
 
+@pytest.mark.row("Q-45")
 def test_with_one_bin_objects_are_judged_as_they_come(
     federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
 ) -> None:
@@ -175,6 +177,7 @@ def test_of_equals_the_one_with_less_to_read_is_judged_first(
     assert [name for name, _ in judging.judged[-3:]] == ["blocking", "short", "long"]
 
 
+@pytest.mark.row("Q-09")
 def test_what_costs_twice_as_much_is_known_to_after_fifty_objects(
     federation: Any,
     rules: Callable[..., Path],
@@ -210,6 +213,7 @@ def test_what_costs_twice_as_much_is_known_to_after_fifty_objects(
     assert estimates[1] / estimates[0] == pytest.approx(2.0, abs=0.7)
 
 
+@pytest.mark.row("Q-33")
 def test_no_policy_is_looked_up_while_objects_go_by(
     federation: Any, rules: Callable[..., Path], figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +264,7 @@ reserve = 0.0
 """
 
 
+@pytest.mark.row("Q-22")
 def test_a_condition_about_bandwidth_holds_when_the_link_gets_another_rate(
     federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -284,6 +289,7 @@ def test_a_condition_about_bandwidth_holds_when_the_link_gets_another_rate(
     eventually(lambda: length() == 120)
 
 
+@pytest.mark.row("Q-36")
 def test_another_strategy_changes_the_shares_of_what_waits(
     federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -318,6 +324,7 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     assert came(20) == {"important": 20}
 
 
+@pytest.mark.row("Q-11")
 def test_an_object_for_fifty_subscriptions_is_fifty_deliveries(
     federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -387,6 +394,7 @@ def test_whatever_their_importance_all_get_what_their_predicates_say(
     assert delegate.status()["matched"] == matched
 
 
+@pytest.mark.row("Q-15")
 def test_levels_and_shapes_and_pacing_are_each_on_or_off_by_themselves(
     federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
 ) -> None:

@@ -196,6 +196,7 @@ def _limited(rate: float, **more: Any) -> LinkTerms:
     return LinkTerms(name="l", rate=rate, reserve=more.pop("reserve", 0.0), **more)
 
 
+@pytest.mark.row("Q-47")
 @pytest.mark.parametrize("kbps", [300, 8_000, 100_000])
 def test_a_limit_is_used_up_and_no_second_carries_more(kbps: int) -> None:
     # Given objects without end for a link with a limit
@@ -212,6 +213,7 @@ def test_a_limit_is_used_up_and_no_second_carries_more(kbps: int) -> None:
         assert sum(size for at, size in field.sent if begin <= at < begin + 1.0) <= most
 
 
+@pytest.mark.row("Q-48")
 def test_twenty_destinations_together_keep_the_limit_and_get_the_same() -> None:
     field = Field(_limited(800 * KBPS), FAIR)
     for n in range(20):
@@ -237,6 +239,7 @@ def test_fair_is_by_weights_in_bytes_and_strict_serves_the_highest_alone() -> No
     assert set(strict.served()) == {("a", 4)}
 
 
+@pytest.mark.row("Q-44")
 def test_what_others_do_not_need_is_had_by_those_who_wait() -> None:
     field = Field(_limited(300 * KBPS), FAIR)
     field.receiver("a", level_0=1_000)

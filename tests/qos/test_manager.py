@@ -140,6 +140,7 @@ def settings(pad: DisseminationServer) -> list[Any]:
 # -- in force everywhere ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("Q-13", "Q-14", "Q-16", "Q-34")
 def test_all_local_managers_have_one_value_and_say_which_version(
     federation: Any,
     managed: Config,
@@ -209,6 +210,7 @@ STEERED = [
 ]
 
 
+@pytest.mark.row("Q-14", "Q-70")
 def test_each_control_is_in_force_soon(
     federation: Any,
     managed: Config,

@@ -182,6 +182,7 @@ def test_nothing_is_lost_between_threads() -> None:
 # -- series -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("Q-74")
 def test_a_series_has_the_statistics_of_its_window() -> None:
     # Given a value that is known, for longer than the window
     monitor = Monitor()
@@ -298,6 +299,7 @@ def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield federation, server
 
 
+@pytest.mark.row("Q-71")
 @pytest.mark.processes
 def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures: Any, eventually: Any) -> None:
     # Given a subscription whose queue is short and whose application takes nothing yet

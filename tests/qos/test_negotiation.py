@@ -243,6 +243,7 @@ def test_a_running_server_says_why_a_contract_has_what_it_has(
     assert "no subscription or registration" in capsys.readouterr().err
 
 
+@pytest.mark.row("Q-69")
 def test_a_policy_that_is_written_by_command_is_in_force_and_one_that_can_not_be_used_is_nowhere(
     federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +296,7 @@ def test_wishes_of_the_command_line(
     publisher.unregister_publisher(registration)
 
 
+@pytest.mark.row("Q-45")
 @pytest.mark.processes
 def test_what_is_off_is_not_imported_and_has_no_thread_nor_job() -> None:
     code = """

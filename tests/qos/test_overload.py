@@ -31,12 +31,14 @@ RIGHT = {
 }
 
 
+@pytest.mark.row("Q-76")
 def test_what_the_paper_has_seen_is_right() -> None:
     found = outcome(RIGHT)
     assert found.right, [promise for promise in found.promises if not promise.kept]
     assert [row[0] for row in found.tables[0].rows] == ["off", "fair", "strict", "light"]
 
 
+@pytest.mark.row("Q-78")
 @pytest.mark.parametrize(
     ("mode", "wrong", "says"),
     [
@@ -88,6 +90,7 @@ def test_each_document_matches_one_predicate() -> None:
     assert matched == [7]
 
 
+@pytest.mark.row("Q-76")
 @pytest.mark.slow
 def test_overload_over_real_processes() -> None:
     found = overload.run_cpu(print, seconds=5.0, modes=("off", "fair", "strict"))

@@ -417,6 +417,7 @@ def test_importance_that_changes_all_the_time_on_another_thread_loses_and_double
 # -- who waits how long -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("Q-20")
 def test_who_is_important_waits_for_few_predicates_however_many_there_are(lanes: Callable[..., Lanes]) -> None:
     # Given: 4 important subscribers beside 200 who are not, with predicates that are evaluated one by one; strict
     turns = TaskManager("test", Strategy(name="strict"))

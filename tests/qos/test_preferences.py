@@ -88,7 +88,7 @@ def is_late_in_the_mail(settings: Settings, age: float) -> bool:
     return attempt is None
 
 
-@pytest.mark.row("X-04", "X-12")
+@pytest.mark.row("Q-32", "Q-57", "Q-58", "Q-59", "Q-60", "Q-61", "Q-63", "X-04", "X-12")
 @pytest.mark.parametrize("is_late", [is_late_in_a_queue, is_late_in_the_mail])
 @pytest.mark.parametrize("name", TABLE_1)
 def test_what_is_older_than_its_preference_says_is_dropped(name: str, is_late: Any) -> None:
@@ -127,7 +127,7 @@ def sized(data: bytes) -> tuple[int, int]:
     return Image.open(io.BytesIO(data)).size
 
 
-@pytest.mark.row("X-04")
+@pytest.mark.row("Q-32", "Q-57", "Q-59", "Q-60", "Q-61", "Q-62", "X-04")
 @pytest.mark.processes
 def test_each_preference_scales_pictures_or_leaves_them_in_the_queue_and_in_the_mail(
     mailbox: tuple[Mailbox, int], tmp_path: Path, fixtures: Any, figures: Any, eventually: Any

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from jbi_pubsub import Wish
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
@@ -35,6 +36,7 @@ CALL = bytes(10_000)
 """Less than half a second of it."""
 
 
+@pytest.mark.row("Q-07", "Q-49")
 def test_results_of_a_query_go_where_what_is_published_goes_and_hold_up_nothing_that_matters_more(
     federation: Any, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
@@ -81,6 +83,7 @@ def test_results_of_a_query_go_where_what_is_published_goes_and_hold_up_nothing_
     assert OBJECTS * len(REPORT) < sent(0) - before < 1.2 * OBJECTS * (len(REPORT) + len(figures.figure_1) + 300)
 
 
+@pytest.mark.row("Q-11")
 def test_a_publication_has_as_many_takers_as_subscriptions_and_a_query_as_many_results_as_it_finds(
     federation: Any, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

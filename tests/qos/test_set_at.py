@@ -85,6 +85,7 @@ def qos(pad: DisseminationServer) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.row("Q-35", "Q-70")
 def test_each_control_is_in_force_when_the_call_returns_and_stands_in_the_file(
     pad: DisseminationServer, path: Path, said: Told, figures: Any, federation: Any
 ) -> None:

@@ -305,6 +305,7 @@ def managed(fixtures: Any) -> Iterator[Any]:
         yield federation
 
 
+@pytest.mark.row("Q-65")
 @pytest.mark.parametrize("kind", ["delegate", "peer"])
 def test_of_two_subscriptions_of_one_client_one_gets_pictures_scaled_and_one_whole(
     kind: str, managed: Any, figures: Any, eventually: Any
@@ -409,6 +410,7 @@ def test_objects_that_are_too_large_are_dropped_and_told_or_shaped(
         assert subscriber.losses(uid) == {}
 
 
+@pytest.mark.row("Q-66")
 def test_the_switch_of_the_space_turns_all_shapes_off_and_leaves_the_sizes(managed: Any, figures: Any) -> None:
     # Given a contract with a shape and a size, where shaping is off
     subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
@@ -455,6 +457,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     assert server.status()["lost"] == {"oversize": 1}
 
 
+@pytest.mark.row("Q-73")
 def test_a_picture_is_shaped_once_before_it_comes_and_the_time_of_that_is_measured(
     managed: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +496,7 @@ def test_a_picture_is_shaped_once_before_it_comes_and_the_time_of_that_is_measur
     assert (shaper.status()["shaped"], shaper.status()["seconds"]) == (2, 4.0)
 
 
+@pytest.mark.row("Q-24")
 def test_a_policy_about_sizes_shapes_large_objects_alone(
     tmp_path: Path, managed: Any, figures: Any, eventually: Any
 ) -> None:

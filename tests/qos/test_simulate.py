@@ -82,6 +82,7 @@ def test_ten_minutes_of_the_demonstration_take_seconds() -> None:
     assert all(8 * used <= 850_000 for _, used in found.links["downlink"])
 
 
+@pytest.mark.row("Q-50")
 def test_the_demonstration_has_the_papers_types_and_sizes_and_offers_just_over_a_megabit() -> None:
     # Given its objects, and how many subscribe to each type
     workload = demo(600.0)
@@ -101,6 +102,7 @@ def test_the_demonstration_has_the_papers_types_and_sizes_and_offers_just_over_a
     assert 1_000_000 < offered < 1_050_000
 
 
+@pytest.mark.row("Q-51")
 def test_when_the_link_becomes_narrow_the_important_keep_their_rate_and_the_rest_gives_way() -> None:
     # Given the demonstration without a limit, in which nobody's pictures are scaled
     text = DEMO.read_text().replace('preference = "GeneralSurv"', 'preference = "FullImageDrop"')

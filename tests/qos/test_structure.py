@@ -85,6 +85,7 @@ def managed(federation: Any, tmp_path: Path) -> Callable[[str], Path]:
     return made
 
 
+@pytest.mark.row("Q-10", "Q-46")
 def test_an_object_waits_once_for_each_client_at_that_clients_importance(
     federation: Any, managed: Callable[[str], Path], start: Callable[..., Any], figures: Any,
     eventually: Callable[..., Any],
@@ -128,6 +129,7 @@ def test_an_object_waits_once_for_each_client_at_that_clients_importance(
     assert all(each[2] == usual for each in sent if each[0])
 
 
+@pytest.mark.row("Q-52")
 def test_a_preference_of_one_user_changes_what_he_gets_and_nobody_else(
     federation: Any, managed: Callable[[str], Path], start: Callable[..., Any], figures: Any,
     eventually: Callable[..., Any],
@@ -172,6 +174,7 @@ class Log:
             self.lost[notice.cause.value] = self.lost.get(notice.cause.value, 0) + notice.count
 
 
+@pytest.mark.row("Q-67", "Q-71")
 def test_the_page_of_types_says_what_the_application_has_seen(
     federation: Any, managed: Callable[[str], Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:

@@ -385,6 +385,7 @@ def test_closing_ends_the_thread_and_lets_nobody_wait(manager: TaskManager) -> N
     assert not [each for each in threading.enumerate() if each.name == "judge-test"]
 
 
+@pytest.mark.row("Q-38")
 def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
     # Given
     for kind, importance, count in (("judge", 1, 1), ("query", 5, 4)):

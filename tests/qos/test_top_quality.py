@@ -191,6 +191,7 @@ def said(*words: str) -> Any:
     return CliRunner().invoke(jbi, list(words))
 
 
+@pytest.mark.row("Q-75")
 @pytest.mark.processes
 def test_commands_show_a_delegate_that_manages_quality(managed: Any, figures: Any, eventually: Any) -> None:
     # Given a delegate with a subscription under a contract

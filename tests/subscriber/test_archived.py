@@ -71,6 +71,7 @@ def test_what_was_just_kept_is_found_though_lookup_services_are_told_late(
     assert len(list(found)) == 1
 
 
+@pytest.mark.row("Q-02")
 def test_a_query_has_what_a_subscription_got(archived: Federation, figures: Figures) -> None:
     # Given two delegates with archives, a subscription, and objects at both
     for name in ("alpha", "beta"):

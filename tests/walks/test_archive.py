@@ -91,7 +91,7 @@ def ids(objects: Any) -> list[str]:
 # -- what is kept ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("X-07")
+@pytest.mark.row("Q-05", "X-07")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exactly_what_was_marked_is_found_after_a_restart_byte_for_byte(place: Place, workers: int) -> None:
     # Given objects of which every second one is to be kept, their metadata written in every way
@@ -292,6 +292,7 @@ def test_a_predicate_finds_what_it_lets_through(place: Place, eventually: Any) -
     check()
 
 
+@pytest.mark.row("Q-06")
 def test_results_are_fetched_by_tens_and_nothing_is_left_of_them(place: Place, eventually: Any) -> None:
     # Given two thousand objects, a thousand of which match
     pad = place.pad()

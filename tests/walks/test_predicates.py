@@ -172,7 +172,7 @@ def _oracle() -> dict[str, Callable[[_Place], bool]]:
     return table
 
 
-@pytest.mark.row("J-10", "J-90")
+@pytest.mark.row("J-10", "J-90", "Q-04")
 def test_forty_predicates_over_fifty_documents_equal_a_brute_force_oracle(walk: Any) -> None:
     # Given forty predicates with inequality, AND, OR and NOT
     oracle = _oracle()

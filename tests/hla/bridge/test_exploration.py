@@ -44,6 +44,7 @@ def ends(result: Exploration) -> set[str]:
 # -- agreements -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-36", "H-69")
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)])
 @pytest.mark.parametrize("name", ["save", "sync"])
 def test_a_bridge_that_only_passes_on_what_it_is_told_deadlocks_always(name: str, sizes: tuple[int, ...]) -> None:
@@ -53,6 +54,7 @@ def test_a_bridge_that_only_passes_on_what_it_is_told_deadlocks_always(name: str
     assert ends(result) == {"; ".join(f"DEADLOCK({label}) in {each}" for each in "FGH"[: len(sizes)])}
 
 
+@pytest.mark.row("H-28", "H-37", "H-38", "H-41", "H-45", "H-69", "H-70")
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)])
 @pytest.mark.parametrize("consensus", ["add", "smart"])
 @pytest.mark.parametrize(
@@ -66,6 +68,7 @@ def test_told_or_asked_all_end_together(name: str, outcome: str, consensus: str,
     assert all(f"{each} {outcome}" in end.outcome for each in "FGH"[: len(sizes)])
 
 
+@pytest.mark.row("H-43")
 @pytest.mark.parametrize("name", ["save", "sync"])
 def test_who_is_the_last_may_be_told_to_all_who_are_or_to_surrogates_alone(name: str) -> None:
     for discloses in (True, False):
@@ -76,6 +79,7 @@ def test_who_is_the_last_may_be_told_to_all_who_are_or_to_surrogates_alone(name:
         assert "DEADLOCK" not in "".join(ends(result))
 
 
+@pytest.mark.row("H-33")
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_chains_of_federations_save(count: int) -> None:
     result = explored("save", (1,) * count)
@@ -83,11 +87,13 @@ def test_chains_of_federations_save(count: int) -> None:
     assert ends(result) == {"; ".join(f"{each} save L: saved" for each in "FGHIJK"[:count])}
 
 
+@pytest.mark.row("H-34")
 def test_a_star_of_four_federations_saves() -> None:
     result = explored("save", (1, 1, 1, 1), edges=((0, 1), (0, 2), (0, 3)))
     assert result.verdict == "ok"
 
 
+@pytest.mark.row("H-35")
 def test_a_ring_deadlocks_since_each_surrogate_waits_for_the_next() -> None:
     result = explored("save", (1, 1, 1), edges=((0, 1), (1, 2), (2, 0)))
     assert result.verdict == "DEADLOCK"
@@ -95,6 +101,7 @@ def test_a_ring_deadlocks_since_each_surrogate_waits_for_the_next() -> None:
     assert result.whole
 
 
+@pytest.mark.row("H-38", "H-44")
 def test_a_side_that_is_done_before_its_surrogate_was_the_last_one_has_to_say_so() -> None:
     result = explored("save", (2, 2), Solutions(consensus="add"), forwards=False)
     assert result.verdict == "DEADLOCK"
@@ -163,6 +170,7 @@ def test_what_can_not_be_restored_there_is_restored_nowhere() -> None:
 # -- barrier, failure, addressing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-46", "H-47")
 @pytest.mark.parametrize("consensus", ["add", "smart"])
 def test_links_that_do_not_keep_the_order_need_the_barrier(consensus: str) -> None:
     ugly = explored("barrier", (2, 2), Solutions(consensus=consensus, barrier="none"), reordered=True)
@@ -172,10 +180,12 @@ def test_links_that_do_not_keep_the_order_need_the_barrier(consensus: str) -> No
     assert len(good.terminals) == 1
 
 
+@pytest.mark.row("H-48")
 def test_without_the_barrier_what_comes_too_early_is_found() -> None:
     assert explored("barrier", (2, 2), Solutions(barrier="ignore")).verdict == "BARRIER"
 
 
+@pytest.mark.row("H-50", "H-54")
 def test_what_is_called_the_same_on_both_sides_is_renamed_or_told() -> None:
     renamed = explored("failure", (2, 2))
     assert renamed.verdict == "ok"
@@ -187,6 +197,7 @@ def test_what_is_called_the_same_on_both_sides_is_renamed_or_told() -> None:
     assert naive.verdict == "DEADLOCK"
 
 
+@pytest.mark.row("H-53")
 def test_labels_that_do_not_say_where_they_come_from_stay_there() -> None:
     text = (
         "* <- announce_synchronization_point: synchronization_point_achieved($1)\n"
@@ -198,6 +209,7 @@ def test_labels_that_do_not_say_where_they_come_from_stay_there() -> None:
     assert ends(result) == {"F sync B: synchronized; F sync F:A: synchronized; G sync F:A: synchronized"}
 
 
+@pytest.mark.row("H-56")
 def test_sets_have_members_on_both_sides() -> None:
     result = explored("sets", (2, 2), Solutions(consensus="add", addressing="add"))
     assert ends(result) == {"F sync A: synchronized; G sync A: synchronized"}
@@ -208,6 +220,7 @@ def test_sets_have_members_on_both_sides() -> None:
 # -- ownership ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-59", "H-70")
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 1)])
 @pytest.mark.parametrize("name", ["ownership", "divestiture"])
 @pytest.mark.parametrize("policy", [Solutions(), Solutions(consensus="add", ownership="allow-add", unowned="add")])
@@ -243,6 +256,7 @@ def owner(result: Exploration, federation: int, federates: dict[int, str]) -> se
     return found
 
 
+@pytest.mark.row("H-58")
 @pytest.mark.parametrize(
     ("policy", "reaction", "there"),
     [
@@ -306,6 +320,7 @@ f0: register_object_instance({THING}, "a")
 """
 
 
+@pytest.mark.row("H-60")
 @pytest.mark.parametrize(("policy", "count"), [("smart", 1), ("ignore", 0)])
 def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count: int) -> None:
     text = (
@@ -318,6 +333,7 @@ def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count:
     assert ends(result) == {"nothing is pending"}
 
 
+@pytest.mark.row("H-67")
 def test_what_is_under_way_when_both_save_comes_again_after_a_restore() -> None:
     # Given a value in the bridge when a save begins, which is still there when both sides save
     text = f"""* <- initiate_federate_save: federate_save_begun(); federate_save_complete()
@@ -335,6 +351,7 @@ f0: request_federation_save("L")
     assert kept == {0, 1}
 
 
+@pytest.mark.row("H-42", "H-68", "H-70")
 def test_time_advances_on_both_sides_and_nothing_comes_late() -> None:
     for sizes in ((1, 1), (1, 1, 1)):
         result = explored("time", sizes)
@@ -359,6 +376,7 @@ g0 <- time_advance_grant(5.0)
 # -- the matrix, and who looks at it --------------------------------------------------------------------------------
 
 
+@pytest.mark.row("H-52", "H-55", "H-57", "H-61", "H-63", "H-64")
 def test_there_are_24_cells_and_each_is_what_it_is_documented_to_be() -> None:
     assert len(CELLS) == 6 * len(SOLUTIONS)
     seen = set()
@@ -373,6 +391,7 @@ def test_there_are_24_cells_and_each_is_what_it_is_documented_to_be() -> None:
     }
 
 
+@pytest.mark.row("H-64", "H-69")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1), (2, 2, 1)])
 def test_each_cell_is_so_in_larger_federations_as_well(sizes: tuple[int, ...]) -> None:
@@ -396,6 +415,7 @@ def test_a_chart_shows_the_shortest_way_to_what_is_wrong(tmp_path: Path) -> None
     assert "no rule for federates prevents the race" in page
 
 
+@pytest.mark.row("H-36")
 def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["hla", "explore", "--federates", "1,1", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)["explored"]
@@ -409,6 +429,7 @@ def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str], tmp_
     assert (tmp_path / "bridges.html").exists()
 
 
+@pytest.mark.row("H-49", "H-64")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -168,6 +168,7 @@ def but_repeated(told: Told) -> Told:
     return told._replace(heard=tuple(map(Counter, heard)))
 
 
+@pytest.mark.row("H-27", "H-28")
 @pytest.mark.parametrize("consensus", ["smart", "add"])
 @pytest.mark.parametrize(("sizes", "edges"), [((1, 2), ((0, 1),)), ((1, 1, 1), ((0, 1), (1, 2)))])
 def test_bridged_is_told_as_one_rti_tells_it(
@@ -193,6 +194,7 @@ def test_bridged_is_told_as_one_rti_tells_it(
     assert sum(done.values()) > 500
 
 
+@pytest.mark.row("H-27", "H-33", "H-34", "H-39")
 @pytest.mark.parametrize(
     ("sizes", "edges"),
     [((1,) * 4, ((0, 1), (1, 2), (2, 3))), ((1,) * 6, ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))),

@@ -73,6 +73,7 @@ def handles(one: Federate) -> tuple[int, int, int]:
     return cls, one.rti.get_attribute_handle(cls, "position"), one.rti.get_attribute_handle(cls, "callsign")
 
 
+@pytest.mark.row("H-25")
 def test_what_one_federation_simulates_the_other_sees(joint: Joint, eventually: Callable[..., Any]) -> None:
     # Given two federations and a bridge
     bridge = joint.bridge()
@@ -130,6 +131,7 @@ def test_a_bridge_that_can_not_serve_closes_what_it_has_opened(joint: Joint, mon
     assert len(stopped) == 1
 
 
+@pytest.mark.row("H-26", "H-37")
 def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Callable[..., Any]) -> None:
     bridge = joint.bridge()
     eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
@@ -160,6 +162,7 @@ def test_a_save_and_a_point_take_both_federations(joint: Joint, eventually: Call
     eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)
 
 
+@pytest.mark.row("H-68")
 def test_time_advances_on_both_sides_together(joint: Joint, eventually: Callable[..., Any]) -> None:
     # Given a bridge that couples time, and federates that regulate and are constrained on both sides
     bridge = joint.bridge("[time]\ncouple = true\nlookahead = 0.001\n")
@@ -224,6 +227,7 @@ def flying(joint: Joint, bridge: OpenBridge, eventually: Callable[..., Any]) -> 
     return a, b, aircraft, b.until("discover_object_instance")[1]
 
 
+@pytest.mark.row("H-67")
 def test_what_a_save_has_of_the_bridge_outlives_it(joint: Joint, eventually: Callable[..., Any]) -> None:
     # Given a bridge that keeps saves in a folder, and a save of both federations
     bridge = joint.bridge('saves = "saves"\n')
@@ -281,6 +285,7 @@ def refuse(*_: Any) -> None:
     raise StorageError("no space left on device")
 
 
+@pytest.mark.row("H-61")
 def test_an_rti_that_dies_and_comes_again_is_joined_again_and_nothing_is_there_twice(
     joint: Joint, eventually: Callable[..., Any], air: bytes
 ) -> None:
@@ -369,6 +374,7 @@ def test_who_sends_faster_than_the_other_side_takes_is_held_back_and_nothing_is_
     assert bridge.status()["directions"][0]["relayed"] >= 1000
 
 
+@pytest.mark.row("H-47")
 def test_a_save_begins_behind_more_messages_than_may_wait(joint: Joint, eventually: Callable[..., Any]) -> None:
     # Given a bridge in which ten messages may wait, and a federate that sends without end
     bridge = joint.bridge("[flow]\nqueue = 10\n")

@@ -48,6 +48,7 @@ def test_of_a_ring_the_youngest_leaves() -> None:
     assert [bool(ring(one, ring_of)) for one in ring_of] == [False, False, True]
 
 
+@pytest.mark.row("H-35")
 @given(st.lists(st.tuples(st.sampled_from("FGHIJ"), st.sampled_from("FGHIJ")), max_size=12), st.randoms())
 def test_what_stays_of_any_number_of_bridges_is_a_forest(ends: list[tuple[str, str]], random: Any) -> None:
     # Given bridges between any federations, that look in any order until nobody leaves
@@ -169,6 +170,7 @@ def test_a_second_bridge_stands_by_until_the_first_has_gone(places: Places, even
     eventually(lambda: is_up(second), what=second.status)
 
 
+@pytest.mark.row("H-35")
 def test_a_ring_of_three_federations_is_refused(places: Places) -> None:
     places.place("here", "Air", "Sea", "Land")
     one = places.bridge("one", ("here", "Air"), ("here", "Sea"))
@@ -198,6 +200,7 @@ def test_a_ring_over_platforms_that_know_nothing_of_each_other_is_refused(
     eventually(lambda: is_up(three), what=three.status)
 
 
+@pytest.mark.row("H-32")
 def test_what_is_told_at_one_end_of_a_row_is_told_at_the_other_and_a_save_takes_all(
     places: Places, eventually: Callable[..., Any]
 ) -> None:

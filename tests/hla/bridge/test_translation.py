@@ -108,6 +108,7 @@ def values(translated: Translation, cls: str, **said: bytes) -> tuple[dict[str, 
     return {weather.fom.attributes[handle - 1].name: data for handle, data in there}, left_out
 
 
+@pytest.mark.row("H-30")
 def test_what_is_called_the_same_goes_and_what_the_models_say_of_it_is_kept_to() -> None:
     # Given two models with an Aircraft, whose altitude is in feet here and in metres there, in another encoding
     plain = made()
@@ -122,6 +123,7 @@ def test_what_is_called_the_same_goes_and_what_the_models_say_of_it_is_kept_to()
     assert values(plain, "Aircraft", force=struct.pack(">i", 3)) == ({}, 1)
 
 
+@pytest.mark.row("H-25")
 def test_what_surrogates_declare() -> None:
     plain = made()
     # Expect that they ask for what goes, and publish what comes; HLAmanager is each RTI's own
@@ -136,6 +138,7 @@ def test_what_surrogates_declare() -> None:
     assert plain.values(1, W.cls("Cloud"), ((1, b""),)) == ((), 1)
 
 
+@pytest.mark.row("H-30")
 def test_renamed() -> None:
     # Given a class and attributes that are called otherwise, with a type and a unit that the other model does not say
     rule = {
@@ -164,6 +167,7 @@ def test_renamed() -> None:
     assert translated.attributes_back(0, A.cls("Aircraft"), (height, 10_000)) == A.attributes("Aircraft", "altitude")
 
 
+@pytest.mark.row("H-31")
 def test_hidden() -> None:
     # Given a guard: what it does not name does not go
     rules = [
