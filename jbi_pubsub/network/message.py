@@ -132,8 +132,17 @@ class _ProcessedHashes:
 class Assembler:
     """Messages that come in blocks, in any order, some of them twice."""
 
-    def __init__(self, *, processed: int = 1_000_000, most_bytes: int = PARTS_BYTES, most: int = PARTS_MOST) -> None:
-        """`processed`: hashes that are remembered; `most_bytes`, `most`: of messages that are not complete."""
+    def __init__(
+        self,
+        *,
+        processed: int = 1_000_000,
+        most_bytes: int = PARTS_BYTES,
+        most: int = PARTS_MOST,
+        message_most: int = 0,
+    ) -> None:
+        """`processed`: hashes that are remembered; `most_bytes`, `most`: of messages that are not complete;
+        `message_most`: bytes of a message; 0: as many as any may have."""
+        self._message_most = message_most or MESSAGE_MOST
         self._processed = _ProcessedHashes(processed)
         self._most_bytes, self._most = most_bytes, most
         self._parts: OrderedDict[tuple[bytes, bytes, int], _Assembly] = OrderedDict()
@@ -159,8 +168,8 @@ class Assembler:
         blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks."""
         if (datagram.origin, datagram.message) in self._processed:
             return None
-        if datagram.total * len(datagram.data) > MESSAGE_MOST + len(datagram.data):
-            raise ProtocolError(f"a message of more than {MESSAGE_MOST} bytes")
+        if datagram.total * len(datagram.data) > self._message_most + len(datagram.data):
+            raise ProtocolError(f"a message of more than {self._message_most} bytes")
         if datagram.total == 1:
             return self._complete(datagram, bytes(datagram.data), datagram.footer.serial if datagram.footer else 0)
         key = (datagram.origin, datagram.message, datagram.total)
@@ -200,7 +209,8 @@ class Assembler:
     def _complete(self, datagram: Datagram, data: bytes, serial: int) -> NodeMessage:
         body = data
         if datagram.is_compressed:
-            body = expanded(data, datagram.extension(Extension.COMPRESSION).decode(errors="replace"))
+            compression = datagram.extension(Extension.COMPRESSION).decode(errors="replace")
+            body = expanded(data, compression, self._message_most)
         if hash_of(body, datagram.algorithm) != datagram.message:
             raise ProtocolError("a message that is not what its hash says")
         self._processed.add((datagram.origin, datagram.message))
@@ -236,8 +246,10 @@ class Assembler:
         self.given_up += 1
 
 
-def expanded(data: bytes, compression: str) -> bytes:
-    """The body before compression. Raises ProtocolError for what is none, or larger than a message may be."""
+def expanded(data: bytes, compression: str, most: int = 0) -> bytes:
+    """The body before compression. Raises ProtocolError for what is none, or of more than `most` bytes (0: than any
+    message may have)."""
+    most = most or MESSAGE_MOST
     make = _EXPANDER.get(compression)
     if make is None:
         raise ProtocolError(f"a compression {compression[:20]!r} that nobody knows")
@@ -249,11 +261,13 @@ def expanded(data: bytes, compression: str) -> bytes:
             while not expander.eof:
                 found.append(expander.decompress(piece, _STEP))
                 size += len(found[-1])
-                if size > MESSAGE_MOST:
-                    raise ProtocolError(f"a message of more than {MESSAGE_MOST} bytes")
+                if size > most:
+                    raise ProtocolError(f"a message of more than {most} bytes")
                 piece = getattr(expander, "unconsumed_tail", b"")  # zlib's; the others keep it
                 if not piece and getattr(expander, "needs_input", True):
                     break
+    except ProtocolError:  # which is an OSError
+        raise
     except (zlib.error, OSError, EOFError, lzma.LZMAError) as exc:
         raise ProtocolError(f"what is no {compression}: {exc}") from exc
     if not expander.eof:
