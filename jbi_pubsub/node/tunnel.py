@@ -159,8 +159,8 @@ class _StreamPipe:
 class Tunnels:
     """All tunnels of a node, to others and from them. Any thread but `stop`, which whoever has started it calls."""
 
-    def __init__(self, network: StreamNetwork, services: Mapping[str, TunnelService]) -> None:
-        """`services`: ours, by name."""
+    def __init__(self, network: Callable[[], StreamNetwork], services: Mapping[str, TunnelService]) -> None:
+        """`network`: the one that is there, when it is; `services`: ours, by name."""
         self._network, self._services = network, services
         self._lock = threading.Condition()
         """Covers the streams, those that have changed, and the doors."""
@@ -255,7 +255,7 @@ class Tunnels:
         return door
 
     def _epochs(self) -> dict[bytes, int]:
-        return {node: each.epoch for node, each in self._network.peers().items()}
+        return {node: each.epoch for node, each in self._network().peers().items()}
 
     def _do(self, what: Callable[[], None]) -> None:
         """Have our thread do something."""
@@ -412,7 +412,7 @@ class Tunnels:
                     break
                 to, body = self._streams.out[0]
             try:
-                self._network.say(NodeMessage(
+                self._network().say(NodeMessage(
                     DatagramKind.STREAM, DatagramMode.RELIABLE, body, expiration=LIFE, to=to
                 ))  # fmt: skip
             except BackPressureError:

@@ -44,7 +44,7 @@ class _TunnelNode:
         self.link = _LossyLink(segment, loss)
         self.callers: list[tuple[str, socket.socket]] = []
         self._threads: list[threading.Thread] = []
-        self.tunnels = Tunnels(self, {"echo": TunnelService(("10.0.0.3:7", "[::1]:7"), self._echo)})
+        self.tunnels = Tunnels(lambda: self, {"echo": TunnelService(("10.0.0.3:7", "[::1]:7"), self._echo)})
         settings = ExchangeSettings(name=name, announce_seconds=0.2, node_timeout=2.0)
         self.network = Network(
             self.id, epoch, [NetworkLink(self.link, 40e6)], lambda _: None, settings, streams=self.tunnels.came

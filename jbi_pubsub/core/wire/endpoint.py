@@ -37,7 +37,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.status import TlsStatus
 
-from . import transport
+from . import detour, transport
 from .credentials import LOOK_SECONDS, Facts
 from .places import PortPlace, has_more, peer_of, room, share_of
 from .ref import PROTOCOL, ServiceRef
@@ -138,8 +138,8 @@ class Security:
 
     def may_show_password(self, endpoint: str) -> bool:
         """Whether the way there is nobody else's."""
-        tcp = transport.is_tcp(endpoint)
-        return self.tls is not None or self.insecure or not tcp or is_loopback(split_endpoint(endpoint)[0])
+        is_here = not transport.is_tcp(endpoint) or is_loopback(split_endpoint(endpoint)[0])
+        return self.tls is not None or self.insecure or (is_here and not detour.is_taken())
 
     def check(self, host: str, *, or_else: str = "pass --insecure on a network you trust") -> None:
         """Refuse to listen in clear beyond loopback; `or_else` is what helps instead of TLS. Raises
@@ -216,11 +216,11 @@ def _dial(
     endpoint: str, plane: bytes, security: Security, certificate: str, timeout: float, window: int
 ) -> socket.socket:
     try:
-        host, port = split_endpoint(check_endpoint(endpoint))
+        host, way = split_endpoint(check_endpoint(endpoint))[0], detour.way_to(check_endpoint(endpoint))
     except ConfigurationError as exc:
         raise ProtocolError(f"a service is said to be at {endpoint[:MAX_HOST]!r}, which is no host:port") from exc
     try:
-        sock = _connect(host, port, timeout, window, security.tls.client_context() if security.tls else None)
+        sock = _connect(*split_endpoint(way), timeout, window, security.tls.client_context() if security.tls else None)
     except TimeoutError as exc:
         raise WireTimeoutError(f"no answer from {endpoint} within {timeout:g} s", endpoint=endpoint) from exc
     except (OSError, UnicodeError) as exc:
@@ -271,7 +271,7 @@ def _dial_otherwise(endpoint: str, plane: bytes, security: Security, timeout: fl
     """By another transport than TCP."""
     if security.tls:
         raise WireError(f"{endpoint}: with [tls] only TCP is used: nothing else shows certificates", endpoint=endpoint)
-    sock = transport.connect(endpoint, timeout)
+    sock = transport.connect(detour.way_to(endpoint), timeout)
     try:
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except OSError as exc:
