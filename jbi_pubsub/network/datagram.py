@@ -5,11 +5,12 @@ The fields are those of tables 7, 8 and 9 of the Gemini report (section 9.2), by
      0  2  'JN'                        8  4  block (from 1)         36  4  sender: first bytes of its id
      2  1  version                    12  4  total blocks           40  8  number of the sender's datagram here
      3  1  kind                       16 16  originating node       48  n  message hash (16 or 32)
-     4  1  flags                      32  2  inactivity (10 ms)        .  data, footer, extensions, [tag]
+     4  1  flags                      32  2  inactivity (10 ms)        .  data, footer, extensions
      5  1  hash algorithm             34  2  length of data
      6  1  hops      7  1  most hops
 
-Whoever passes a datagram on changes hops, sender and number, and nothing else.
+Whoever passes a datagram on changes hops, sender and number, and nothing else. A sealed one (core/sealing.py) is opened
+before it is read.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from jbi_pubsub.core.sealing import SEAL_BYTES
+
 MAGIC: Final = b"JN"
 VERSION: Final = 1
-DATA_MOST: Final = 65_535 - 28 - 48 - 32 - 48 - 16 - 64
+DATA_MOST: Final = 65_535 - 28 - 48 - 32 - 48 - SEAL_BYTES - 64
 """Bytes of data in a datagram of UDP over IPv4 (65,507), beside all else."""
-TAG_SIZE: Final = 16
 EXTENSIONS_MOST: Final = 16
 _HEAD: Final = Struct("!2s6B2I16s2H4sQ")
 _RELIABLE: Final = Struct("!IQQI")
@@ -147,7 +149,7 @@ def hash_of(body: bytes, algorithm: int) -> bytes:
 
 
 def packed(datagram: Datagram) -> bytes:
-    """Bytes of a datagram; of a sealed one without its tag."""
+    """Bytes of a datagram, before it is sealed."""
     flags = int(datagram.mode)
     for is_set, flag in (
         (datagram.is_compressed, COMPRESSED),
@@ -178,7 +180,7 @@ def renumbered(data: bytearray, sender: bytes, number: int, *, hops: int | None 
 
 
 def read(data: bytes | memoryview) -> Datagram | str:
-    """A datagram, or why bytes are none; of a sealed one the tag is cut before. Never raises, whatever comes."""
+    """A datagram, or why bytes are none; a sealed one is opened before. Never raises, whatever comes."""
     view = memoryview(data)
     if len(view) < _HEAD.size:
         return "shorter than a header"

@@ -15,6 +15,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.intervals import RangeSet
+from jbi_pubsub.core.sealing import SEAL_BYTES, SESSION_BYTES, TAG_BYTES
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.network.bodies import decoded_announcement, decoded_request
 from jbi_pubsub.network.captures import CapturedDatagram
@@ -25,7 +26,6 @@ from jbi_pubsub.network.datagram import (
     MAGIC,
     REPAIR,
     SEALED,
-    TAG_SIZE,
     VERSION,
     Datagram,
     DatagramKind,
@@ -192,14 +192,14 @@ def _read(data: bytes) -> Datagram | str:
     mode, algorithm = data[_FLAGS_AT] & 3, data[_FLAGS_AT + 1]
     if mode == 3 or algorithm >= len(HASHES):
         return read(data)
-    behind = len(data) - _HEAD_SIZE - HASHES[algorithm][1]
-    if not TAG_SIZE <= behind <= _LENGTH_MOST:
-        return "shorter than its tag" if behind < TAG_SIZE else "longer than a datagram"
-    bare = bytearray(data)
+    behind = len(data) - _HEAD_SIZE - SEAL_BYTES
+    if not 0 <= behind <= _LENGTH_MOST:
+        return "shorter than its seal" if behind < 0 else "longer than a datagram"
+    bare = bytearray(data[:_HEAD_SIZE] + bytes(HASHES[algorithm][1]) + data[_HEAD_SIZE + SESSION_BYTES : -TAG_BYTES])
     bare[_FLAGS_AT] &= COMPRESSED | REPAIR | SEALED
     bare[_LENGTH_AT : _LENGTH_AT + 2] = behind.to_bytes(2)
     found = read(bytes(bare))
-    return found if isinstance(found, str) else found._replace(mode=DatagramMode(mode))
+    return found if isinstance(found, str) else found._replace(mode=DatagramMode(mode), message=b"")
 
 
 def _cars(data: bytes) -> list[bytes]:
@@ -282,7 +282,7 @@ _HEAD: Final = (
 )  # fmt: skip
 _RELIABLE: Final = (("epoch", 4), ("stream", 8), ("serial", 8), ("expiration", 4))
 _DURABLE: Final = (("durability identifier", 16), ("last durability update", 8))
-_IDS: Final = ("originating node", "sender", "message hash", "durability identifier", "tag")
+_IDS: Final = ("originating node", "sender", "message hash", "durability identifier", "session", "tag")
 SHOWN_MOST: Final = 16
 """Bytes of a field that are shown."""
 
@@ -304,10 +304,11 @@ def explained(data: bytes) -> list[ExplainedField]:
     if len(data) < _HEAD_SIZE:
         return found
     flags, algorithm = data[_FLAGS_AT], min(data[_FLAGS_AT + 1], len(HASHES) - 1)
-    take(("message hash", HASHES[algorithm][1]))
     if flags & SEALED:
-        take(("sealed", max(0, len(data) - at - TAG_SIZE)), ("tag", TAG_SIZE))
+        sealed = max(0, len(data) - at - SEAL_BYTES)
+        take(("session", SESSION_BYTES), ("sealed", sealed), ("tag", TAG_BYTES))
         return found
+    take(("message hash", HASHES[algorithm][1]))
     take(("data", int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 2])))
     take(*(_RELIABLE if flags & 3 else ()), *(_DURABLE if flags & 3 == DatagramMode.DURABLE else ()))
     while flags & EXTENDED and at + 3 <= len(data):

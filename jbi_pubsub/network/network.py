@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
 from jbi_pubsub.network.datagram import DatagramKind
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
@@ -42,6 +43,7 @@ class NetworkLink(NamedTuple):
     link: DatagramLink
     rate: float = RATE
     """Bytes a second at most."""
+    seal: DatagramSealing = Unsealed()
 
 
 class Network:
@@ -64,6 +66,7 @@ class Network:
         ProtocolError. None: they are nobody's."""
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
         self._links = [each.link for each in links]
+        self._seals = [each.seal for each in links]
         now = time.monotonic()
         self._waiter = LinkWaiter(self._links)
         self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
@@ -158,9 +161,14 @@ class Network:
         return self._waiter.ready(pause)
 
     def _receive(self, at: int, data: bytes) -> None:
+        opened = self._seals[at].open(data)
+        if not isinstance(opened, bytes):
+            if opened is not None:
+                self._faults[opened] += 1
+            return
         try:
             with self._lock:
-                came = list(self._exchange.received(at, data, time.monotonic()))
+                came = list(self._exchange.received(at, opened, time.monotonic()))
                 messages = [each for each in came if each.kind != DatagramKind.STREAM]
                 self._deliveries.expect(len(messages))
             for each in came:
@@ -186,6 +194,7 @@ class Network:
                     data = self._exchange.outgoing(at, now)
                     if data is None:
                         break
+                    data = self._seals[at].seal(data)
                     bucket.take(len(data), now)
                     held.append(data)
                     room -= len(data)

@@ -19,6 +19,7 @@ from jbi_pubsub.network.captures import Capture
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.dissection import Dissector, explained
 from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
+from jbi_pubsub.trust.seal import DatagramSeal
 
 from .capture_files import GROUP, ONE, pcap, pcapng, udp
 
@@ -140,17 +141,16 @@ def test_loss_and_repairs_are_told_by_sender() -> None:
 
 
 def test_sealed_ones_are_shown_as_sealed() -> None:
-    # Given sealed datagrams: reliable, of nobody knows what behind the header, and a tag
+    # Given sealed datagrams: reliable, of nobody knows what behind the header
     [plain] = numbered([message(DatagramKind.QUERY, b"secret" * 20)])
-    sealed = bytearray(plain + bytes(16))
-    sealed[4] |= 16
-    sealed[64:] = random.Random(1).randbytes(len(sealed) - 64)
-    datagrams, counts, _ = dissected(pcap([udp(bytes(sealed)), udp(bytes(sealed[:70]))]))
-    # Expect the header, nothing malformed but what has no room for a tag, and no message
+    sealed = DatagramSeal(bytes(32), ORIGIN).seal(plain)
+    datagrams, counts, _ = dissected(pcap([udp(sealed), udp(sealed[:70])]))
+    # Expect the header, nothing malformed but what has no room for a seal, and no message or hash
     assert (datagrams[0]["kind"], datagrams[0]["mode"], datagrams[0]["flags"]) == ("query", "reliable", ["sealed"])
     assert "message" not in datagrams[0]
-    assert (counts["sealed"], counts["malformed"]) == (1, {"shorter than its tag": 1})
-    assert [row.field for row in explained(bytes(sealed))[-2:]] == ["sealed", "tag"]
+    assert (datagrams[0]["hash"], datagrams[0]["data"]) == ("", len(plain) - 48)
+    assert (counts["sealed"], counts["malformed"]) == (1, {"shorter than its seal": 1})
+    assert [row.field for row in explained(sealed)[-3:]] == ["session", "sealed", "tag"]
 
 
 # -- what they are in ----------------------------------------------------------------------------------------------
