@@ -145,7 +145,7 @@ def _show(counts: dict[str, Any], *, is_alone: bool) -> None:
     columns = [Column("kind"), *(Column(name, right=True) for name in names)]
     show_table(columns, [(kind, *(each[name] for name in names)) for kind, each in counts["kinds"].items()])
     click.echo()
-    heads = ("sender", "to", "datagrams", "lost", "loss", "doubled")
+    heads = ("sender", "start", "to", "datagrams", "lost", "loss", "doubled")
     columns = [Column(head, right=head not in ("sender", "to")) for head in heads]
     show_table(columns, [tuple(each[head] for head in heads) for each in counts["senders"]])
 

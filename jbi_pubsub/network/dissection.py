@@ -33,6 +33,7 @@ from jbi_pubsub.network.datagram import (
     Extension,
     read,
 )
+from jbi_pubsub.network.exchange import NUMBER_BITS
 from jbi_pubsub.network.message import Assembler, NodeMessage
 
 Plain = dict[str, Any]
@@ -63,7 +64,7 @@ BODIES: Final[Bodies] = {
 
 
 class _HeardSender:
-    """Numbers of a sender's datagrams on a network."""
+    """Numbers of a sender's datagrams on a network, since one of its starts."""
 
     __slots__ = ("datagrams", "doubled", "numbers")
 
@@ -98,7 +99,7 @@ class Dissector:
         """`bodies`: readers of bodies."""
         self._bodies = bodies
         self._assembler = Assembler(processed=100_000, most_bytes=MESSAGE_MOST, message_most=MESSAGE_MOST)
-        self._senders: dict[tuple[str, str], _HeardSender] = {}
+        self._senders: dict[tuple[str, str, int], _HeardSender] = {}
         self._kinds: dict[str, Counter[str]] = {}
         self._malformed: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -129,9 +130,10 @@ class Dissector:
         counts["bytes"] += len(data)
         counts["repairs"] += found.is_repair
         self._counts["sealed"] += found.is_sealed
-        place = (found.sender.hex(), captured.destination)
+        start, number = _numbered(found)
+        place = (found.sender.hex(), captured.destination, start)
         if place in self._senders or len(self._senders) < SENDERS_MOST:
-            self._senders.setdefault(place, _HeardSender()).add(found.number)
+            self._senders.setdefault(place, _HeardSender()).add(number)
         fields = _fields(found)
         if found.is_sealed:
             return fields
@@ -180,7 +182,8 @@ class Dissector:
             },
             "incomplete": len(self._assembler),
             "senders": [
-                {"sender": sender, "to": to, **each.plain()} for (sender, to), each in sorted(self._senders.items())
+                {"sender": sender, "to": to, "start": start, **each.plain()}
+                for (sender, to, start), each in sorted(self._senders.items())
             ],
         }
 
@@ -217,13 +220,15 @@ def _cars(data: bytes) -> list[bytes]:
 
 def _fields(datagram: Datagram) -> Plain:
     """Header, footer and extensions, by their names."""
+    start, number = _numbered(datagram)
     flags = {"compressed": datagram.is_compressed, "repair": datagram.is_repair, "sealed": datagram.is_sealed}
     found: Plain = {
         "kind": datagram.kind.name.lower(), "mode": datagram.mode.name.lower(),
         "flags": [name for name, is_set in flags.items() if is_set],
         "hash_algorithm": HASHES[datagram.algorithm][0], "hops": datagram.hops, "max_hops": datagram.max_hops,
         "block": datagram.block, "total": datagram.total, "origin": datagram.origin.hex(),
-        "inactivity_ms": datagram.inactivity * 10, "sender": datagram.sender.hex(), "number": datagram.number,
+        "inactivity_ms": datagram.inactivity * 10, "sender": datagram.sender.hex(), "start": start,
+        "number": number,
         "hash": datagram.message.hex(), "data": len(datagram.data),
     }  # fmt: skip
     if datagram.footer is not None:
@@ -231,6 +236,11 @@ def _fields(datagram: Datagram) -> Plain:
     if datagram.extensions:
         found["extensions"] = [[_extension(type_), value.hex()] for type_, value in datagram.extensions]
     return found
+
+
+def _numbered(datagram: Datagram) -> tuple[int, int]:
+    """The start of its sender, and its number since then."""
+    return datagram.number >> NUMBER_BITS, datagram.number & (1 << NUMBER_BITS) - 1
 
 
 def _extension(type_: int) -> str:
@@ -325,6 +335,8 @@ def _value(name: str, part: bytes) -> str:
     number = int.from_bytes(part) if len(part) <= 8 else 0
     if name == "magic":
         return ascii(part.decode("latin-1"))
+    if name == "number" and number >> NUMBER_BITS:
+        return f"{number & (1 << NUMBER_BITS) - 1} since start {number >> NUMBER_BITS}"
     if name == "kind":
         return DatagramKind(number).name.lower() if number in list(DatagramKind) else f"{number}, which is none"
     if name == "flags":

@@ -133,11 +133,25 @@ def test_loss_and_repairs_are_told_by_sender() -> None:
     # Expect that, for its sender at that group
     assert counts["senders"] == [
         {
-            "sender": ORIGIN[:4].hex(), "to": "239.192.1.1:47001", "datagrams": 95, "first": 1, "last": 100,
+            "sender": ORIGIN[:4].hex(), "to": "239.192.1.1:47001", "start": 0, "datagrams": 95, "first": 1, "last": 100,
             "lost": 10, "loss": 0.1, "doubled": 5,
         }
     ]  # fmt: skip
     assert (counts["repairs"], counts["seconds"]) == (1, 9.4)
+
+
+def test_a_sender_that_starts_anew_has_lost_nothing() -> None:
+    # Given three datagrams of a sender's second start, and two of its third
+    messages = [message(DatagramKind.STREAM, b"%d" % number) for number in range(5)]
+    starts = [(2 << 40) + 1, (2 << 40) + 2, (2 << 40) + 3, (3 << 40) + 1, (3 << 40) + 3]
+    data = [
+        each[:40] + struct.pack("!Q", number) + each[48:]
+        for each, number in zip(numbered(messages), starts, strict=True)
+    ]
+    datagrams, counts, _ = dissected(pcap(map(udp, data)))
+    # Expect them to be counted apart
+    assert [(each["start"], each["last"], each["lost"]) for each in counts["senders"]] == [(2, 3, 0), (3, 3, 1)]
+    assert (datagrams[-1]["start"], datagrams[-1]["number"]) == (3, 3)
 
 
 def test_sealed_ones_are_shown_as_sealed() -> None:

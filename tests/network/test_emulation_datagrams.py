@@ -13,9 +13,13 @@ import pytest
 from jbi_pubsub.core import guard
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError
 from jbi_pubsub.network import emulator
-from jbi_pubsub.network.datagram import DatagramKind
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.emulator import NetworkEmulator
+from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.links.tcp import TcpLink
 from jbi_pubsub.network.links.udp import UdpLink
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.topology import NetworkTopology
 
 from .emulated import altered, link, nodes, own
@@ -27,6 +31,7 @@ bravo = { group = "239.192.1.2:47001" }
 charlie = { at = "127.0.0.1:1", node = "127.0.0.1:2" }
 """
 SECONDS = 20.0
+QUICK = ExchangeSettings(announce_seconds=0.3, round_trip=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -241,3 +246,36 @@ def test_nodes_hear_all_messages_once_through_a_loss_of_a_fifth(eventually: Call
         assert sorted(each.body for each in alpha.heard) == sorted(bodies["bravo"])
         assert {each.kind for each in alpha.heard} == {DatagramKind.PUBLICATION}
         assert running.status()["segments"]["lan"]["lost"] > 60
+
+
+def test_nodes_on_tcp_hear_each_other_again_behind_an_outage(eventually: Callable[..., Any]) -> None:
+    # Given a node that listens, and one that connects to it over an emulated way
+    heard: dict[str, list[bytes]] = {"listens": [], "connects": []}
+    with ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            number = free.getsockname()[1]
+        topology = own('[segment.way]\nhost = "127.0.0.4"\nrate = 2_000_000\ndelay = 0.01\ntcp = ["127.0.0.1:1"]\n')
+        topology = altered(topology, "way", tcp=(f"127.0.0.1:{number}",))
+        running = stack.enter_context(NetworkEmulator(topology))
+        links = (TcpLink("127.0.0.1", number), TcpLink(peers=(("127.0.0.4", number),)))
+        made = {}
+        for name, its in zip(heard, links, strict=True):
+            deliver = heard[name].append
+            node = made[name] = Network(
+                name.encode().ljust(16), 1, [NetworkLink(its)], lambda each, to=deliver: to(each.body), QUICK
+            )
+            node.start()
+            stack.callback(node.stop)
+        eventually(lambda: all(each.peers() for each in made.values()))
+        # When the way fails while messages are under way, and comes back
+        bodies = [b"%d" % each + bytes(5_000) for each in range(40)]
+        for body in bodies[:20]:
+            made["listens"].say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body))
+        running.change("way", down=True)
+        for body in bodies[20:]:
+            made["listens"].say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body))
+        running.change("way", down=False)
+        # Expect all of them, once
+        eventually(lambda: len(heard["connects"]) >= 40, what=running.status)
+        assert sorted(heard["connects"]) == sorted(bodies)
+        assert running.status()["segments"]["way"]["connections"] >= 2
