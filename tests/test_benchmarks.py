@@ -130,6 +130,7 @@ def test_what_processes_share_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
     assert 1.2 * alone < twice < 1.98 * alone
 
 
+@pytest.mark.row("G-136")
 def test_more_calls_for_an_object_than_before_are_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

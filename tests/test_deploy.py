@@ -97,6 +97,7 @@ def test_the_image_has_no_root_and_keeps_its_state() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.row("G-33")
 @pytest.mark.processes
 def test_the_steps_of_the_image_make_a_command_that_runs(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     pytest.importorskip("setuptools")

@@ -132,6 +132,7 @@ def test_the_comparison_has_the_measured_figures() -> None:
     assert [figure for figure in figures if figure not in measured] == []
 
 
+@pytest.mark.row("G-41")
 def test_the_wire_page_reads_a_real_exchange(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:

@@ -174,10 +174,12 @@ def wrong(extras: list[str], name: str, code: object, text: str) -> str:
     return told if name and (not needs or here & needs) else ""
 
 
+@pytest.mark.row("G-27", "G-148")
 def test_without_extras_what_needs_one_names_it() -> None:
     check([()], [])
 
 
+@pytest.mark.row("G-27")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_with_any_one_or_two_of_them_what_needs_another_names_it_and_what_is_theirs_can_be_imported() -> None:

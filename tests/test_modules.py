@@ -110,6 +110,7 @@ def test_the_face_names_what_an_application_needs_and_loads_nothing_at_import() 
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.row("G-21")
 @pytest.mark.parametrize("client", ["subscriber", "publisher", "capi", "cli.clients", "web.gateway"])
 def test_a_client_is_loaded_without_what_serves_it(client: str) -> None:
     script = (

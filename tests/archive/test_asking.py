@@ -183,6 +183,7 @@ def test_who_evaluates_queries_has_the_processor_after_those_who_judge_objects(o
     assert os.getpriority(os.PRIO_PROCESS, worker) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
+@pytest.mark.row("G-199")
 @pytest.mark.parametrize("count", [600, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)])])
 def test_many_queries_one_after_the_other_leave_nothing(opened: Callable[..., Archive], count: int) -> None:
     # Given an archive that has answered some, so that all is loaded

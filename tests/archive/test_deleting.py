@@ -58,6 +58,7 @@ def deleted(archiving: Archiving, request: QueryRequest) -> tuple[int, set[str]]
     return administration.delete(request, 60.0).count, set(told)
 
 
+@pytest.mark.row("G-172")
 def test_whoever_is_to_know_is_told_the_ids_of_what_was_deleted(archiving: Archiving) -> None:
     archiving.take_in([an_object(number) for number in range(1, 11)], {})
 
@@ -77,6 +78,7 @@ def test_ids_that_are_named_alone_are_told_although_they_are_not_here(archiving:
     assert here(archiving) == ids(1, 4)
 
 
+@pytest.mark.row("G-172")
 def test_what_was_deleted_elsewhere_goes_and_does_not_come(archiving: Archiving) -> None:
     archiving.take_in([an_object(1), an_object(2)], {})
 

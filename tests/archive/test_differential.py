@@ -22,7 +22,7 @@ DOCUMENTS, PREDICATES = 1_000, 25
 """Predicates in each of the four states."""
 
 
-@pytest.mark.row("C-06")
+@pytest.mark.row("G-14", "C-06")
 @pytest.mark.long
 def test_no_answer_differs_from_lxml(opened: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(7)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from kept import Reader, asking, found, parcel, publish, until
 
 from jbi_pubsub.archive.engine import Archive
@@ -16,6 +17,7 @@ from jbi_pubsub.core.history import KeepRule
 KEPT = 600
 
 
+@pytest.mark.row("G-197")
 def test_sixteen_threads_publish_delete_ask_and_retain(opened: Callable[..., Archive]) -> None:
     # Given an archive that keeps the newest objects
     archive = opened(workers=0)
@@ -74,6 +76,7 @@ def test_sixteen_threads_publish_delete_ask_and_retain(opened: Callable[..., Arc
     assert archive.status()["troubles"] == []
 
 
+@pytest.mark.row("G-199")
 def test_hundreds_of_queries_leave_nothing_behind(opened: Callable[..., Archive]) -> None:
     # Given an archive, and queries that are taken whole, in part, cancelled twice, or counted
     archive = opened(workers=0)

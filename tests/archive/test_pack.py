@@ -43,6 +43,7 @@ def sealable(records: list[Record]) -> Sealable:
     return Sealable(ID, records[0].position, records[-1].position, records[0].position - 1, 1.5)
 
 
+@pytest.mark.row("G-38")
 @pytest.mark.parametrize(("metadata", "payloads"), STORES, ids=lambda store: store.name)
 def test_every_byte_comes_back_from_every_store(
     tmp_path: Path, records: list[Record], metadata: ItemStore, payloads: ItemStore

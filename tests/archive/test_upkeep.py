@@ -417,6 +417,7 @@ def test_what_can_not_be_read_gives_way_as_well(opened: Callable[..., Archive]) 
     until(lambda: counted(dropping) == len(found(dropping, asking())))
 
 
+@pytest.mark.row("G-197")
 @pytest.mark.long
 def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[..., Archive]) -> None:
     # Given an archive of small volumes, and threads that do all of it at once

@@ -72,6 +72,7 @@ def publish(adapter: Any, uid: Any, figures: Any, *lats: int) -> list[str]:
     return ids
 
 
+@pytest.mark.row("G-24", "G-104")
 def test_types_of_both_repositories_are_mirrored(two: tuple[Place, Place], mirror: Any, eventually: Any) -> None:
     # Given two types on one platform and one on the other
     alpha, bravo = two
@@ -92,6 +93,7 @@ def test_types_of_both_repositories_are_mirrored(two: tuple[Place, Place], mirro
         assert types == {"red 1.0", "green 1.0", "blue 1.0"}
 
 
+@pytest.mark.row("G-105")
 def test_a_hundred_objects_each_way_and_no_loop(
     two: tuple[Place, Place], mirror: Any, figures: Any, eventually: Any
 ) -> None:
@@ -137,6 +139,7 @@ def test_no_echo_with_two_bridges_side_by_side(
     assert there[0].losses(there[1]) == {}
 
 
+@pytest.mark.row("G-107")
 def test_a_type_that_comes_later_is_mirrored_from_its_first_object_on(
     two: tuple[Place, Place], mirror: Any, figures: Any
 ) -> None:
@@ -308,6 +311,7 @@ def test_a_bridge_shows_in_the_status_of_both_platforms(
     eventually(lambda: seen(alpha)["bridge"][0][-1].startswith("bravo is away"))
 
 
+@pytest.mark.row("G-175")
 def test_what_is_local_passes_no_bridge(two: tuple[Place, Place], mirror: Any, figures: Any) -> None:
     # Given a bridge, a registration for its own delegate alone, and one for all
     alpha, bravo = two

@@ -71,6 +71,7 @@ def ids_of(objects: Any) -> list[str]:
     return [obj.object_id for obj in objects]
 
 
+@pytest.mark.row("G-24", "G-75", "G-100", "G-106")
 def test_a_query_runs_on_the_other_platform_too(past: Any) -> None:
     # Given two bridges side by side to a platform with an archive
     past.bridge("b1")
@@ -177,6 +178,7 @@ class Provider:
         return [made(TYPE, "1.0", b"mine", "<metadata><lat>45</lat></metadata>")]
 
 
+@pytest.mark.row("G-101")
 def test_a_query_that_passes_a_bridge_reaches_query_providers(past: Any, eventually: Any) -> None:
     # Given an application on the other platform that answers queries, beside the archive there, and a bridge
     provider = provide(Provider(), past.bravo.federation.config, "provider")

@@ -98,6 +98,7 @@ def sequences(connection: Connection) -> dict[str, Any]:
     }
 
 
+@pytest.mark.row("G-09", "G-44", "G-45", "G-147")
 def test_each_attribute_has_both_forms_and_they_are_equal(connection: Connection) -> None:
     assert set(FORMS) == set(KINDS)
     for name, (roles, by_method, document) in FORMS.items():
@@ -140,6 +141,7 @@ def describe_number(connection: Connection) -> None:
     connection.getMetadataRepository().add(described)
 
 
+@pytest.mark.row("G-51")
 @pytest.mark.parametrize("default", [True, False])
 def test_publications_are_checked_as_their_sequence_says_or_else_as_the_configuration_does(
     empty_node: Any, default: bool
@@ -168,6 +170,7 @@ def test_publications_are_checked_as_their_sequence_says_or_else_as_the_configur
             assert sequence.publishInfoObject(connection.createInfoObject("number", "1.0", b"", "<n>1</n>"))
 
 
+@pytest.mark.row("G-70")
 def test_a_publisher_of_what_is_not_checked_and_a_subscriber_of_what_is_valid(
     connection: Connection, predicate: Any
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_subscriber_of_what_is_valid_needs_a_schema(connection: Connection) ->
         sequence.activateSequence()
 
 
+@pytest.mark.row("G-13", "G-74")
 def test_a_compressed_publisher_has_a_compressed_connection(connection: Connection, node: Any) -> None:
     # Given
     sequence = connection.createPublisherSequence("t", "1.0")
@@ -233,6 +237,7 @@ def test_a_compressed_publisher_has_a_compressed_connection(connection: Connecti
     assert light.status()["delegates"][delegate]["ratio"] > 10
 
 
+@pytest.mark.row("G-48", "G-53")
 def test_an_object_that_waits_longer_than_it_may_is_given_up(empty_node: Any) -> None:
     # Given a client whose publications may wait for 3 s unless a sequence says otherwise, and one that does
     client = msgspec.structs.replace(empty_node.config.client, expiration=3.0, reliable=False)
@@ -273,6 +278,7 @@ def test_an_object_that_waits_longer_than_it_may_is_given_up(empty_node: Any) ->
     assert said == [False, True]
 
 
+@pytest.mark.row("G-175")
 def test_local_publications_and_subscriptions_say_so_to_the_node(connection: Connection) -> None:
     publisher = connection.createPublisherSequence("t", "1.0")
     publisher.setValidationAttribute(True, False)

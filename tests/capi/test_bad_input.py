@@ -92,6 +92,7 @@ def test_no_call_raises_anything_but_our_errors_for_values_of_any_type(
     assert all(len(text) < 1_000 for text in told.values())
 
 
+@pytest.mark.row("G-143")
 def test_each_exception_is_one_of_our_errors_with_a_code_of_its_own() -> None:
     assert len({each.code for each in EXCEPTIONS}) == len(EXCEPTIONS) == 16
     assert all(issubclass(each, JbiError) and each.code.startswith("capi_") for each in EXCEPTIONS)
@@ -107,6 +108,7 @@ def test_what_the_adapters_raise_is_told_by_an_exception_of_the_same_kind() -> N
         assert (told.message, told.hint, told.facts["a"]) == ("what", "how", 1)
 
 
+@pytest.mark.row("G-50")
 def test_metadata_and_payloads_of_the_largest_size_pass_and_of_one_byte_more_do_not(empty_node: Any) -> None:
     # Given limits of this client
     empty_node.start()
@@ -209,6 +211,7 @@ def test_of_a_file_without_an_end_no_more_is_read_than_may_be_published(node: An
         connection.createInfoObject("t", "1.0", Path("a\0b"), None).getPayload()
 
 
+@pytest.mark.row("G-114")
 @pytest.mark.parametrize(
     "document",
     [

@@ -76,6 +76,7 @@ def schema(name: str) -> etree.XMLSchema:
     return etree.XMLSchema(etree.parse(SCHEMAS / f"{name}.xsd"))
 
 
+@pytest.mark.row("G-46")
 @pytest.mark.parametrize(("name", "value"), VALUES, ids=IDS)
 def test_a_value_is_the_same_after_it_was_written_and_read(name: str, value: Document) -> None:
     document = bindings.write(value)
@@ -83,6 +84,7 @@ def test_a_value_is_the_same_after_it_was_written_and_read(name: str, value: Doc
     assert bindings.read(type(value), document) == value
 
 
+@pytest.mark.row("G-46")
 def test_there_is_a_binding_for_each_element_of_the_schemas() -> None:
     declared = {
         str(each.get("name"))
@@ -92,6 +94,7 @@ def test_there_is_a_binding_for_each_element_of_the_schemas() -> None:
     assert declared == {type(value).element for _, value in VALUES}
 
 
+@pytest.mark.row("G-44", "G-114")
 def test_the_document_of_the_paper_is_read() -> None:
     document = (
         '<validationAttribute xmlns="http://gdc4s.com/oim/gemini">'

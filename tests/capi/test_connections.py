@@ -33,6 +33,7 @@ from jbi_pubsub.policy import users as accounts
 from jbi_pubsub.policy.users import Account, write_accounts
 
 
+@pytest.mark.row("G-43")
 def test_a_manager_without_arguments_goes_by_the_configuration_of_the_process(
     node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_certificate_that_is_not_there_is_told(empty_node: Any, tmp_path: Path
         connection.authenticate(write(Credentials(certificate=str(tmp_path / "nobody"))))
 
 
+@pytest.mark.row("G-47")
 def test_who_may_not_is_told_so_by_each_call(empty_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given rules that allow nothing but to somebody else, who publishes
     monkeypatch.setattr(accounts, "COST", 4)
@@ -402,6 +404,7 @@ def test_a_connection_that_ends_while_the_node_is_away_waits_once_for_all_its_se
     assert {each.getSequenceState() for each in publishers} == {3}
 
 
+@pytest.mark.row("G-198")
 def test_who_publishes_for_an_archive_that_is_full_is_told(
     connection: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:

@@ -52,6 +52,7 @@ def of(group: str, *nodes: dict[str, Any]) -> Config:
     return Config(lookup=lookup, lease=LeaseSection(publisher=10.0, subscriber=10.0, lookup=10.0))
 
 
+@pytest.mark.row("G-77", "G-146")
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_node_dies_and_its_clients_go_on_at_another_and_do_not_wait_for_its_lease(
@@ -111,6 +112,7 @@ def test_a_node_dies_and_its_clients_go_on_at_another_and_do_not_wait_for_its_le
     manager.destroyConnection(connection)
 
 
+@pytest.mark.row("G-145")
 @pytest.mark.processes
 def test_a_node_that_is_killed_and_started_again_has_its_clients_back(
     start: Callable[..., Any], world: str, tmp_path: Path, eventually: Callable[..., Any]
@@ -151,6 +153,7 @@ def test_a_node_that_is_killed_and_started_again_has_its_clients_back(
     manager.destroyConnection(connection)
 
 
+@pytest.mark.row("G-47")
 @pytest.mark.processes
 def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
     start: Callable[..., Any], world: str, tmp_path: Path
@@ -222,6 +225,7 @@ def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
         assert time.monotonic() - began < 30.0, name
 
 
+@pytest.mark.row("G-21")
 @pytest.mark.processes
 def test_the_api_brings_no_server_with_it() -> None:
     code = (

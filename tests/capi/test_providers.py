@@ -40,6 +40,7 @@ def asked(connection: Any, predicate: str = "", *, everybody: bool = True) -> li
     return found
 
 
+@pytest.mark.row("G-76")
 def test_a_provider_answers_who_asks_everybody_and_nobody_else(
     connection: Any, node: Any, predicate: Any, eventually: Any
 ) -> None:

@@ -162,6 +162,7 @@ def told_of(sequence: Any) -> tuple[object, ...]:
     return sequence._state, sequence._attributes.all(), getattr(sequence, "_predicate", ""), at, query
 
 
+@pytest.mark.row("G-47")
 @pytest.mark.parametrize("state", list(SequenceState))
 @pytest.mark.parametrize(
     ("kind", "table"), [(PublisherSequence, PUBLISHER), (SubscriberSequence, SUBSCRIBER), (QuerySequence, QUERY)]

@@ -76,6 +76,7 @@ def test_publishing_by_the_common_api_is_five_calls_more_than_by_the_adapter(
     assert calls == dict.fromkeys(expected, OBJECTS)
 
 
+@pytest.mark.row("G-136")
 @pytest.mark.parametrize(
     ("view", "predicate", "parsed", "most"),
     [

@@ -64,6 +64,7 @@ def types(request: pytest.FixtureRequest, said: Said, tmp_path: Path) -> Said:
     return lambda *words: said(*words, at=server.address)
 
 
+@pytest.mark.row("G-117")
 def test_a_type_from_its_beginning_to_its_end(types: Said, tmp_path: Path) -> None:
     code, out, _ = types("add", "report.xsd", "--description", "what is seen")
     assert (code, out) == (0, f"type report 1.0, schema {_shown(types)['digest']}\n")

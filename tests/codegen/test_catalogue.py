@@ -69,6 +69,7 @@ def added(types: TypeRepository, given: SchemaBundle, **said: Any) -> Descriptor
     return types.add(given, by=said.pop("by", "anna"), **said)
 
 
+@pytest.mark.row("G-37", "G-115")
 def test_a_type_is_added_read_listed_changed_and_removed(opened: Opened, make: Any) -> None:
     # Given two versions of a type, one the parent of the other
     types = opened()
@@ -111,6 +112,7 @@ def test_a_type_is_added_read_listed_changed_and_removed(opened: Opened, make: A
     assert [c.when for c in registry.history(KEY)] == sorted(c.when for c in registry.history(KEY))
 
 
+@pytest.mark.row("G-115")
 def test_a_property_is_any_bytes_on_a_type(opened: Opened, make: Any) -> None:
     types = opened()
     added(types, bundle(make))
@@ -149,6 +151,7 @@ def test_a_property_is_any_bytes_on_a_type(opened: Opened, make: Any) -> None:
     assert registry.properties(KEY) == ()
 
 
+@pytest.mark.row("G-115")
 def test_an_attribute_has_names_and_schemas_of_its_own(opened: Opened, make: Any) -> None:
     # An attribute called as a type is, with another schema
     types = opened()
@@ -327,6 +330,7 @@ def everything(path: Path) -> list[Any]:
         store.close()
 
 
+@pytest.mark.row("G-15")
 def test_rows_and_documents_copied_elsewhere_are_the_same_repository(folder: Path, tmp_path: Path) -> None:
     # Given rows in SQLite, documents in files that they name
     names = {path.name for path in folder.iterdir()}

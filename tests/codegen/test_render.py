@@ -373,6 +373,7 @@ def test_a_stylesheet_reads_and_writes_no_files(imagery, stylesheet, tmp_path):
     assert not written.exists()
 
 
+@pytest.mark.row("D-36")
 def test_a_dictionary_lists_fields_with_their_allowed_values(cap):
     text = render(cap.model, stylesheet=DICTIONARY_STYLESHEET)
     assert "| scope | `/c:alert/c:scope` | a restriction of xs:string | Public, Restricted, Private |  |" in text

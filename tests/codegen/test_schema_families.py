@@ -328,6 +328,7 @@ def imported(*documents: bytes) -> SchemaBundle:
 ROOT = '<xs:element name="r" type="b:T"/>'
 
 
+@pytest.mark.row("G-178")
 def test_imports_over_three_levels_validate() -> None:
     found = open_type(
         imported(
@@ -355,6 +356,7 @@ def test_a_circle_of_imports_that_makes_sense_is_taken() -> None:
     found.validate(parse_metadata(b'<a:r xmlns:a="A">x</a:r>'))
 
 
+@pytest.mark.row("G-178")
 @pytest.mark.parametrize(
     ("documents", "chain"),
     [

@@ -56,6 +56,7 @@ def _holds(predicate: str, head: Head, origin: Provenance = CLIENT, prefix: str 
     return compile_predicate(predicate, namespaces={prefix: NAMESPACE}).matches(combined(head, origin))
 
 
+@pytest.mark.row("G-108", "G-109")
 def test_the_example_is_that_of_the_paper() -> None:
     # Given the printed metadata, of 121 bytes
     assert len(IMAGE) == 121
@@ -67,6 +68,7 @@ def test_the_example_is_that_of_the_paper() -> None:
     assert etree.tostring(made, method="c14n") == etree.tostring(printed, method="c14n")
 
 
+@pytest.mark.row("G-49", "G-110")
 @pytest.mark.parametrize(
     ("predicate", "with_the_payload_of"),
     [
@@ -81,6 +83,7 @@ def test_the_printed_predicates_match(predicate: str, with_the_payload_of: tuple
     assert not _holds("/image", _head())  # it is not the document element here
 
 
+@pytest.mark.row("G-109", "G-162")
 def test_each_path_of_the_platform_is_there_and_no_other() -> None:
     made = combined(_head(b""), Provenance("me", "f00d", ("10.0.0.1", "::1")))
     found = [
@@ -127,5 +130,6 @@ def test_versions_are_taken_apart_at_the_first_dot() -> None:
         assert _holds(f"//og:MajorVersion = '{major}' and string(//og:MinorVersion) = '{minor}'", head), version
 
 
+@pytest.mark.row("G-113")
 def test_another_prefix_may_stand_for_the_platform() -> None:
     assert _holds("/x:metadata/x:baseObject/x:PublisherID = 'ClientTest'", _head(), prefix="x")

@@ -111,6 +111,7 @@ def broken_bounds(cases: list[tuple[str, bool]], roots: list[tuple[int, Element]
 
 
 class TestTheBound:
+    @pytest.mark.row("G-181")
     def test_holds_for_nasty_expressions_on_small_nasty_documents(self) -> None:
         roots = [(len(source), etree.fromstring(source)) for source in nasty_documents(60)]
         assert broken_bounds([(text, is_filter) for text in NASTY for is_filter in (False, True)], roots, 0.01) == []

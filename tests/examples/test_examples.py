@@ -82,7 +82,7 @@ def check(out: str, err: str, code: int | None) -> None:
     assert f"{len(promises)} of {len(promises)} promises came true" in out
 
 
-@pytest.mark.row("J-98", "J-99", "H-09")
+@pytest.mark.row("J-98", "J-99", "H-09", "D-02")
 @pytest.mark.processes
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_keeps_its_promises(name: str, playing: dict[str, subprocess.Popen[str]], folder: Path) -> None:

@@ -386,6 +386,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery_module.ifaddr, "get_adapters", lambda: [*cards, bare])
 
 
+@pytest.mark.row("G-164")
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -467,6 +467,7 @@ class TestBrowse:
 
 
 class TestLimits:
+    @pytest.mark.row("G-134")
     def test_the_number_of_items_is_bounded_in_all_and_for_each_owner(self):
         registrar = make(limits=RegistrarLimits(items=3, items_per_owner=2))
         registrar.register(item("1", service_id="1"), 60.0, NOW, owner="a")

@@ -55,6 +55,7 @@ def datagrams(draw: st.DrawFn) -> Datagram:
     )  # fmt: skip
 
 
+@pytest.mark.row("G-128", "G-129", "G-131", "G-160")
 @given(datagrams())
 @settings(deadline=None)
 def test_what_is_packed_is_read(datagram: Datagram) -> None:
@@ -63,6 +64,7 @@ def test_what_is_packed_is_read(datagram: Datagram) -> None:
     assert found._replace(data=bytes(found.data)) == datagram
 
 
+@pytest.mark.row("G-130")
 @given(datagrams(), _bytes(4), _uint(64, 1), st.data())
 @settings(deadline=None)
 def test_who_passes_it_on_changes_hops_sender_and_number_alone(
@@ -74,6 +76,7 @@ def test_who_passes_it_on_changes_hops_sender_and_number_alone(
     assert bytes(moved) == packed(datagram._replace(sender=sender, number=number, hops=hops))
 
 
+@pytest.mark.row("G-41", "G-129", "G-133")
 def test_offsets_are_those_of_the_page_of_the_protocol() -> None:
     # Given the first hops of a durable block
     footer = Footer(1, 2, 3, 4, bytes(range(16)), 5)
@@ -92,6 +95,7 @@ def test_offsets_are_those_of_the_page_of_the_protocol() -> None:
     )
 
 
+@pytest.mark.row("G-128")
 def test_rubbish_is_never_more_than_a_reason() -> None:
     # Given datagrams with some bytes changed, cut, or followed by others, and bytes by chance
     chance = random.Random(7)
@@ -114,6 +118,7 @@ def test_rubbish_is_never_more_than_a_reason() -> None:
     assert 1_000 < refused < 19_000
 
 
+@pytest.mark.row("G-160")
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -117,6 +117,7 @@ def wait_for(running: NetworkEmulator, what: str, count: int, *more: str) -> Non
         time.sleep(0.001)
 
 
+@pytest.mark.row("G-119")
 def test_a_slow_segment_takes_its_time_and_a_far_one_its_delay(opened: Callable[..., Any]) -> None:
     # Given 10,000 bytes a second, and 0.1 s on the way
     topology = altered(own(GROUPS), "lan", rate=10_000, delay=0.1)
@@ -130,6 +131,7 @@ def test_a_slow_segment_takes_its_time_and_a_far_one_its_delay(opened: Callable[
     assert time.monotonic() - begun >= 0.6
 
 
+@pytest.mark.row("G-119")
 def test_some_are_overtaken_and_some_come_twice(opened: Callable[..., Any]) -> None:
     topology = altered(own(GROUPS), "lan", reorder=0.3, reorder_seconds=0.1, duplication=0.2)
     running = opened(topology)
@@ -229,6 +231,7 @@ def test_a_stream_passes_whole_and_hears_of_its_outage(opened: Callable[..., Any
         assert running.status()["segments"]["lan"] == {"connections": 1, "bytes_up": 0, "bytes_down": 17}
 
 
+@pytest.mark.row("G-06", "G-12")
 def test_nodes_hear_all_messages_once_through_a_loss_of_a_fifth(eventually: Callable[..., Any]) -> None:
     # Given two nodes, and 20 % of the datagrams lost on each way, requests and repairs among them
     topology = altered(own(GROUPS[: GROUPS.index("charlie")]), "lan", loss=0.2)

@@ -33,6 +33,7 @@ def binomial(share: float, count: int = COUNT) -> float:
     return 4 * float((share * (1 - share) / count) ** 0.5)
 
 
+@pytest.mark.row("G-119")
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2, 0.5, 1.0])
 def test_as_many_are_lost_as_are_to_be(loss: float) -> None:
     found = arrivals(ImpairmentTerms(loss=loss))

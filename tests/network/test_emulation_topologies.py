@@ -22,6 +22,7 @@ def _no_faults() -> Iterator[None]:
     assert guard.faults() == {}
 
 
+@pytest.mark.row("G-39", "G-92", "G-93", "G-120")
 @pytest.mark.parametrize(
     ("figure", "speakers"),
     [

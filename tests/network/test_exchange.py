@@ -53,7 +53,7 @@ class Net:
         return [(each.bytes - was) / least for each, was in zip(self.segments, before, strict=True)]
 
 
-@pytest.mark.row("Q-17")
+@pytest.mark.row("Q-17", "G-16", "G-79", "G-82", "G-83", "G-85", "G-194")
 @pytest.mark.parametrize(("loss", "most"), [(0.0, 1.01), (0.01, 1.08), (0.05, 1.30), (0.2, 2.1), (0.3, 2.8)])
 def test_what_is_lost_is_sent_again_and_little_more(loss: float, most: float) -> None:
     # Given five receivers that lose datagrams, each its own; requests and repairs too
@@ -74,6 +74,7 @@ def test_datagrams_that_overtake_each_other_are_not_asked_for() -> None:
     assert net.said(300)[0] <= 1.01
 
 
+@pytest.mark.row("G-92", "G-94", "G-151")
 @pytest.mark.parametrize("relays", [1, 2, 3])
 def test_of_relays_side_by_side_one_passes_on(relays: int) -> None:
     # Given two networks, and some nodes that are on both
@@ -87,6 +88,7 @@ def test_of_relays_side_by_side_one_passes_on(relays: int) -> None:
     assert net.said(300)[1] <= 1.2
 
 
+@pytest.mark.row("G-62", "G-95", "G-192")
 @pytest.mark.parametrize("losses", [(0.05, 0.05, 0.05), (0.0, 0.0, 0.2), (0.2, 0.2, 0.2)])
 def test_what_a_relay_does_not_hold_any_more_it_asks_for_further(losses: tuple[float, ...]) -> None:
     # Given a chain of networks whose relays hold five blocks
@@ -101,6 +103,7 @@ def test_what_a_relay_does_not_hold_any_more_it_asks_for_further(losses: tuple[f
     net.said(400)
 
 
+@pytest.mark.row("G-73", "G-85", "G-86")
 def test_a_node_that_comes_late_gets_what_still_lives() -> None:
     net = Net()
     segment = net.segment()
@@ -112,6 +115,7 @@ def test_a_node_that_comes_late_gets_what_still_lives() -> None:
     assert sorted(each.body for each in late.heard) == sorted(each.body for each in net.nodes[1].heard)
 
 
+@pytest.mark.row("G-83", "G-87")
 def test_what_its_origin_can_not_give_any_more_others_give() -> None:
     # Given a node that leaves with its last block, while others lose a third of all
     net = Net()
@@ -130,6 +134,7 @@ def test_what_its_origin_can_not_give_any_more_others_give() -> None:
     assert all({message.body for message in each.heard} == had for each in others)
 
 
+@pytest.mark.row("G-48", "G-73", "G-86")
 def test_an_expired_message_is_not_repaired() -> None:
     net = Net()
     segment = net.segment()
@@ -143,6 +148,7 @@ def test_an_expired_message_is_not_repaired() -> None:
     assert [each.body for each in late.heard] == [b"long-lived"]
 
 
+@pytest.mark.row("G-89", "G-133")
 def test_of_a_durable_message_the_last_update_counts() -> None:
     net = Net()
     segment = net.segment(overtaking=0.02, loss=0.2)
@@ -159,7 +165,7 @@ def test_of_a_durable_message_the_last_update_counts() -> None:
     assert heard[-1] == 19
 
 
-@pytest.mark.row("Q-17")
+@pytest.mark.row("Q-17", "G-88")
 def test_an_unreliable_message_is_not_asked_for() -> None:
     net = Net()
     segment = net.segment(loss=0.3)
@@ -190,6 +196,7 @@ def test_the_last_directed_message_comes_as_well(networks: int) -> None:
         assert came, number
 
 
+@pytest.mark.row("G-154")
 def test_directed_messages_are_repaired_for_their_addressee_alone() -> None:
     # Given a network with many nodes, that lose a fifth of all
     sent = []
@@ -213,6 +220,7 @@ def test_directed_messages_are_repaired_for_their_addressee_alone() -> None:
     assert sent[1] < sent[0] + 0.15, sent
 
 
+@pytest.mark.row("G-154")
 def test_a_directed_message_comes_to_its_addressee_alone() -> None:
     net = Net()
     segment = net.segment(loss=0.2)

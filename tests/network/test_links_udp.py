@@ -152,6 +152,7 @@ def test_an_interface_that_is_down_is_joined_again(
     assert pair.links[0].status()["trouble"] == {}
 
 
+@pytest.mark.row("G-165")
 def test_two_groups_at_one_port_do_not_hear_each_other() -> None:
     # Given links of two groups at one port, and a link of peers there
     port = free_port()
@@ -168,6 +169,7 @@ def test_two_groups_at_one_port_do_not_hear_each_other() -> None:
         assert net.came[3] == [b"from 2"]
 
 
+@pytest.mark.row("G-123", "G-185")
 def test_what_the_kernel_had_no_room_for_is_counted() -> None:
     # Given a link with little room, that nobody reads
     group, port = new_group(), free_port()
@@ -181,6 +183,7 @@ def test_what_the_kernel_had_no_room_for_is_counted() -> None:
         assert net.links[1].status()["dropped"] > 0
 
 
+@pytest.mark.row("G-66")
 def test_buffers_are_as_they_are_wished() -> None:
     group, port = new_group(), free_port()
     with driven(on_lo(group, port, send_buffer=30_000, receive_buffer=40_000)) as net:
@@ -200,6 +203,7 @@ def test_bytes_that_have_not_left_are_known(pair: Driven) -> None:
     assert pair.links[0].waiting() >= 1_000
 
 
+@pytest.mark.row("G-16", "G-39", "X-14")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_peers_hear_each_other_both_ways(host: str) -> None:
     one, other = free_port(host=host), free_port(host=host)
@@ -211,6 +215,7 @@ def test_peers_hear_each_other_both_ways(host: str) -> None:
         assert net.came == [[b"back"], said]
 
 
+@pytest.mark.row("G-93", "G-200")
 @pytest.mark.parametrize("is_ring", [False, True])
 def test_in_a_chain_and_a_ring_of_peers_each_way_carries_each_datagram_once(
     monkeypatch: pytest.MonkeyPatch, is_ring: bool
@@ -311,6 +316,7 @@ def spaces() -> Iterator[Spaces]:
         yield made
 
 
+@pytest.mark.row("G-121", "G-164")
 @pytest.mark.parametrize("group", ["239.78.1.1", "ff02::4a42", "ff05::4a42"])
 def test_an_interface_goes_and_comes_back_while_others_go_on(
     group: str, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +338,7 @@ def test_an_interface_goes_and_comes_back_while_others_go_on(
         both.hear_each_other(b"after")
 
 
+@pytest.mark.row("G-121")
 def test_an_interface_that_is_down_for_a_while_goes_on_later(spaces: Spaces, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(udp, "REJOIN_SECONDS", 0.02)
     with Machines(spaces, "239.78.1.2", "link0") as both:
@@ -344,6 +351,7 @@ def test_an_interface_that_is_down_for_a_while_goes_on_later(spaces: Spaces, mon
         both.hear_each_other(b"after")
 
 
+@pytest.mark.row("G-163")
 def test_a_slow_interface_holds_what_is_given_and_says_so(spaces: Spaces) -> None:
     # Given a link whose interface sends 19,200 bit/s
     spaces.shape(0, 19_200)
@@ -356,6 +364,7 @@ def test_a_slow_interface_holds_what_is_given_and_says_so(spaces: Spaces) -> Non
         assert both.link(0).waiting() >= 2_800
 
 
+@pytest.mark.row("G-122", "G-123")
 def test_a_network_leaves_no_more_than_a_datagram_in_front_of_a_slow_interface(
     spaces: Spaces, eventually: Callable[..., Any]
 ) -> None:

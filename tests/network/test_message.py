@@ -31,6 +31,7 @@ def _sent(message: NodeMessage, form: MessageForm = FORM) -> list[Datagram]:
     return [each for each in found if isinstance(each, Datagram)]
 
 
+@pytest.mark.row("G-13", "G-57", "G-63", "G-79", "G-80", "G-84", "G-161")
 @pytest.mark.parametrize("compression", ["none", "zlib", "bz2", "lzma"])
 @pytest.mark.parametrize("algorithm", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5_000])
@@ -50,6 +51,7 @@ def test_a_message_comes_as_it_was_in_any_order_and_once(compression: str, algor
     assert assembler.has_processed(ORIGIN, sent[0].message)
 
 
+@pytest.mark.row("G-203")
 def test_blocks_of_different_messages_do_not_mix() -> None:
     # Given two messages, and one of them again by another node and in smaller blocks
     one, other = _message(b"1" * 500), _message(b"2" * 500)
@@ -86,6 +88,7 @@ def test_blocks_of_several_sizes_are_no_message() -> None:
         assembler.add(sent[2], 0.0)
 
 
+@pytest.mark.row("G-161")
 @pytest.mark.parametrize("compress", [zlib.compress, bz2.compress, lzma.compress])
 def test_a_bomb_is_given_up_at_the_limit(compress: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGE_MOST", 1 << 20)
@@ -101,6 +104,7 @@ def test_a_bomb_is_given_up_at_the_limit(compress: object, monkeypatch: pytest.M
         expanded(bomb, "rar")
 
 
+@pytest.mark.row("G-134", "G-181")
 def test_what_is_not_complete_is_bounded_by_origin_and_in_all() -> None:
     # Given room for 4,000 bytes, a quarter of it for one origin, and one that completes nothing
     assembler = Assembler(most_bytes=4_000, most=10)
@@ -115,6 +119,7 @@ def test_what_is_not_complete_is_bounded_by_origin_and_in_all() -> None:
     assert assembler.add(first[1], 0.0) is not None
 
 
+@pytest.mark.row("G-60")
 def test_an_unreliable_message_is_given_up_when_nothing_comes() -> None:
     assembler = Assembler()
     unreliable = _sent(_message(b"1" * 150, mode=DatagramMode.UNRELIABLE))
@@ -129,6 +134,7 @@ def test_an_unreliable_message_is_given_up_when_nothing_comes() -> None:
     assert len(assembler) == 0
 
 
+@pytest.mark.row("G-59")
 def test_hashes_of_many_messages_take_bounded_memory() -> None:
     assembler = Assembler(processed=100)
     for number in range(1_000):

@@ -32,6 +32,7 @@ def _changes(node: Node) -> list[tuple[PeerEvent, int]]:
     return [(each.event, each.epoch) for each in node.exchange.peers.changes()]
 
 
+@pytest.mark.row("G-54", "G-56", "G-132")
 @pytest.mark.unit
 def test_a_node_that_comes_restarts_and_leaves_is_told() -> None:
     # Given two nodes on a network
@@ -109,6 +110,7 @@ def test_a_log_is_settled_up_to_what_is_missing() -> None:
     assert other.settled(one.me, 7) == 5
 
 
+@pytest.mark.row("G-57", "G-132")
 @pytest.mark.unit
 def test_a_message_of_many_blocks_has_the_serial_of_its_first() -> None:
     one, other = (Exchange(bytes([number]) * 16, 7, 1, Random(1).uniform) for number in (1, 2))
@@ -182,6 +184,7 @@ def test_a_log_is_settled_when_what_has_come_is_delivered(eventually: Eventually
     receiver[0].stop()
 
 
+@pytest.mark.row("G-66", "G-163")
 def test_a_message_without_room_is_refused_in_time() -> None:
     # Given a slow link, with room for some messages
     told: list[NodeMessage] = []

@@ -62,6 +62,7 @@ def _schedule(seed: int) -> None:
             assert not missing, f"{len(missing)} of {len(said)} are missing at node {nodes.index(node)}"
 
 
+@pytest.mark.row("G-05", "G-06", "G-07", "G-84", "G-93")
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_what_was_connected_long_enough_has_all_and_once(seed: int) -> None:
     _schedule(seed)

@@ -116,6 +116,7 @@ def _agree(coordinator: ElectingNode, nodes: list[ElectingNode], count: int) -> 
     return is_so
 
 
+@pytest.mark.row("G-68", "G-97")
 @pytest.mark.parametrize("loss", [0.0, 0.2])
 def test_of_30_volunteers_10_offer_at_most_and_5_keep_it(loss: float) -> None:
     offers = []
@@ -130,6 +131,7 @@ def test_of_30_volunteers_10_offer_at_most_and_5_keep_it(loss: float) -> None:
     assert 5 <= median(offers) <= 10
 
 
+@pytest.mark.row("G-68")
 def test_as_many_keep_it_as_there_are() -> None:
     world, _, coordinator, others = _election(1, 3)
 
@@ -150,6 +152,7 @@ def test_whoever_comes_later_offers_if_more_are_needed() -> None:
     assert _agree(coordinator, others, 5)()
 
 
+@pytest.mark.row("G-99")
 def test_who_is_killed_is_replaced() -> None:
     world, _, coordinator, others = _election(3, 8)
     coordinator.ask()

@@ -51,6 +51,7 @@ def told(document: bytes) -> dict[str, str]:
     return {each.tag: each.text or "" for each in etree.fromstring(document)}
 
 
+@pytest.mark.row("G-78")
 def test_connections_and_sequences_are_told_as_objects(
     node: Callable[..., NodeService], figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -79,6 +80,7 @@ def test_connections_and_sequences_are_told_as_objects(
     assert {(e["id"], e["type"]) for e in events if e["of"] == "sequence"} == {(registration, f"{TYPE} 1.0")}
 
 
+@pytest.mark.row("G-78")
 def test_statistics_are_told_as_often_as_is_set(
     node: Callable[..., NodeService], settings: Config, proxy: Callable[..., NodeProxy]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_document_of_an_event_holds_whatever_others_say() -> None:
     assert len(found["client"]) == 300
 
 
+@pytest.mark.row("G-142")
 def test_details_say_what_a_client_has_to_know(
     node: Callable[..., NodeService], proxy: Callable[..., NodeProxy]
 ) -> None:
@@ -143,6 +146,7 @@ def test_details_say_what_a_client_has_to_know(
     assert min(found.max_metadata, found.max_payload, found.max_sessions, found.max_subscriptions) > 0
 
 
+@pytest.mark.row("G-126")
 def test_what_details_say_of_sizes_is_taken_whole_and_one_byte_more_is_not(
     node: Callable[..., NodeService], proxy: Callable[..., NodeProxy], settings: Config
 ) -> None:
@@ -238,6 +242,7 @@ action = "administer"
 """
 
 
+@pytest.mark.row("G-78")
 def test_only_administrators_look_on_and_with_rules_a_node_finds_itself(
     node: Callable[..., NodeService],
     settings: Config,
@@ -289,6 +294,7 @@ def own_log() -> Iterator[Callable[..., NodeLog]]:
 log = logging.getLogger("jbi_pubsub.test")
 
 
+@pytest.mark.row("G-36")
 def test_a_level_changes_while_it_runs(
     node: Callable[..., NodeService],
     settings: Config,
@@ -353,6 +359,7 @@ def test_what_cannot_be_set_is_told(
         service.stop(0.0)
 
 
+@pytest.mark.row("G-36", "G-135")
 def test_errors_of_the_platform_reach_syslog(own_log: Callable[..., NodeLog], tmp_path: Path) -> None:
     # Given a syslog of this host
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
@@ -424,6 +431,7 @@ def test_the_log_is_what_it_was_when_it_ends(tmp_path: Path) -> None:
 # -- as processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G-23", "G-32")
 @pytest.mark.processes
 def test_from_the_command_line(
     start: Callable[..., Any], tmp_path: Path, figures: Any, eventually: Callable[..., Any]

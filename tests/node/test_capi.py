@@ -32,6 +32,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@pytest.mark.row("G-01")
 @pytest.mark.processes
 def test_a_node_is_all_that_the_conformance_script_needs(start: Callable[..., Any], world: str, tmp_path: Path) -> None:
     # Given one process: a node with its archive
@@ -70,6 +71,7 @@ class Told:
         self.all.append("")
 
 
+@pytest.mark.row("G-77")
 def test_who_connects_by_password_and_is_told_when_the_node_is_shut_down(
     settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:

@@ -84,6 +84,7 @@ def panels(service: NodeService) -> Iterator[Panels]:
     made.disconnect()
 
 
+@pytest.mark.row("G-28", "G-29")
 @pytest.mark.processes
 def test_a_script_publishes_in_bulk_and_its_counters_are_those_of_its_log(
     service: NodeService, tmp_path: Path, start: Callable[..., Any]
@@ -118,6 +119,7 @@ def test_a_script_publishes_in_bulk_and_its_counters_are_those_of_its_log(
     assert service.delegate.status()["published"] == 100
 
 
+@pytest.mark.row("G-30")
 @pytest.mark.parametrize(
     ("panel", "attribute", "said"),
     [
@@ -165,6 +167,7 @@ class Nobody:
     owner = ""
 
 
+@pytest.mark.row("G-31")
 def test_panels_stay_until_they_are_removed_and_others_go_on(panels: Panels, eventually: Any) -> None:
     # Given two subscribers and a publisher that goes on for long
     one, other = (panels.add(SubscriberPanel(type="report")) for _ in range(2))

@@ -37,6 +37,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     return command
 
 
+@pytest.mark.row("G-20")
 def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path) -> None:
     # Given a node as a process of its own
     folder = str(tmp_path / "f")
@@ -198,6 +199,7 @@ def test_in_the_background(said: Callable[..., Any], tmp_path: Path) -> None:
         assert said("node", "stop", "--folder", str(tmp_path))[0] == 0
 
 
+@pytest.mark.row("G-19")
 @pytest.mark.parametrize(
     ("setting", "code", "told"),
     [

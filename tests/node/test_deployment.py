@@ -91,6 +91,7 @@ def datagram_sockets() -> list[str]:
     return [row for row in rows if f"socket:[{row.split()[9]}]" in mine]
 
 
+@pytest.mark.row("G-124")
 def test_an_enterprise_serves_clients_over_tcp_alone(
     deployed: Callable[..., NodeService], world: str, figures: Any
 ) -> None:
@@ -109,6 +110,7 @@ def test_an_enterprise_serves_clients_over_tcp_alone(
         published(service, client(service, world, "eve.example.net"), figures, b"x")
 
 
+@pytest.mark.row("G-04", "G-05")
 def test_tactical_computers_share_while_they_meet_and_go_on_alone(
     deployed: Callable[..., NodeService], world: str, figures: Any, eventually: Any
 ) -> None:
@@ -127,6 +129,7 @@ def test_tactical_computers_share_while_they_meet_and_go_on_alone(
         assert bytes(subscriber.receive(uid, 60.0).payload) == b"alone"
 
 
+@pytest.mark.row("G-103", "G-125")
 def test_what_a_hybrid_node_kept_on_its_way_is_found_at_the_server_when_it_is_in_reach(
     deployed: Callable[..., NodeService], world: str, figures: Any, eventually: Any
 ) -> None:

@@ -29,6 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.row("G-10", "G-33", "G-34")
 def test_installed_it_starts_and_uninstalled_nothing_stays(
     home: Path, start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_configuration_says_what_was_answered(tmp_path: Path, name: str) -> No
     assert set(tomllib.loads(file.read_text())) == {"node", "lookup", "pad", "log", "tls"}
 
 
+@pytest.mark.row("G-34")
 @pytest.mark.parametrize("is_system", [True, False])
 def test_systemd_accepts_the_unit(tmp_path: Path, is_system: bool) -> None:
     # Given a unit; Expect no complaint of systemd's, and the system's with a user of its own and no privileges

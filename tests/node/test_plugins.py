@@ -51,6 +51,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
     return asked
 
 
+@pytest.mark.row("G-18", "G-38")
 def test_an_archive_and_types_of_a_plug_in(
     node: Callable[..., NodeService], settings: Config, installed: dict[str, tuple[Any, ...]], figures: Any
 ) -> None:
@@ -71,7 +72,7 @@ def test_an_archive_and_types_of_a_plug_in(
     assert kept.end == 1
 
 
-@pytest.mark.row("X-11")
+@pytest.mark.row("G-40", "X-11")
 def test_a_policy_of_a_plug_in_is_asked_at_every_way_in(
     node: Callable[..., NodeService], settings: Config, installed: dict[str, tuple[Any, ...]]
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_policy_of_a_plug_in_is_asked_at_every_way_in(
         publisher.connect_to_delegate("node", "home", timeout=3.0)
 
 
+@pytest.mark.row("G-19")
 @pytest.mark.parametrize("setting", ["archive.folder", "types.folder", "policy.file"])
 def test_one_that_is_not_installed_is_told_before_anything_starts(
     settings: Config, installed: dict[str, tuple[Any, ...]], setting: str

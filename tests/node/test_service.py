@@ -49,6 +49,7 @@ def test_a_node_is_a_lookup_service_a_delegate_and_types_in_one(node: Callable[.
     assert service.delegate.status()["published"] == 1
 
 
+@pytest.mark.row("G-18")
 @pytest.mark.parametrize("fails", ["", "gateway", "reports", "delegate", "lookup"])
 def test_parts_stop_in_one_order_whatever_fails(settings: Config, fails: str) -> None:
     # Given a node of stubs that note what is done to them, of which one fails when it stops
@@ -162,6 +163,7 @@ def test_one_folder_is_one_nodes(settings: Config, node: Callable[..., NodeServi
         NodeService(settings)
 
 
+@pytest.mark.row("G-54", "G-191")
 def test_an_id_outlives_restarts_and_epochs_count_them(tmp_path: Path) -> None:
     # Given a folder that a node had three times
     told = []
@@ -302,6 +304,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         NodeFolder(tmp_path / "file")
 
 
+@pytest.mark.row("G-140")
 def test_clients_reach_it_over_several_addresses(
     node: Callable[..., NodeService], settings: Config, figures: Any
 ) -> None:
@@ -329,6 +332,7 @@ def test_a_name_is_one_that_can_be_shown(settings: Config, name: str) -> None:
         NodeService(msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, name=name)))
 
 
+@pytest.mark.row("G-124")
 def test_without_mdns_fifty_clients_and_no_datagram_socket(
     node: Callable[..., NodeService], settings: Config, figures: Any
 ) -> None:

@@ -130,6 +130,7 @@ def echoed(sock: socket.socket, size: int) -> tuple[str, str]:
     return hashlib.sha256(data).hexdigest(), got.hexdigest()
 
 
+@pytest.mark.row("G-170")
 @pytest.mark.parametrize("loss", [0.0, 0.2])
 def test_a_megabyte_both_ways_comes_intact(pair: Any, loss: float) -> None:
     # Given two nodes that lose a share of all datagrams
@@ -142,6 +143,7 @@ def test_a_megabyte_both_ways_comes_intact(pair: Any, loss: float) -> None:
     assert [caller for caller, _ in far.callers] == [f"node-{near.id.hex()[:8]}"]
 
 
+@pytest.mark.row("G-170")
 def test_the_door_says_where_the_service_is_there(pair: Any) -> None:
     near, far = pair()
     door = near.tunnels.door(far.id, "echo")

@@ -297,6 +297,7 @@ def test_a_name_alone_is_no_right(place: Lasting, monkeypatch: pytest.MonkeyPatc
     assert place.until(place.open(), 1)[-1] == 11
 
 
+@pytest.mark.row("G-206")
 def test_what_it_waits_for_is_kept_from_then_on(make: Callable[..., Lasting], keeping: MemoryKeeping) -> None:
     # Given registrations that are not kept
     place = make(keeping)

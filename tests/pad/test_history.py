@@ -167,7 +167,7 @@ def test_a_query_gets_what_its_conditions_say(place: Asking, request_: dict[str,
     assert not place.session._queues
 
 
-@pytest.mark.row("Q-02")
+@pytest.mark.row("Q-02", "G-111")
 def test_a_query_and_a_subscription_of_one_predicate_get_the_same(place: Asking) -> None:
     # Given a subscription, and a query of the same predicate behind it
     predicate = "/m/n mod 3 = 1 or /m/n = 24"
@@ -324,6 +324,7 @@ def test_a_cancelled_query_is_told_so_and_sends_nothing_more(place: Asking, keep
     eventually(lambda: place.history.status()["ended"] == {"cancelled": 1})
 
 
+@pytest.mark.row("G-102")
 def test_a_query_that_takes_too_long_ends_by_the_clock(place: Asking, keeping: MemoryKeeping) -> None:
     keeping.may_answer.clear()
     opened = place.ask(timeout=2.0)

@@ -551,6 +551,7 @@ class Connected:
         return uid
 
 
+@pytest.mark.row("G-134")
 def test_sessions_and_publishers_are_bounded(federation: Any, meet: Callable[..., Peer]) -> None:
     # Given a delegate for two sessions and two publishers, taken by some that are connected
     peer = meet(federation.pad(config=_with_pad(federation, max_sessions=2)))

@@ -36,6 +36,7 @@ def ask(
     return of.decide(Caller(address, identity=user, **more), action, subject, component=component)
 
 
+@pytest.mark.row("G-40")
 def test_without_a_rule_everybody_may_do_everything() -> None:
     assert ask(rules(""), "administer")
     assert ask(rules("[group]\na = ['x']\n"), "subscribe", "secret")
@@ -71,6 +72,7 @@ action = "steer"
 """
 
 
+@pytest.mark.row("D-21")
 @pytest.mark.parametrize(("user", "role"), [("ann", "junior"), ("bob", "senior")])
 @pytest.mark.parametrize("action", ["status", "publish", "steer"])
 def test_juniors_look_and_collaborate_and_seniors_steer_as_well(user: str, role: str, action: Any) -> None:

@@ -188,7 +188,7 @@ def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
     assert exported == {*ASKING, *BY_RIGHT}
 
 
-@pytest.mark.row("X-11")
+@pytest.mark.row("G-40", "X-11")
 @pytest.mark.parametrize(("name", "method"), ASKING, ids=str)
 def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method: str) -> None:
     call = getattr(servers[name], method)

@@ -448,6 +448,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 URL = "ldap://ldap.example.org/uid={},ou=people,dc=example,dc=org"
 
 
+@pytest.mark.row("G-180")
 def test_a_directory_is_asked_by_a_bind_over_tls(directory: dict[str, Any]) -> None:
     # Given a directory that knows alice
     directory["known"]["uid=alice,ou=people,dc=example,dc=org"] = "a"

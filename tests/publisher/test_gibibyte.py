@@ -35,6 +35,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@pytest.mark.row("G-150")
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)

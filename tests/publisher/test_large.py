@@ -83,6 +83,7 @@ def open_files(folder: Path) -> int:
     return sum(each.startswith(f"{folder}/") and each.endswith("(deleted)") for each in found)
 
 
+@pytest.mark.row("D-41")
 @pytest.mark.parametrize("given", ["path", "file", "pipe", "bytes"])
 def test_a_large_payload_comes_as_it_was(large: Federation, picture: Path, tmp_path: Path, given: str) -> None:
     # Given a delegate, and two subscriptions
@@ -759,6 +760,7 @@ def test_an_archive_that_has_no_folder_refuses_what_does_not_fit_into_memory(
     assert "persist=False" in why.hint
 
 
+@pytest.mark.row("G-150")
 def test_it_does_not_grow_the_process(large: Federation, tmp_path: Path) -> None:
     # Given an object of 300 MB, of which there is nothing on disk
     large.pad()

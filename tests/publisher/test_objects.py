@@ -42,6 +42,7 @@ def _untyped(federation: Federation, config: Config | None = None, **terms: Any)
 # -- absent -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G-02")
 def test_metadata_or_payload_may_be_absent(federation: Federation) -> None:
     # Given subscriptions with and without predicates, of which none speaks of the platform
     federation.pad()
@@ -80,6 +81,7 @@ def test_where_they_are_looked_at_they_have_to_be_there(publishing: Any, figures
         publishing.publish(registration, figures.figure_1)
 
 
+@pytest.mark.row("G-03")
 def test_who_wants_a_version_gets_that_alone(federation: Federation) -> None:
     federation.pad()
     publisher = federation.light()
@@ -103,6 +105,7 @@ def test_who_wants_a_version_gets_that_alone(federation: Federation) -> None:
 BAD, INVALID = b"<metadata><open></metadata>", b"<other/>"
 
 
+@pytest.mark.row("G-51", "G-70")
 @pytest.mark.parametrize("node", [True, False])
 @pytest.mark.parametrize("client", [True, False, None])
 def test_who_says_whether_metadata_are_to_be_well_formed(
@@ -128,6 +131,7 @@ def test_who_says_whether_metadata_are_to_be_well_formed(
     assert [obj.metadata for obj in _drained(subscriber, asked, 1)] == [b"<metadata/>"]
 
 
+@pytest.mark.row("G-52", "G-71")
 @pytest.mark.parametrize("node", [True, False])
 @pytest.mark.parametrize("client", [True, False, None])
 def test_who_says_whether_metadata_are_to_be_valid(
@@ -148,6 +152,7 @@ def test_who_says_whether_metadata_are_to_be_valid(
         publisher.publish(registration, figures.metadata(publisher="999th"))
 
 
+@pytest.mark.row("G-52")
 def test_a_type_of_which_there_is_no_schema_can_not_be_validated(federation: Federation) -> None:
     federation.pad()
     publisher = federation.light()
@@ -172,6 +177,7 @@ def test_a_delegate_believes_nobody(federation: Federation) -> None:
     assert isinstance(why, MetadataError)
 
 
+@pytest.mark.row("G-71")
 def test_who_wants_valid_objects_alone_gets_those(federation: Federation, figures: Figures) -> None:
     # Given publishers of a type that do not look, and one of another type that has no schema
     federation.pad()
@@ -205,6 +211,7 @@ def test_who_wants_valid_objects_alone_gets_those(federation: Federation, figure
         subscriber.register_subscriber(type_name=TYPE, validate=True)
 
 
+@pytest.mark.row("G-71")
 def test_queries_may_want_the_same(archived: Federation, figures: Figures) -> None:
     archived.pad()
     publisher = archived.light()
@@ -223,6 +230,7 @@ def test_queries_may_want_the_same(archived: Federation, figures: Figures) -> No
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G-50", "G-126")
 @pytest.mark.parametrize("limit", ["max_metadata", "max_payload"])
 def test_a_limit_is_taken_and_one_byte_more_is_not(federation: Federation, limit: str) -> None:
     # Given a publisher with limits
@@ -270,7 +278,7 @@ def test_without_limits_of_its_own_a_node_has_no_stage_for_them(federation: Fede
 # -- for a time -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("X-12")
+@pytest.mark.row("G-73", "D-29", "X-12")
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_what_waits_too_long_for_a_subscriber_is_lost_and_told(federation: Federation, mode: Any) -> None:
     # Given a subscription that may have a hundred objects at a time, and two publishers, of which one's objects expire
@@ -329,6 +337,7 @@ def test_mail_waits_no_longer_either(federation: Federation, monkeypatch: pytest
     assert until[0] == pytest.approx(60.0, abs=5.0)  # two clocks, read one after the other
 
 
+@pytest.mark.row("G-53")
 def test_a_default_of_the_configuration_holds_where_nobody_says_otherwise(federation: Federation) -> None:
     pad = federation.pad()
     config = _with(federation, expiration=7.0, reliable=False)
@@ -397,6 +406,7 @@ def test_what_has_waited_too_long_at_its_publisher_does_not_go() -> None:
     assert lane.lanes.wait_taken(0.0) == 0
 
 
+@pytest.mark.row("D-27")
 @pytest.mark.parametrize(
     ("reliable", "again"), [(True, ["r-1:1", "r-1:2", "r-1:3", "r-2:1"]), (False, ["r-1:3", "r-2:1"])]
 )

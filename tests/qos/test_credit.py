@@ -61,6 +61,7 @@ def take_all(lanes: Lanes) -> list[tuple[int, int]]:
     return taken
 
 
+@pytest.mark.row("G-163")
 def test_no_more_goes_than_the_credit_and_what_is_done_makes_room() -> None:
     # Given
     lanes = Lanes()

@@ -88,7 +88,7 @@ def is_late_in_the_mail(settings: Settings, age: float) -> bool:
     return attempt is None
 
 
-@pytest.mark.row("Q-32", "Q-57", "Q-58", "Q-59", "Q-60", "Q-61", "Q-63", "X-04", "X-12")
+@pytest.mark.row("Q-32", "Q-57", "Q-58", "Q-59", "Q-60", "Q-61", "Q-63", "D-29", "X-04", "X-12")
 @pytest.mark.parametrize("is_late", [is_late_in_a_queue, is_late_in_the_mail])
 @pytest.mark.parametrize("name", TABLE_1)
 def test_what_is_older_than_its_preference_says_is_dropped(name: str, is_late: Any) -> None:

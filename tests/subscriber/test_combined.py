@@ -63,6 +63,7 @@ def test_one_predicate_speaks_of_both_parts(publishing: Any, federation: Federat
     } == meant
 
 
+@pytest.mark.row("G-111", "G-112")
 def test_the_metadata_are_never_changed_and_archives_answer_as_subscriptions(archived: Federation) -> None:
     # Given objects with odd bytes around and in their metadata, without some, and with a size to tell them by
     archived.pad()
@@ -171,6 +172,7 @@ class _Rules:
     def close(self) -> None: ...
 
 
+@pytest.mark.row("G-49", "G-113")
 def test_prefixes_of_the_configuration_are_there_and_those_given_go_before(federation: Federation) -> None:
     # Given a configuration with a prefix of its own beside the usual one
     federation.pad()
@@ -196,6 +198,7 @@ def test_prefixes_of_the_configuration_are_there_and_those_given_go_before(feder
     assert said["//og:thing"] == {"og": "urn:other", "sys": OG}
 
 
+@pytest.mark.row("G-174")
 def test_publications_of_ones_own_stay_away(publishing: Any, federation: Federation, figures: Figures) -> None:
     # Given two owners, and subscriptions of the first that want all, or nothing of its own
     registrations = [publishing.register(figures.figure_1, figures.schema, owner=owner) for owner in ("one", "two")]

@@ -84,6 +84,7 @@ def test_more_results_than_a_page_are_pulled(federation: Any, archive: Callable[
         assert query.progress.matched == 500
 
 
+@pytest.mark.row("G-101")
 def test_archives_are_one(federation: Any, archive: Callable[..., Past]) -> None:
     # Given three archives, which hold parts of two registrations, and some objects twice
     def of(numbers: Sequence[int], registration: str = "registration-a") -> list[InfoObject]:
@@ -235,6 +236,7 @@ def test_a_query_can_be_left_at_any_time(
     assert _numbers(subscriber.query("t", limit=2)) == [1, 2]
 
 
+@pytest.mark.row("G-75", "G-102")
 def test_results_come_to_a_listener(
     federation: Any,
     archive: Callable[..., Past],
@@ -349,6 +351,7 @@ def test_what_makes_no_sense_is_refused_before_anybody_is_asked(
     assert past.queries == []
 
 
+@pytest.mark.row("G-102")
 def test_a_query_that_takes_too_long_says_so(federation: Any, archive: Callable[..., Past]) -> None:
     # Given an archive that is slow: it has no credit to send more
     past = archive([an_object(n) for n in range(1, 301)])

@@ -197,6 +197,7 @@ def _tampers(other: Callable[[], Parcel]) -> dict[str, Callable[[Parcel], Parcel
     }
 
 
+@pytest.mark.row("D-23")
 @pytest.mark.parametrize("verify", ["require", "warn"])
 def test_what_a_hostile_delegate_makes_of_an_object_is_told(
     verify: str, party: Party, figures: Any, eventually: Any

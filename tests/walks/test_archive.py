@@ -91,7 +91,7 @@ def ids(objects: Any) -> list[str]:
 # -- what is kept ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("Q-05", "X-07")
+@pytest.mark.row("Q-05", "G-72", "G-112", "X-07")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exactly_what_was_marked_is_found_after_a_restart_byte_for_byte(place: Place, workers: int) -> None:
     # Given objects of which every second one is to be kept, their metadata written in every way
@@ -121,6 +121,7 @@ def test_exactly_what_was_marked_is_found_after_a_restart_byte_for_byte(place: P
     assert subscriber.count("report") == 40
 
 
+@pytest.mark.row("G-67")
 def test_without_a_folder_a_delegate_takes_no_part_in_it(place: Place, federation: Any) -> None:
     # Given a delegate with an archive, and one without
     with_one, without = place.pad(), federation.pad("beta", "rome")
@@ -149,6 +150,7 @@ def reporting(place: Place) -> Any:
     return told, light, (marked, plain), subscriber, live
 
 
+@pytest.mark.row("G-69")
 @pytest.mark.parametrize(("limit", "what", "size"), [("payload", "payloads", 1_000), ("metadata", "metadata", 0)])
 def test_over_its_quota_a_delegate_refuses_what_is_to_be_kept_and_serves_on(
     place: Place, limit: str, what: str, size: int
@@ -254,7 +256,7 @@ PREDICATES = [
 ]  # fmt: skip
 
 
-@pytest.mark.row("C-06")
+@pytest.mark.row("G-14", "C-06")
 def test_a_predicate_finds_what_it_lets_through(place: Place, eventually: Any) -> None:
     # Given a subscription for each predicate, and objects of two versions of a type, and of another
     pad = place.pad()
@@ -316,6 +318,7 @@ def test_results_are_fetched_by_tens_and_nothing_is_left_of_them(place: Place, e
     eventually(lambda: [session["queued"] for session in pad.status()["sessions"]] == [{}])
 
 
+@pytest.mark.row("G-144", "G-176")
 def test_of_each_key_the_newest_is_asked_for_and_replayed(place: Place) -> None:
     # Given a hundred updates of five tracks
     place.pad()
@@ -332,6 +335,7 @@ def test_of_each_key_the_newest_is_asked_for_and_replayed(place: Place) -> None:
     assert ids(taken(subscriber, late, 1)) == [next_one]
 
 
+@pytest.mark.row("G-100", "G-202")
 def test_one_archive_is_asked_and_all_in_either_order(place: Place) -> None:
     # Given archives at two delegates
     at = {name: place.pad(name).address for name in ("alpha", "beta")}
@@ -352,6 +356,7 @@ def test_one_archive_is_asked_and_all_in_either_order(place: Place) -> None:
                 subscriber.count("report", at=())
 
 
+@pytest.mark.row("D-26")
 def test_what_a_client_has_published_is_asked_for_by_its_name_time_and_type(place: Place, eventually: Any) -> None:
     # Given two clients that have published events of two kinds, some of them early
     pad = place.pad()
@@ -378,6 +383,7 @@ def test_what_a_client_has_published_is_asked_for_by_its_name_time_and_type(plac
     assert subscriber.count("moved", publisher="anna") == 2
 
 
+@pytest.mark.row("G-101", "G-195")
 def test_one_object_that_two_archives_have_written_differently_comes_once(place: Place) -> None:
     # Given an object in two archives, one of which has its metadata in another layout
     for name, metadata in (("alpha", b"<m><n>1</n><k>x</k></m>"), ("beta", b"<m>\n  <n>1</n>\n  <k>x</k>\n</m>\n")):
@@ -401,6 +407,7 @@ def test_one_object_that_two_archives_have_written_differently_comes_once(place:
 # -- replaying, waiting ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("D-24")
 def test_what_comes_while_a_client_is_away_waits_for_it(place: Place) -> None:
     # Given a durable subscription, of a type that nobody marks
     pad = place.pad()

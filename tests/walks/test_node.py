@@ -114,7 +114,7 @@ def connected() -> Iterator[Callable[..., Connection]]:
 # -- one object -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("X-01", "X-07")
+@pytest.mark.row("G-03", "X-01", "X-07")
 def test_an_object_has_one_id_however_it_comes(
     place: Place, connected: Callable[..., Connection], eventually: Callable[..., Any]
 ) -> None:
@@ -156,6 +156,7 @@ def test_an_object_has_one_id_however_it_comes(
         other.getNext(100)
 
 
+@pytest.mark.row("G-162")
 def test_predicates_know_the_node_by_the_id_that_it_tells_its_clients(
     place: Place, connected: Callable[..., Connection]
 ) -> None:
@@ -176,6 +177,7 @@ def test_predicates_know_the_node_by_the_id_that_it_tells_its_clients(
         elsewhere.getNext(100)
 
 
+@pytest.mark.row("G-141")
 def test_a_client_that_hangs_delays_nobody(place: Place, connected: Callable[..., Connection]) -> None:
     # Given a client whose callback never returns, one whose process has stopped, and one that takes what comes
     connection = connected(place.config)
@@ -212,6 +214,7 @@ def test_a_client_that_hangs_delays_nobody(place: Place, connected: Callable[...
 # -- administration -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G-23", "G-32", "G-169")
 def test_an_administrator_does_all_of_it_from_the_command_line(
     place: Place, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
@@ -244,6 +247,7 @@ def test_an_administrator_does_all_of_it_from_the_command_line(
     assert "order" not in place.jbi("types", "list")
 
 
+@pytest.mark.row("G-135", "G-198")
 def test_a_disk_that_fails_is_told_to_the_client_and_to_syslog(
     place: Place, tmp_path: Path, connected: Callable[..., Connection], world: str, eventually: Callable[..., Any]
 ) -> None:
@@ -273,6 +277,7 @@ def test_a_disk_that_fails_is_told_to_the_client_and_to_syslog(
         assert any(b"ERROR jbi_pubsub.archive: nothing is kept until" in each for each in said)
 
 
+@pytest.mark.row("G-36")
 def test_the_log_is_followed_while_its_level_changes(place: Place) -> None:
     # Given somebody who follows the log of a node
     folder = ("--folder", place.folder)

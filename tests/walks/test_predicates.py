@@ -172,7 +172,7 @@ def _oracle() -> dict[str, Callable[[_Place], bool]]:
     return table
 
 
-@pytest.mark.row("J-10", "J-90", "Q-04")
+@pytest.mark.row("J-10", "J-90", "Q-04", "D-35")
 def test_forty_predicates_over_fifty_documents_equal_a_brute_force_oracle(walk: Any) -> None:
     # Given forty predicates with inequality, AND, OR and NOT
     oracle = _oracle()
@@ -204,7 +204,7 @@ def test_forty_predicates_over_fifty_documents_equal_a_brute_force_oracle(walk: 
         assert walk.record(uid)["matched"] - len(expected) in (0, 1), predicate  # 1: the marker matches, too
 
 
-@pytest.mark.row("J-47")
+@pytest.mark.row("J-47", "D-41")
 def test_a_predicate_sees_the_metadata_only(walk: Any) -> None:
     # Given a predicate that names an element of the payload, and one that asks for its absence
     never = walk.subscribe(predicate="//descriptor/name = 'BRAVO51'")

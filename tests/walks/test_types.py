@@ -62,6 +62,7 @@ def add(types: TypesProxy, figures: Any) -> None:
     types.add("type", read_bundle(figures.schema), None, "pictures")
 
 
+@pytest.mark.row("D-32")
 def test_a_publisher_and_a_template_need_the_name_alone(federation: Any, pad: Pad, figures: Any) -> None:
     # Given a type in the repository of a delegate
     _, types = pad()
@@ -143,6 +144,7 @@ def test_a_schema_that_is_sent_is_the_one_in_the_repository(federation: Any, pad
     light.register_publisher(delegate, figures.schema, figures.figure_2)
 
 
+@pytest.mark.row("G-116")
 def test_metadata_of_a_type_that_nobody_knows_are_published(publishing: Any, federation: Any, figures: Any) -> None:
     # Given no schema, no repository
     subscriber = federation.subscriber()
@@ -182,6 +184,7 @@ def test_a_type_with_a_schema_is_not_published_without(federation: Any, pad: Pad
         stranger.register_publisher(bravo, type_name=IMAGERY.name, validate=False)
 
 
+@pytest.mark.row("D-36")
 def test_only_known_types(federation: Any, pad: Pad, figures: Any) -> None:
     _, types = pad(only_known=True)
     light = federation.light()
@@ -199,6 +202,7 @@ def test_only_known_types(federation: Any, pad: Pad, figures: Any) -> None:
     peer.register_publisher(type_name=IMAGERY.name, invariants=figures.figure_2)
 
 
+@pytest.mark.row("G-177")
 def test_other_delegates_find_a_type_and_keep_a_copy(federation: Any, pad: Pad, figures: Any) -> None:
     # Given a delegate that knows a type, one with a repository that does not, one without that takes known ones alone
     alpha, at_alpha = pad()
@@ -276,6 +280,7 @@ def test_what_is_in_use_is_not_removed(federation: Any, pad: Pad, figures: Any) 
     assert types.remove(KEY)
 
 
+@pytest.mark.row("G-117")
 def test_all_of_the_repository_over_the_network(pad: Pad, figures: Any) -> None:
     _, types = pad()
     add(types, figures)
@@ -365,6 +370,7 @@ OUTER = (
 INNER = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace="urn:{0}" xmlns:n="urn:c">'
 
 
+@pytest.mark.row("G-178")
 def test_a_schema_with_imports_to_three_levels_is_known_by_its_name(federation: Any, pad: Pad, tmp_path: Path) -> None:
     # Given a schema that imports one that imports one, each of a namespace of its own
     (tmp_path / "in/deep").mkdir(parents=True)

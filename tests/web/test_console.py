@@ -293,6 +293,7 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     assert console.federation.lookups[0]._presence.administered().locators == ("127.0.0.1:1",)
 
 
+@pytest.mark.row("G-22", "G-28")
 def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> None:
     page = console.open("client")
     one = page.locator("section[aria-label='Connection']")

@@ -33,6 +33,7 @@ def report(n: int) -> bytes:
     return b"<report><n>%d</n></report>" % n
 
 
+@pytest.mark.row("G-139")
 def test_what_is_posted_comes_to_who_subscribes_by_events_or_long_poll(reached: Callable[..., Any]) -> None:
     # Given a stream and a subscription to be polled
     it = reached(archive=False)

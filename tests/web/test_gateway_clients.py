@@ -28,6 +28,7 @@ def test_the_document_is_that_of_the_operations() -> None:
     assert kept == OperationTable(OPERATIONS).document(__version__), "jbi gateway --document > docs/openapi.json"
 
 
+@pytest.mark.row("G-143")
 def test_each_class_of_error_has_its_code_and_a_code_its_class() -> None:
     from jbi_pubsub.web.problem import codes, error_of, problem, status_of
 
@@ -65,6 +66,7 @@ def _environment() -> Any:
     os.environ.pop("JBI_LOOKUP_LOCATORS", None)
 
 
+@pytest.mark.row("G-11", "G-26")
 @pytest.mark.processes
 def test_stubs_of_the_document_alone_publish_subscribe_and_query(node: str, tmp_path: Path) -> None:
     # Given a program that has nothing but the standard library and the document
@@ -105,6 +107,7 @@ print("done")
     assert (done.stdout, done.stderr) == ("done\n", ""), done.stderr
 
 
+@pytest.mark.row("G-11", "G-138")
 @pytest.mark.processes
 def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None:
     if (javascript := shutil.which("node")) is None:
@@ -170,6 +173,7 @@ def test_a_javascript_client_goes_on_when_the_gateway_restarts(
         assert reading.wait(60.0) == 0
 
 
+@pytest.mark.row("G-25")
 @pytest.mark.processes
 def test_the_sample_client_publishes_subscribes_and_queries(node: str) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -199,6 +203,7 @@ def test_the_sample_client_publishes_subscribes_and_queries(node: str) -> None:
         assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused.stderr
 
 
+@pytest.mark.row("G-26")
 @pytest.mark.processes
 def test_the_conformance_script_runs_over_http_unchanged(node: str) -> None:
     # Given the script, and a stub that is made of the document

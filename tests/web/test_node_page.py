@@ -83,6 +83,7 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+@pytest.mark.row("G-169", "G-171")
 def test_a_node_is_administered_in_a_browser_by_administrators_alone(
     start: Callable[..., Any],
     fixtures: Any,

@@ -226,6 +226,7 @@ def test_not_exactly_one_argument_is_refused(count: int, attacker: Any) -> None:
     assert kind == consts.MSG_EXCEPTION
 
 
+@pytest.mark.row("G-181")
 @pytest.mark.parametrize("plane", [CONTROL, DATA])
 def test_an_oversize_frame_is_refused_before_it_is_read(plane: bytes, pad: Any, attack: Callable[..., Any]) -> None:
     # When an attacker announces a frame over the limit, and sends not a byte of it

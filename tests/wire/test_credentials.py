@@ -94,6 +94,7 @@ def as_party(federation: Any, folder: Path) -> Config:
 # -- the wire -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G-180")
 def test_a_revoked_client_is_cut_off_and_does_not_come_back(
     serve: Callable[..., Any], certs: Path, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -506,6 +507,7 @@ class Tap:
             sock.close()
 
 
+@pytest.mark.row("G-179", "D-23")
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_a_capture_shows_nothing_of_an_object_with_tls(
     encrypted: bool, federation: Any, figures: Any, certs: Path

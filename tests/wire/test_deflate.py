@@ -97,6 +97,7 @@ def test_batches_come_out_as_they_went_in_whatever_shrinks_of_them(bodies: list[
     assert near.plain == sum(map(len, bodies))
 
 
+@pytest.mark.row("G-13")
 def test_metadata_that_repeats_costs_little_after_the_first_time() -> None:
     # Given objects whose metadata differ in a number, each in a batch of its own
     compression = Compression()
