@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
@@ -16,7 +17,7 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
-from jbi_pubsub.network.opening import check_open, seal_of
+from jbi_pubsub.network.sealing import check_open, seal_of
 
 MARKER = b"<position>34.5 69.2</position>" * 100
 
@@ -107,16 +108,33 @@ def test_what_is_played_again_is_counted_and_comes_once(nodes: _Nodes, eventuall
     eventually(lambda: nodes.heard[1] == [b"once", b"twice"])
 
 
+@dataclass
+class Terms:
+    """Settings of a network."""
+
+    plugin: str = "udp"
+    interfaces: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    key: str = ""
+
+
 def test_beyond_loopback_a_network_has_a_key() -> None:
-    # Given the loopback interface, and others
+    # Given a network on loopback, and within the process
+    for good in (Terms(interfaces=["lo"]), Terms("local"), Terms(key="lan.key"), Terms("tcp", key="lan.key")):
+        check_open("lan", good, insecure=False)
+    # Expect that these alone may be in clear
     others = [name for _, name in socket.if_nameindex() if name != "lo"]
-    # Expect that in clear it alone may be used
-    check_open("lan", ["lo"], insecure=False)
-    for refused in ([], ["lo", "eth99"], ["x" * 40], *([each] for each in others)):
+    for bad, where in (
+        (Terms(), "all interfaces"),
+        (Terms(interfaces=["lo", "eth99"]), "on eth99 without"),
+        (Terms(interfaces=["x" * 40]), "x" * 40),
+        (Terms(interfaces=["lo"], peers=["127.0.0.1:4162"]), "any interface, by udp"),
+        (Terms("tcp", interfaces=["lo"]), "any interface, by tcp"),
+        *((Terms(interfaces=[each]), each) for each in others),
+    ):
         with pytest.raises(ConfigurationError, match="without a key") as info:
-            check_open("lan", refused, insecure=False)
+            check_open("lan", bad, insecure=False)
+        assert where in info.value.message
         assert "[network.lan] key" in info.value.hint
         assert "--insecure" in info.value.hint
-        check_open("lan", refused, insecure=True)
-    with pytest.raises(ConfigurationError, match="single nodes"):
-        check_open("lan", ["lo"], insecure=False, peers=True)
+        check_open("lan", bad, insecure=True)

@@ -21,7 +21,7 @@ from jbi_pubsub.core.sealing import (
 )
 from jbi_pubsub.network import datagram
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, read, renumbered
-from jbi_pubsub.network.opening import seal_of
+from jbi_pubsub.network.sealing import seal_of
 from jbi_pubsub.trust import seal
 from jbi_pubsub.trust.seal import SESSIONS_MOST, WINDOW, DatagramSeal, shared_key
 
