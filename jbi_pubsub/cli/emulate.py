@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .show import Column, counted, show_table, sized
 
 if TYPE_CHECKING:
     from jbi_pubsub.network.emulator import NetworkEmulator
-    from jbi_pubsub.network.topology import NetworkTopology, ScriptedChange
+    from jbi_pubsub.network.topology import ScriptedChange
 
 
 class _Emulate(JsonArguments):
@@ -49,17 +50,26 @@ def emulate(given: _Emulate) -> None:
         given.show([row._asdict() for row in rows], lambda: show_table(columns, rows))
         return
     stop = stop_on_signal()
-    with NetworkEmulator(found, seed=given.seed, changed=lambda change: _tell_change(given, change)) as running:
-        _run(given, found, running, stop)
+    changes: deque[ScriptedChange] = deque()
+    with NetworkEmulator(found, seed=given.seed, changed=changes.append) as running:
+        _run(given, list(found.segment), running, stop, changes)
 
 
-def _run(given: _Emulate, found: NetworkTopology, running: NetworkEmulator, stop: threading.Event) -> None:
-    names = list(found.segment)
+def _run(
+    given: _Emulate,
+    names: list[str],
+    running: NetworkEmulator,
+    stop: threading.Event,
+    changes: deque[ScriptedChange],
+) -> None:
     seed = running.status()["seed"]
     facts = {"ready": "emulation", "segments": names, "seed": seed}
     tell_ready(given.as_json, facts, f"emulates {', '.join(names)} with seed {seed}")
-    told = 0.0
-    while not stop.wait(SIGNAL_SECONDS) and (given.seconds is None or running.seconds < given.seconds):
+    told, is_over = 0.0, False
+    while not is_over:
+        is_over = stop.wait(SIGNAL_SECONDS) or (given.seconds is not None and running.seconds >= given.seconds)
+        while changes:
+            _tell_change(given, changes.popleft())
         if running.seconds - told >= given.every:
             told = running.seconds
             _tell_counts(given, "passed", running.status())

@@ -21,6 +21,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
 from jbi_pubsub.core.wire.endpoint import split_endpoint
+from jbi_pubsub.network.emulation import HERE
 from jbi_pubsub.network.impairments import ImpairmentTerms, Seconds, Share
 
 MEMBERS_MOST: Final = 256
@@ -73,7 +74,7 @@ class EmulatedSegment(ImpairmentTerms, frozen=True):
     member: Annotated[dict[_Name, SegmentMember], msgspec.Meta(max_length=MEMBERS_MOST)] = msgspec.field(
         default_factory=dict
     )
-    host: str = "127.0.0.2"
+    host: Annotated[str, msgspec.Meta(pattern=r"^127\.0\.[0-9]\.[2-9]$")] = "127.0.0.2"
     """Address where `tcp` is found through the emulator, at the same ports: 127.0.0.2 to 127.0.9.9."""
     tcp: Annotated[tuple[str, ...], msgspec.Meta(max_length=MEMBERS_MOST)] = ()
     """HOST:PORT of servers at 127.0.0.1."""
@@ -242,7 +243,10 @@ def _addresses(name: str, segment: EmulatedSegment) -> Iterator[tuple[str, Addre
             yield "udp", address_of(address, of, is_group=bool(each.group)), of
     for address in segment.tcp:
         of = f"segment {name}"
-        yield "tcp", (segment.host, address_of(address, of)[1]), of
+        host, port = address_of(address, of)
+        if host != HERE.decode():
+            raise ConfigurationError(f"{of}: {host} is not {HERE.decode()}", hint="Servers of TCP are at that address")
+        yield "tcp", (segment.host, port), of
 
 
 def address_of(text: str, of: str, *, is_group: bool = False) -> Address:

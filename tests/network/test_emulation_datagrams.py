@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core import guard
@@ -22,7 +23,7 @@ from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.topology import NetworkTopology
 
-from .emulated import altered, link, nodes, own
+from .emulated import altered, link, nodes, own, port
 
 GROUPS = """
 [segment.lan.member]
@@ -84,6 +85,22 @@ def test_each_hears_all_others_once_and_nobody_itself_twice(opened: Callable[...
     wait_for(running, "delivered", 8)
     counts = running.status()["segments"]["lan"]
     assert (counts["received"], counts["delivered"], counts["lost"], counts["bytes"]) == (4, 8, 0, 60_005)
+
+
+def test_pairs_of_ports_may_be_of_either_ip(opened: Callable[..., Any]) -> None:
+    # Given two nodes between ports, one of IPv6
+    topology = own(GROUPS.replace('group = "239.192.1.2:47001"', 'at = "127.0.0.1:3", node = "127.0.0.1:4"'))
+    bravo = msgspec.structs.replace(
+        topology.segment["lan"].member["bravo"], at=f"[::1]:{port()}", node=f"[::1]:{port()}"
+    )
+    topology = altered(topology, "lan", member=topology.segment["lan"].member | {"bravo": bravo})
+    opened(topology)
+    six, four = opened(topology, "bravo"), opened(topology, "charlie")
+    # Expect either to hear the other
+    six.send([b"of six"])
+    assert heard(four, 1) == [b"of six"]
+    four.send([b"of four"])
+    assert heard(six, 1) == [b"of four"]
 
 
 def test_the_same_ones_are_lost_by_a_seed_and_others_by_another(opened: Callable[..., Any]) -> None:
