@@ -58,6 +58,7 @@ def told(body: bytes) -> NodeMessage:
     return NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body)
 
 
+@pytest.mark.row("G-179")
 def test_nodes_with_one_key_hear_each_other_and_nobody_else_reads_it(
     nodes: _Nodes, eventually: Callable[..., object]
 ) -> None:
@@ -80,6 +81,7 @@ def test_nodes_with_one_key_hear_each_other_and_nobody_else_reads_it(
     assert relay.status()["faults"] == {}
 
 
+@pytest.mark.row("G-179", "G-181")
 def test_those_with_another_key_or_none_are_counted_and_not_heard(
     nodes: _Nodes, eventually: Callable[..., object]
 ) -> None:
@@ -95,6 +97,7 @@ def test_those_with_another_key_or_none_are_counted_and_not_heard(
     assert nodes.heard[2:] == [[], []]
 
 
+@pytest.mark.row("G-181")
 def test_what_is_played_again_is_counted_and_comes_once(nodes: _Nodes, eventually: Callable[..., object]) -> None:
     # Given two nodes, and somebody who sends again whatever he has heard
     tap = nodes.tap("")

@@ -110,6 +110,7 @@ def test_a_member_takes_keys_of_its_keeper_alone(deployment: Deployment) -> None
     assert alpha.current is None
 
 
+@pytest.mark.row("G-180")
 def test_who_is_revoked_hears_nothing_and_is_heard_by_nobody_in_less_than_two_seconds(deployment: Deployment) -> None:
     # Given three members that seal with the key
     deployment.join(*NAMES)
