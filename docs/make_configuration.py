@@ -7,7 +7,7 @@ import inspect
 
 import msgspec
 
-from jbi_pubsub.core import config
+from jbi_pubsub.core import config, node_sections
 
 HEAD = """\
 # Configuration
@@ -62,6 +62,8 @@ is nothing to configure; what can't be loaded is told in the log and left out.
   "NAME://address"` asks; one that has `login` as well (`core.access.Accounts`) checks passwords.
 - `platform.NAME`: `platform(name, table, bridge)` gives a `bridge.platform.Platform`, which a [bridge](bridge.md) has as
   its side `[side.X]` of `kind = "NAME"`: called with the side's name, its table and the bridge's id.
+- `network.NAME`: `link(name, section)` gives a `network.links.link.DatagramLink`, which a [node](network.md) has as its
+  network `[network.X]` of `plugin = "NAME"`.
 - `bridge.NAME`: `described(path, document)` gives a `bridge.file.Described`, a bridge whose sides are both of `kind =
   "NAME"`: called with the file's path and what stands in it.
 
@@ -108,13 +110,15 @@ and says so in its log when 30 days are left. Who connects later than that is re
 
 def page() -> str:
     """The whole page."""
-    tree = ast.parse(inspect.getsource(config))
-    sections = [c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.endswith("Section") and c.name[0] != "_"]
+    trees = [ast.parse(inspect.getsource(module)) for module in (config, node_sections)]
+    classes = [c for tree in trees for c in tree.body if isinstance(c, ast.ClassDef)]
+    sections = [c for c in classes if c.name.endswith("Section")]
     return HEAD + "".join(f"\n{_section(section)}" for section in sections) + TAIL
 
 
 def _section(section: ast.ClassDef) -> str:
     name = section.name.removesuffix("Section").lower()
+    name = f"{name}.NAME" if name == config.NETWORK else name
     meanings = _meanings(section)
     rows = [
         f"| {f.name} | `{f.default!r}` | {meanings[f.name]} |"

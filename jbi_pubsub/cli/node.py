@@ -48,6 +48,7 @@ def node() -> None:
     jbi node start --detach       # in the background
     jbi node status
     jbi node clients              # who is connected; `sequences`: what they publish and subscribe to
+    jbi node peers                # other nodes, with [network.NAME]; `networks`: their links
     jbi node log --follow
     jbi node stop
     """
@@ -57,9 +58,12 @@ def started(settings: CommandSettings, **own: object) -> Config:
     """Configuration that a node is started with. The default locators are for applications: two federations on a host
     are to stay two, unless it has no lookup service of its own."""
     config, origins = settings.explain(**own)
+    lookup = config.lookup
     if "lookup.locators" not in origins and config.node.lookup == "own":
-        config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
-    return config
+        lookup = msgspec.structs.replace(lookup, locators=())
+    if "lookup.multicast" not in origins and config.network:  # nodes find each other by their networks, which is enough
+        lookup = msgspec.structs.replace(lookup, multicast=False)
+    return msgspec.structs.replace(config, lookup=lookup)
 
 
 class _NodeFolder(Arguments):
@@ -336,6 +340,41 @@ def clients(given: _NodeShow) -> None:
         found = calls.clients()
     names = ("id", "role", "client", "user", "address", "sequences")
     given.show(found, lambda: show_rows(names, [tuple(each[name] for name in names) for each in found]))
+
+
+@command(node, _NodeShow)
+def networks(given: _NodeShow) -> None:
+    """List the networks of a node, and what went over them.
+
+    \b
+    jbi node networks
+    jbi node networks --json
+    """
+    with given.calls() as calls:
+        found = calls.networks()
+    rows = [
+        (e.name, e.plugin, e.place, e.peers, e.sent, e.received, f"{e.repairs:.1f} %", f"{e.rate:,.0f}", e.trouble)
+        for e in found.links
+    ]
+    heads = ("network", "plugin", "place", "nodes", "sent", "received", "again", "bytes/s", "trouble")
+    given.show(msgspec.to_builtins(found), lambda: show_rows(heads, rows))
+
+
+@command(node, _NodeShow)
+def peers(given: _NodeShow) -> None:
+    """List the other nodes that a node hears on its networks.
+
+    \b
+    jbi node peers
+    """
+    with given.calls() as calls:
+        found = calls.networks().peers
+    rows = [
+        (e.name, e.id[:8], e.network, f"{e.heard:.1f} s", f"{e.loss:.1f} %", e.registrations, ", ".join(e.roles))
+        for e in found
+    ]
+    heads = ("node", "id", "network", "heard", "loss", "registrations", "does")
+    given.show(msgspec.to_builtins(found), lambda: show_rows(heads, rows))
 
 
 @command(node, _NodeShow)

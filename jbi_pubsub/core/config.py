@@ -16,6 +16,8 @@ import msgspec
 
 from .errors import ConfigurationError
 from .near import near_name
+from .node_sections import NETWORK_NAME, GatewaySection, LogSection, NetworkSection, NodeSection
+from .section import Binding, Limit, Port, Section, Term, Wait
 from .spool import MEMORY_BYTES, SPOOL_LEAST, Spool
 from .wire.endpoint import Login, Security
 from .wire.stream import CHUNK_BYTES
@@ -24,26 +26,8 @@ from .wire.tls import TlsIdentity
 CERTIFICATE_FILE, KEY_FILE, CA_FILE, REVOKED_FILE = "certificate.pem", "key.pem", "ca.pem", "crl.pem"
 """Names of what lies in [tls] `folder`."""
 
-YEAR: Final = 31_536_000
-"""Seconds; the longest that a setting may say. Far above any use, and below what a thread can wait (2^63 ns)."""
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-"""A TCP port; 0 takes a free one where we listen."""
-Term = Annotated[float, msgspec.Meta(gt=0, le=YEAR)]
-"""Seconds that something lasts or recurs."""
-Wait = Annotated[float, msgspec.Meta(ge=0, le=YEAR)]
-"""Seconds to wait at most; 0 does not."""
-Limit = Annotated[int, msgspec.Meta(ge=1)]
-"""A bound that leaves room for one."""
-Binding = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*=\S+$", max_length=1024)]
-"""prefix=URI of a namespace."""
-
-
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the sections. Bounds are checked where values come from people (`load`), not where code makes them."""
-
-
-class LookupSection(_Section, frozen=True):
+class LookupSection(Section, frozen=True):
     """Where lookup services listen and how they are found."""
 
     host: str = "127.0.0.1"
@@ -70,7 +54,7 @@ class LookupSection(_Section, frozen=True):
     """File in which a lookup service keeps its registrations over restarts; "" keeps nothing."""
 
 
-class PadSection(_Section, frozen=True):
+class PadSection(Section, frozen=True):
     """Where delegates and peer publishers listen, and their bounds."""
 
     host: str = "127.0.0.1"
@@ -108,7 +92,7 @@ class PadSection(_Section, frozen=True):
     that stops waits for subscribers that were told of its new registrations."""
 
 
-class LeaseSection(_Section, frozen=True):
+class LeaseSection(Section, frozen=True):
     """Seconds of the leases that clients ask for; renewed at 2/5 of the term (at lookup services at 7/8)."""
 
     publisher: Term = 60.0
@@ -125,7 +109,7 @@ class LeaseSection(_Section, frozen=True):
     """The longest a delegate grants, but for durable subscriptions: a week."""
 
 
-class QueueSection(_Section, frozen=True):
+class QueueSection(Section, frozen=True):
     """Subscriber queues and publishing."""
 
     bound: Limit = 10_000
@@ -138,7 +122,7 @@ class QueueSection(_Section, frozen=True):
     """Seconds that publish() waits for room before it raises BackPressureError."""
 
 
-class LinkSection(_Section, frozen=True):
+class LinkSection(Section, frozen=True):
     """Settings of the data connections: publications, deliveries, lookup events."""
 
     compression: Literal["none", "deflate"] = "none"
@@ -166,7 +150,7 @@ class LinkSection(_Section, frozen=True):
         return Spool(self.spool_folder, self.spool, self.spool_bytes)
 
 
-class MailSection(_Section, frozen=True):
+class MailSection(Section, frozen=True):
     """The SMTP server that delegates hand e-mail to."""
 
     host: str = "127.0.0.1"
@@ -214,7 +198,7 @@ class MailSection(_Section, frozen=True):
     """Their bytes, a quarter of them for one subscription; what waits for several subscriptions counts for each."""
 
 
-class TypesSection(_Section, frozen=True):
+class TypesSection(Section, frozen=True):
     """Information object types."""
 
     cache: str = ""
@@ -225,7 +209,7 @@ class TypesSection(_Section, frozen=True):
     """Whether types that are not in it are refused."""
 
 
-class MetricsSection(_Section, frozen=True):
+class MetricsSection(Section, frozen=True):
     """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours. With a [policy] file whoever asks
     needs `status`, by his address."""
 
@@ -238,7 +222,7 @@ class MetricsSection(_Section, frozen=True):
     refused."""
 
 
-class PolicySection(_Section, frozen=True):
+class PolicySection(Section, frozen=True):
     """Rules of an operator: who may do what."""
 
     file: str = ""
@@ -258,7 +242,7 @@ class PolicySection(_Section, frozen=True):
     never follow from it."""
 
 
-class QosSection(_Section, frozen=True):
+class QosSection(Section, frozen=True):
     """QoS-managed dissemination: what policies say of importance, deadlines, rates and shapes is enforced."""
 
     mode: Literal["auto", "off", "on"] = "auto"
@@ -275,7 +259,7 @@ class QosSection(_Section, frozen=True):
     """Whether delegates publish their series as information objects `jbi.Measurement`."""
 
 
-class ArchiveSection(_Section, frozen=True):
+class ArchiveSection(Section, frozen=True):
     """Objects as they were published, kept on disk by a delegate or peer publisher."""
 
     folder: str = ""
@@ -303,7 +287,7 @@ class ArchiveSection(_Section, frozen=True):
     """Share of the disk that is left free."""
 
 
-class ClientSection(_Section, frozen=True):
+class ClientSection(Section, frozen=True):
     """Words of an application on itself, and what holds for its publishers, subscribers and queries unless they say
     otherwise."""
 
@@ -335,7 +319,7 @@ class ClientSection(_Section, frozen=True):
     """Seconds after which an object that still waits, at its publisher or for a subscriber, is given up; 0: never."""
 
 
-class WebSection(_Section, frozen=True):
+class WebSection(Section, frozen=True):
     """The console, `jbi web`."""
 
     host: str = "127.0.0.1"
@@ -350,63 +334,7 @@ class WebSection(_Section, frozen=True):
     must allow it to this process too."""
 
 
-class NodeSection(_Section, frozen=True):
-    """A node: lookup service, delegate, types and archive in one process, `jbi node start`."""
-
-    folder: str = ""
-    """Where its identity is kept, and what its parts keep unless their own sections name other places, of one node at a
-    time. "": jbi-pubsub/node in $XDG_STATE_HOME, or in ~/.local/state."""
-    name: str = ""
-    """Name that people call it by; "" is the host's name. Publishers find its delegate by ("node", name)."""
-    lookup: Literal["own", "join"] = "own"
-    """Whether it has a lookup service of its own, or is found through others alone."""
-    archive: bool = True
-    """Whether it keeps what publishers mark as persistent, and [[keep]] rules name."""
-    types: bool = True
-    """Whether it has a type repository."""
-    gateway: bool = False
-    """Whether it serves clients in any language over HTTP, as [gateway] says."""
-    drain_seconds: Wait = 5.0
-    """Seconds that deliveries may go on when it stops."""
-    events: bool = True
-    """Whether connections and sequences that are made, changed and gone are told as objects of type `jbi.Event`."""
-    statistics_seconds: Wait = 10.0
-    """Between two statistics of it as objects of type `jbi.Measurement`; 0 makes none."""
-
-
-class LogSection(_Section, frozen=True):
-    """Where a node's log goes; `jbi node set` changes all but the file while it runs."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Level of what is logged: this, and what is worse."""
-    file: str = ""
-    """File that it is written to; "" is stderr."""
-    file_bytes: Limit = 10 << 20
-    """A file that has grown to so many bytes becomes FILE.1, and that FILE.2; what was FILE.2 goes."""
-    syslog: str = ""
-    """Socket (/dev/log) or host:port (UDP) of a syslog that errors are told as well; "" for none."""
-    journald: bool = False
-    """Whether errors are told to the systemd journal as well."""
-
-
-class GatewaySection(_Section, frozen=True):
-    """HTTP for clients in any language, `jbi gateway`."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; beyond loopback it needs [tls] and `token`."""
-    port: Port = 8170
-    """0 takes a free one."""
-    names: tuple[str, ...] = ()
-    """Host names that clients reach it by, beside localhost, addresses, `host` and this host's own name; others are
-    refused."""
-    token: str = ""
-    """File with the secret that clients send (Authorization: Bearer); it is made when it is missing. "": none is
-    asked for, on loopback alone."""
-    delegate: tuple[str, ...] = ()
-    """Name and location of the delegate that it publishes through; none: any."""
-
-
-class TlsSection(_Section, frozen=True):
+class TlsSection(Section, frozen=True):
     """PEM files: a folder that `jbi certs` made, or certificate, key and ca, or none."""
 
     folder: str = ""
@@ -450,7 +378,7 @@ class TlsSection(_Section, frozen=True):
         return TlsIdentity(certificate, key, ca, self.server_names, Path(revoked) if revoked else None)
 
 
-class Config(_Section, frozen=True):
+class Config(Section, frozen=True):
     """All settings of a process."""
 
     lookup: LookupSection = LookupSection()
@@ -470,6 +398,8 @@ class Config(_Section, frozen=True):
     node: NodeSection = NodeSection()
     log: LogSection = LogSection()
     gateway: GatewaySection = GatewaySection()
+    network: dict[str, NetworkSection] = msgspec.field(default_factory=dict)
+    """Networks of a node, by name."""
 
     def type_cache(self) -> Path | None:
         """Where a type repository keeps what it has made, or None."""
@@ -488,7 +418,11 @@ class Config(_Section, frozen=True):
 Origins = dict[str, str]
 """section.key -> where the value comes from, for those that are not defaults."""
 
-_SECTIONS: Mapping[str, type[_Section]] = {f.name: type(f.default) for f in msgspec.structs.fields(Config)}
+_SECTIONS: Mapping[str, type[Section]] = {
+    f.name: type(f.default) for f in msgspec.structs.fields(Config) if isinstance(f.default, Section)
+}
+NETWORK: Final = "network"
+"""Section that there may be several of, each with a name: `[network.field]`."""
 
 
 def load(
@@ -504,7 +438,9 @@ def load(
         section, name = _known(key, origin)
         values.setdefault(section, {})[name] = _convert(section, name, value, origin)
         origins[f"{section}.{name}"] = origin
-    return Config(**{s: _SECTIONS[s](**v) for s, v in values.items()}), origins  # type: ignore[arg-type]  # one type a section, checked by _convert
+    made: dict[str, Any] = {s: _kind(s)(**v) for s, v in values.items()}
+    networks = {s.partition(".")[2]: made.pop(s) for s in list(made) if _is_network(s)}
+    return Config(**made, network=networks), origins
 
 
 def effective() -> Config:
@@ -523,8 +459,9 @@ def default_file(environment: Mapping[str, str], cwd: Path, home: Path) -> Path 
 
 def entries(config: Config) -> Iterator[tuple[str, object]]:
     """("section.key", value) of every setting; passwords are hidden."""
-    for section in _SECTIONS:
-        for name, value in msgspec.structs.asdict(getattr(config, section)).items():
+    sections = {name: getattr(config, name) for name in _SECTIONS}
+    for section, each in (sections | {f"{NETWORK}.{name}": it for name, it in config.network.items()}).items():
+        for name, value in msgspec.structs.asdict(each).items():
             hidden = name == "password" and value
             yield f"{section}.{name}", "***" if hidden else value
 
@@ -544,13 +481,20 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
         if not isinstance(table, dict):
             raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())
         for name, value in table.items():
-            yield f"{section}.{name}", value, str(file)
+            if section == NETWORK and isinstance(value, dict):
+                yield from ((f"{NETWORK}.{name}.{key}", each, str(file)) for key, each in value.items())
+                if not value:
+                    yield f"{NETWORK}.{name}.plugin", NetworkSection().plugin, str(file)
+            else:
+                yield f"{section}.{name}", value, str(file)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
     for variable, value in sorted(environment.items()):
         if variable.startswith("JBI_") and variable != "JBI_CONFIG":
             section, _, name = variable[4:].lower().partition("_")
+            if section == NETWORK:
+                name = name.replace("_", ".", 1)
             yield f"{section}.{name}", value, f"${variable}"
 
 
@@ -560,18 +504,31 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]
             yield key, value, "flag"
 
 
+def _is_network(section: str) -> bool:
+    kind, _, name = section.partition(".")
+    return kind == NETWORK and NETWORK_NAME.fullmatch(name) is not None
+
+
+def _kind(section: str) -> type[Section]:
+    return NetworkSection if _is_network(section) else _SECTIONS[section]
+
+
 def _known(key: str, origin: str) -> tuple[str, str]:
-    section, _, name = key.partition(".")
-    if section in _SECTIONS and name in _SECTIONS[section].__struct_fields__:
+    section, _, name = key.rpartition(".")
+    if (section in _SECTIONS or _is_network(section)) and name in _kind(section).__struct_fields__:
         return section, name
     everything = [f"{s}.{n}" for s, kind in _SECTIONS.items() for n in kind.__struct_fields__]
+    network = section if _is_network(section) else f"{NETWORK}.NAME"
+    everything += [f"{network}.{n}" for n in NetworkSection.__struct_fields__]
     near = near_name(key, everything, 0.5)
     hint = f"Did you mean {near}?" if near else _sections_hint()
+    if section.startswith(f"{NETWORK}.") and not _is_network(section):
+        hint = "The name of a network begins with a letter, and has up to 32 letters, digits and -"
     raise ConfigurationError(f"unknown setting {key} ({origin})", hint=hint, key=key, nearest=near)
 
 
 def _convert(section: str, name: str, value: object, origin: str) -> Any:
-    field = next(f for f in msgspec.structs.fields(_SECTIONS[section]) if f.name == name)
+    field = next(f for f in msgspec.structs.fields(_kind(section)) if f.name == name)
     if isinstance(value, str) and isinstance(field.default, tuple):
         value = [part.strip() for part in value.split(",")] if value else []
     try:
@@ -592,4 +549,4 @@ def check_value(section: str, name: str, value: str) -> Any:
 
 
 def _sections_hint() -> str:
-    return f"Sections are {', '.join(_SECTIONS)}; `jbi config` lists every setting"
+    return f"Sections are {', '.join(_SECTIONS)}, {NETWORK}.NAME; `jbi config` lists every setting"

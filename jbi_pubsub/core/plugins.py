@@ -7,10 +7,10 @@
 Kinds (`KINDS`): `language`, a predicate language (`core.xpath.register_language` says what it is); `transport`, a way
 to connect (`core.wire.transport`); `types`, where a type repository is kept (`codegen.types.catalogue`); `store`, where
 objects are kept (`pad.past.store_protocol`); `access`, who may do what (`core.access`); `platform`, a side of a bridge
-(`bridge.platform`); `bridge`, a bridge whose sides are both of a kind (`bridge.file.Described`). Those of this
-distribution that rooms below must not import stand in `BUILT_IN`, and are no entry points. Whoever installs a
-distribution trusts it; what a peer names is only looked for among what is installed. One that can't be loaded is told
-in the log, once, and counts as not there.
+(`bridge.platform`); `network`, a link between nodes (`network.links.link`); `bridge`, a bridge whose sides are both of
+a kind (`bridge.file.Described`). Those of this distribution that rooms below must not import stand in `BUILT_IN`, and
+are no entry points. Whoever installs a distribution trusts it; what a peer names is only looked for among what is
+installed. One that can't be loaded is told in the log, once, and counts as not there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jbi_pubsub.plugins")
 
 GROUP: Final = "jbi_pubsub.plugins"
-KINDS: Final = ("access", "bridge", "language", "platform", "store", "transport", "types")
+KINDS: Final = ("access", "bridge", "language", "network", "platform", "store", "transport", "types")
 
 BUILT_IN: Final = {"bridge.hla": "jbi_pubsub.hla.bridge.plugin:described"}
 """Name and MODULE:ATTRIBUTE."""

@@ -148,6 +148,11 @@ def hash_of(body: bytes, algorithm: int) -> bytes:
     return digest
 
 
+def is_repair(data: bytes) -> bool:
+    """Whether the bytes of a datagram are those of a block that is sent again."""
+    return bool(data[4] & REPAIR)
+
+
 def packed(datagram: Datagram) -> bytes:
     """Bytes of a datagram, before it is sealed."""
     flags = int(datagram.mode)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -20,6 +21,8 @@ from jbi_pubsub.network.peers import PeerChange
 DELIVERIES_MOST: Final = 10_000
 """Messages that have come and are not delivered."""
 WAIT_SECONDS: Final = 0.5
+IDLE_SECONDS: Final = 0.1
+"""Seconds between two times that `idle` is called."""
 STOP_SECONDS: Final = 5.0
 LOGS_MOST: Final = 10_000
 """Logs that are looked after; then all are forgotten, and asked for anew."""
@@ -30,9 +33,14 @@ Delivered = NodeMessage | PeerChange
 class NetworkDeliveries:
     """The queue, and its thread. Any thread."""
 
-    def __init__(self, deliver: Callable[[NodeMessage], None], changed: Callable[[PeerChange], None] | None) -> None:
-        """`deliver` and `changed` are called one after the other, and may wait."""
-        self._deliver, self._changed = deliver, changed
+    def __init__(
+        self,
+        deliver: Callable[[NodeMessage], None],
+        changed: Callable[[PeerChange], None] | None,
+        idle: Callable[[], None] | None = None,
+    ) -> None:
+        """These are called one after the other, and may wait; `idle` from time to time."""
+        self._deliver, self._changed, self._idle = deliver, changed, idle
         self._queue: queue.Queue[Delivered | None] = queue.Queue(DELIVERIES_MOST)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network-deliveries", daemon=True)
@@ -91,12 +99,22 @@ class NetworkDeliveries:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        while (one := self._queue.get()) is not None and not self._stopping.is_set():
-            with guarded("network delivery"):
-                if isinstance(one, PeerChange):
-                    if self._changed is not None:
-                        self._changed(one)
-                else:
-                    self._deliver(one)
-            with self._lock:
-                self._taken += 1
+        looked = time.monotonic()
+        while not self._stopping.is_set():
+            with suppress(queue.Empty):
+                if (one := self._queue.get(timeout=IDLE_SECONDS)) is None:
+                    return
+                with guarded("network delivery"):
+                    self._take(one)
+                with self._lock:
+                    self._taken += 1
+            if self._idle is not None and time.monotonic() - looked >= IDLE_SECONDS:
+                looked = time.monotonic()
+                with guarded("network delivery"):
+                    self._idle()
+
+    def _take(self, one: Delivered) -> None:
+        if not isinstance(one, PeerChange):
+            self._deliver(one)
+        elif self._changed is not None:
+            self._changed(one)

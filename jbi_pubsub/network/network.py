@@ -8,13 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
-from jbi_pubsub.network.datagram import DatagramKind
+from jbi_pubsub.network.datagram import DatagramKind, is_repair
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink, Waitable
@@ -46,6 +47,21 @@ class NetworkLink(NamedTuple):
     seal: DatagramSealing = Unsealed()
 
 
+@dataclass(slots=True)
+class _LinkCounts:
+    """Datagrams that went over a link, and their bytes."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    repairs: int = 0
+    received: int = 0
+    received_bytes: int = 0
+
+    def status(self) -> dict[str, Any]:
+        """Plain data; repairs in percent of what was sent."""
+        return asdict(self) | {"repairs": round(100 * self.repairs / self.sent, 1) if self.sent else 0.0}
+
+
 class Network:
     """A node on its links. Any thread."""
 
@@ -59,19 +75,21 @@ class Network:
         *,
         peers_changed: Callable[[PeerChange], None] | None = None,
         streams: Callable[[NodeMessage], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
-        """`deliver` and `peers_changed` are called by a thread of their own, one after the other, and may wait; the
-        latter when another node is first heard, has been started anew, or has left, and when somebody else speaks
-        under our id. `streams` is given the messages of streams, by our own thread, and never waits; it may raise
-        ProtocolError. None: they are nobody's."""
+        """`deliver`, `peers_changed` and `idle` are called by a thread of their own, one after the other, and may wait;
+        the second when another node is first heard, has been started anew, or has left, and when somebody else speaks
+        under our id; the last from time to time. `streams` is given the messages of streams, by our own thread, and
+        never waits; it may raise ProtocolError. None: they are nobody's."""
         self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
         self._links = [each.link for each in links]
         self._seals = [each.seal for each in links]
         now = time.monotonic()
         self._waiter = LinkWaiter(self._links)
         self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
-        self._deliveries = NetworkDeliveries(deliver, peers_changed)
+        self._deliveries = NetworkDeliveries(deliver, peers_changed, idle)
         self._streams = streams
+        self._counts = [_LinkCounts() for _ in links]
         self._lock = threading.Lock()
         """Covers the exchange."""
         self._stopping = threading.Event()
@@ -120,7 +138,11 @@ class Network:
     def status(self) -> dict[str, Any]:
         """Plain data."""
         peers = {origin.hex(): each.name for origin, each in self.peers().items()}
-        return {"peers": peers, "links": [each.status() for each in self._links], "faults": dict(self._faults)}
+        links = [
+            {**link.status(), **counts.status(), "rate": bucket.rate}
+            for link, counts, bucket in zip(self._links, self._counts, self._buckets, strict=True)
+        ]
+        return {"peers": peers, "links": links, "faults": dict(self._faults)}
 
     def stop(self) -> None:
         """Leave."""
@@ -143,6 +165,8 @@ class Network:
         """Wait so many seconds at most, and do what is to be done; seconds to wait then."""
         for at, sock in self._ready(pause):
             for data in self._links[at].receive(sock):
+                self._counts[at].received += 1
+                self._counts[at].received_bytes += len(data)
                 self._receive(at, data)
         now = time.monotonic()
         with self._lock:
@@ -182,7 +206,7 @@ class Network:
 
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
-        link, bucket, held = self._links[at], self._buckets[at], self._held[at]
+        link, bucket, held, counts = self._links[at], self._buckets[at], self._held[at], self._counts[at]
         for _ in range(STEP_MOST):
             now = time.monotonic()
             room = PACED_SECONDS * bucket.rate - (waiting := link.waiting())
@@ -197,6 +221,9 @@ class Network:
                     data = self._seals[at].seal(data)
                     bucket.take(len(data), now)
                     held.append(data)
+                    counts.sent += 1
+                    counts.sent_bytes += len(data)
+                    counts.repairs += is_repair(data)
                     room -= len(data)
                 if not held:
                     return bucket.ready_in(now) if self._exchange.has_outgoing(at) else LONGEST_WAIT

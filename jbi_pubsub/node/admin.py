@@ -19,9 +19,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from jbi_pubsub.core.access import Action, Subject
-from jbi_pubsub.core.config import Config, LogSection, check_value
+from jbi_pubsub.core.config import Config, check_value
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.node_sections import LogSection
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.series import Counter, Gauge
 from jbi_pubsub.core.signing import Signer
@@ -40,6 +41,7 @@ from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
 from .log import NodeLog
+from .status import NetworksStatus
 
 log = logging.getLogger("jbi_pubsub.node")
 
@@ -106,6 +108,10 @@ class NodeState(Protocol):
         """Clients that are connected."""
         ...
 
+    def networks(self) -> NetworksStatus:
+        """Networks, and the nodes that are heard there."""
+        ...
+
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
         """Raises AccessDeniedError."""
         ...
@@ -136,6 +142,13 @@ class NodeCalls:
         """Publishers and subscriber processes, STATUS_ROWS at most."""
         self._node.allow(caller, "administer", Subject())
         return self._node.clients()[:STATUS_ROWS]
+
+    @exported
+    def networks(self, caller: Caller) -> NetworksStatus:
+        """Networks, and the nodes that are heard there, STATUS_ROWS at most."""
+        self._node.allow(caller, "administer", Subject())
+        told = self._node.networks()
+        return msgspec.structs.replace(told, peers=told.peers[:STATUS_ROWS])
 
     @exported
     def sequences(self, caller: Caller) -> SequencesStatus:
@@ -211,6 +224,10 @@ class NodeProxy:
     def clients(self) -> list[dict[str, Any]]:
         """See NodeCalls."""
         return self._client.call("clients", list[dict[str, Any]])
+
+    def networks(self) -> NetworksStatus:
+        """See NodeCalls."""
+        return self._client.call("networks", NetworksStatus)
 
     def sequences(self) -> dict[str, Any]:
         """See NodeCalls."""

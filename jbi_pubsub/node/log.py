@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.core.config import LogSection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
+from jbi_pubsub.core.node_sections import LogSection
 from jbi_pubsub.core.wire.endpoint import split_endpoint
 
 LINES: Final = 1_000

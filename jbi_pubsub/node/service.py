@@ -5,8 +5,9 @@ It adds no way for an object: whatever comes, comes to the one `Delegate`. Parts
 `pad.model.type_repository.ServedTypes`, rights `core.access.AccessPolicy`), and made by `Parts`.
 
 They start from the lookup service on, and stop in this order, whatever fails on the way: gateways take nothing more;
-the delegate leaves the lookup services, delivers what waits, and tells its subscribers; its archive is synced; the type
-repository closes; the lookup service ends last, so that everybody else could sign off there; then the folder is free.
+the networks are left; the delegate leaves the lookup services, delivers what waits, and tells its subscribers; its
+archive is synced; the type repository closes; the lookup service ends last, so that everybody else could sign off
+there; then the folder is free.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from jbi_pubsub.trust.settings import signer_of
 from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
 from .identity import Identity, NodeFolder, default_folder
 from .log import NodeLog
+from .status import NetworksStatus
 
 _log = logging.getLogger("jbi_pubsub.node")
 
@@ -123,6 +125,22 @@ class NodeGateway(Protocol):
         ...
 
 
+class NodeBridge(Protocol):
+    """The networks that it shares with other nodes."""
+
+    def start(self) -> None:
+        """Be there for other nodes."""
+        ...
+
+    def stop(self) -> None:
+        """Leave."""
+        ...
+
+    def status(self) -> NetworksStatus:
+        """Links and other nodes."""
+        ...
+
+
 class NodeReporter(Protocol):
     """Tells as information objects what happens at the node, and how much."""
 
@@ -168,6 +186,13 @@ def _over_http(config: Config) -> NodeGateway:
     return HttpGateway(config)
 
 
+def _networking(config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> NodeBridge:
+    """As [network.NAME] says; what is off is not imported."""
+    from .networks import NodeNetworks
+
+    return NodeNetworks(config, identity, name, addresses)
+
+
 @dataclass(frozen=True)
 class Parts:
     """Makers of the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
@@ -182,6 +207,7 @@ class Parts:
     ] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
     gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
+    networks: Callable[[Config, Identity, str, tuple[str, ...]], NodeBridge] = _networking
 
 
 class NodeService:
@@ -222,6 +248,10 @@ class NodeService:
             self.delegate = parts.dissemination(config, self._types, strings, (entry,), also, self.identity.id)
             undo.callback(self.delegate.stop, 0.0)
             self._reports = parts.reports(config, self.delegate, self.name)
+            self._networks: NodeBridge | None = None
+            if config.network:
+                self._networks = parts.networks(config, self.identity, self.name, self.delegate.addresses)
+                undo.callback(self._networks.stop)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
                 self._gateways.append(make(config))
@@ -246,6 +276,8 @@ class NodeService:
         self.delegate.start()
         if self.config.node.events or self.config.node.statistics_seconds:
             self._reports.start()
+        if self._networks is not None:
+            self._networks.start()
         for gateway in self._gateways:
             gateway.start()
         _log.info("node %s (%s) is ready, epoch %d", self.name, self.identity.id[:8], self.identity.epoch)
@@ -257,6 +289,9 @@ class NodeService:
         for gateway in reversed(self._gateways):
             with guarded("stopping a gateway"):
                 gateway.stop()
+        if self._networks is not None:
+            with guarded("leaving the networks"):
+                self._networks.stop()
         with guarded("stopping what the node tells"):
             self._reports.stop()
         with guarded("stopping the delegate"):
@@ -287,6 +322,10 @@ class NodeService:
     def clients(self) -> list[ClientStatus]:
         """Clients that are connected."""
         return self.delegate.clients()
+
+    def networks(self) -> NetworksStatus:
+        """Networks, and the nodes that are heard there."""
+        return self._networks.status() if self._networks is not None else NetworksStatus()
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
         """Raises AccessDeniedError."""

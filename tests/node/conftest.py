@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.core.config import Config, NodeSection
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.node_sections import NetworkSection, NodeSection
+from jbi_pubsub.node.identity import Identity
+from jbi_pubsub.node.networks import NodeNetworks
 from jbi_pubsub.node.service import NodeService, Parts
 
 
@@ -41,3 +45,52 @@ def of(service: NodeService) -> Config:
     locators = (service.lookup.address,)
     config = service.config
     return msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=locators))
+
+
+class NodesOnNetworks:
+    """Nodes of this process that share networks within it. `loss`: share of the datagrams that do not come; `is_cut`:
+    none comes to the nodes named there."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self._folder, self._config = folder, config
+        self._stack = ExitStack()
+        self._chance = random.Random(1)
+        self.loss = 0.0
+        self.cut: set[str] = set()
+        self.running: dict[str, NodeService] = {}
+
+    def start(self, name: str, networks: Sequence[str] = ("lab",), *, key: str = "", **node: Any) -> NodeService:
+        """A node on some networks, with a file for their key, and changes to [node]."""
+        section = NodeSection(folder=str(self._folder / name), name=name, **{
+            "archive": False, "announce_seconds": 0.2, "node_timeout": 2.0, "sequence_timeout": 3.0,
+            "statistics_seconds": 0.0, **node,
+        })  # fmt: skip
+        sections = {each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key) for each in networks}
+        service = NodeService(
+            msgspec.structs.replace(self._config, node=section, network=sections), Parts(networks=self._networks)
+        )
+        self._stack.callback(service.stop, 0.5)
+        service.start()
+        self.running[name] = service
+        return service
+
+    def _networks(self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> NodeNetworks:
+        made = NodeNetworks(config, identity, name, addresses)
+        for link in made.links:
+            receive = link.receive
+            link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test
+                data for data in receive(sock) if name not in self.cut and self._chance.random() >= self.loss
+            ]
+        return made
+
+    def close(self) -> None:
+        """Stop all."""
+        self._stack.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, fixtures: Any) -> Iterator[NodesOnNetworks]:
+    """nodes.start("alpha") is a node on a network; all are stopped at the end."""
+    made = NodesOnNetworks(tmp_path, fixtures.test_config())
+    yield made
+    made.close()

@@ -14,8 +14,9 @@ import pytest
 from lxml import etree
 
 from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
-from jbi_pubsub.core.config import ClientSection, Config, LogSection, PolicySection
+from jbi_pubsub.core.config import ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, OversizeError, StorageError
+from jbi_pubsub.core.node_sections import LogSection
 from jbi_pubsub.core.ticker import jobs
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.node import log as node_log
@@ -209,7 +210,8 @@ def test_events_that_nobody_can_be_told_in_time_are_bounded_and_counted(
 # -- rights -------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, tuple[Any, ...]] = {
-    "details": (), "clients": (), "sequences": (), "log": (0, 10), "set": ("log.level", "debug"), "shutdown": (0.0,),
+    "details": (), "clients": (), "networks": (), "sequences": (), "log": (0, 10),
+    "set": ("log.level", "debug"), "shutdown": (0.0,),
 }  # fmt: skip
 
 

@@ -19,8 +19,9 @@ import pytest
 from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.codegen.repository import repository_of
-from jbi_pubsub.core.config import Config, GatewaySection, PadSection
+from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError, StorageError
+from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
 from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, NodeProcess, is_held, running

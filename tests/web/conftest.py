@@ -13,7 +13,8 @@ import pytest
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.types.registry import open_registry
-from jbi_pubsub.core.config import ArchiveSection, GatewaySection, PolicySection, TypesSection
+from jbi_pubsub.core.config import ArchiveSection, PolicySection, TypesSection
+from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.web.gateway import Gateway
 

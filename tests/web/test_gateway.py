@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from jbi_pubsub.codegen.bundle import read_bundle
-from jbi_pubsub.core.config import GatewaySection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, WireError
+from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.publisher import lanes
 from jbi_pubsub.web import connection, feeds, gateway

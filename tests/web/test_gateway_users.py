@@ -85,7 +85,8 @@ def test_a_policy_that_allows_nothing_refuses_each_operation(denied: Any, operat
 @pytest.fixture(scope="module")
 def denied(fixtures: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A gateway of a process whose policy allows nothing. It needs no server."""
-    from jbi_pubsub.core.config import GatewaySection, PolicySection
+    from jbi_pubsub.core.config import PolicySection
+    from jbi_pubsub.core.node_sections import GatewaySection
 
     from .conftest import Reached
 

@@ -1,0 +1,119 @@
+"""Sections of a configuration for nodes: the node, its log, its gateway, its networks."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from .section import Limit, Port, Section, Term, Wait
+
+
+class NodeSection(Section, frozen=True):
+    """A node: lookup service, delegate, types and archive in one process, `jbi node start`."""
+
+    folder: str = ""
+    """Where its identity is kept, and what its parts keep unless their own sections name other places, of one node at a
+    time. "": jbi-pubsub/node in $XDG_STATE_HOME, or in ~/.local/state."""
+    name: str = ""
+    """Name that people call it by; "" is the host's name. Publishers find its delegate by ("node", name)."""
+    lookup: Literal["own", "join"] = "own"
+    """Whether it has a lookup service of its own, or is found through others alone."""
+    archive: bool = True
+    """Whether it keeps what publishers mark as persistent, and [[keep]] rules name."""
+    types: bool = True
+    """Whether it has a type repository."""
+    gateway: bool = False
+    """Whether it serves clients in any language over HTTP, as [gateway] says."""
+    drain_seconds: Wait = 5.0
+    """Seconds that deliveries may go on when it stops."""
+    events: bool = True
+    """Whether connections and sequences that are made, changed and gone are told as objects of type `jbi.Event`."""
+    statistics_seconds: Wait = 10.0
+    """Between two statistics of it as objects of type `jbi.Measurement`; 0 makes none."""
+    announce_seconds: Term = 2.0
+    """Between two announcements on its networks: who it is, and what it can give."""
+    node_timeout: Term = 10.0
+    """Seconds without an announcement after which another node is gone."""
+    sequence_timeout: Term = 30.0
+    """Seconds after which what a node published that is gone is not there any more; it is back as soon as that is."""
+    object_seconds: Term = 60.0
+    """Seconds for which other nodes can get an object again, of publishers that say no expiration."""
+    max_hops: Annotated[int, msgspec.Meta(ge=1, le=255)] = 20
+    """Nodes that pass on what this one says, one after the other."""
+    hash: Literal["md5", "sha256", "blake2b"] = "md5"
+    """Names of messages between nodes: a name, no proof."""
+    compression: Literal["none", "zlib", "bz2", "lzma"] = "none"
+    """Compression of what it says to other nodes."""
+    reorder_seconds: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005
+    """Seconds within which datagrams overtake each other on its networks: nothing is asked for before."""
+    cache_bytes: Limit = 256 << 20
+    """Bytes that it keeps of what was said, to give it to those who lack it."""
+    query_seconds: Term = 30.0
+    """Seconds for which a query waits for other nodes, if it says nothing else."""
+    answer: bool = True
+    """Whether it answers queries of other nodes from its archive."""
+
+
+class LogSection(Section, frozen=True):
+    """Where a node's log goes; `jbi node set` changes all but the file while it runs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Level of what is logged: this, and what is worse."""
+    file: str = ""
+    """File that it is written to; "" is stderr."""
+    file_bytes: Limit = 10 << 20
+    """A file that has grown to so many bytes becomes FILE.1, and that FILE.2; what was FILE.2 goes."""
+    syslog: str = ""
+    """Socket (/dev/log) or host:port (UDP) of a syslog that errors are told as well; "" for none."""
+    journald: bool = False
+    """Whether errors are told to the systemd journal as well."""
+
+
+class GatewaySection(Section, frozen=True):
+    """HTTP for clients in any language, `jbi gateway`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback it needs [tls] and `token`."""
+    port: Port = 8170
+    """0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Host names that clients reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
+    token: str = ""
+    """File with the secret that clients send (Authorization: Bearer); it is made when it is missing. "": none is
+    asked for, on loopback alone."""
+    delegate: tuple[str, ...] = ()
+    """Name and location of the delegate that it publishes through; none: any."""
+
+
+class NetworkSection(Section, frozen=True):
+    """A network of a node, `[network.NAME]`; a node may have several, and passes on what it hears."""
+
+    plugin: str = "udp"
+    """Kind of the link: udp, tcp, zenoh, local (within a process), or a plug-in `network.X`."""
+    group: str = "239.74.66.73"
+    """Multicast group, IPv4 or IPv6 (ff05::4a42); "" for none, and `peers` alone."""
+    port: Port = 4162
+    """Its port, the same for all."""
+    interfaces: tuple[str, ...] = ()
+    """Names of interfaces; without any, all that can multicast."""
+    peers: tuple[str, ...] = ()
+    """host:port of nodes that are sent to one by one, where multicast does not go."""
+    ttl: Annotated[int, msgspec.Meta(ge=0, le=255)] = 1
+    """Routers that multicast passes, and one."""
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
+    """Bytes a second that this node sends at most; 0: it is found, as losses tell."""
+    block: Annotated[int, msgspec.Meta(ge=64, le=60_000)] = 1_360
+    """Bytes of data in a datagram."""
+    send_buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
+    """Bytes of the socket's buffer; 0: as the system has it."""
+    receive_buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 4 << 20
+    """As for sending."""
+    key: str = ""
+    """File with the secret that all nodes of this network have; it is made when it is missing. "": nothing is sealed,
+    on loopback alone."""
+
+
+NETWORK_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")

@@ -1,0 +1,94 @@
+"""Bodies of what nodes tell each other: registrations, schemas, objects left out, queries, results. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from jbi_pubsub.bridge.platform import BridgedRegistration
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.core.values import decoded, decoder_of
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.protocol.requests import QueryRequest
+
+VERSION: Final = 1
+NAME_MOST: Final = 1_024
+ENTRIES_MOST: Final = 1_024
+_Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_MOST)]
+
+
+class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="sequence"):
+    """Sequence information: a registration of a node (Gemini, section 5.6)."""
+
+    version: int
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MOST)]
+    type: TypeName
+    schema: _Digest
+    """Digest of its schema, as a SchemaBody has it."""
+    entries: Annotated[tuple[EntryRep, ...], msgspec.Meta(max_length=ENTRIES_MOST)] = ()
+    signing: SigningKey | None = None
+    via: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+    expiration: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
+    last: _Count = 0
+    """Number of the last object, when it has ended."""
+    has_ended: bool = False
+
+    def registration(self) -> BridgedRegistration:
+        """The same as a bridge sees it."""
+        return BridgedRegistration(
+            self.uid, self.type, self.entries, self.signing, self.via, expiration=self.expiration, first=0
+        )
+
+
+class SchemaBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="schema"):
+    """A schema, for all registrations that name its digest."""
+
+    version: int
+    bundle: SchemaBundle
+
+
+class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="left out"):
+    """Objects of a registration that do not come, with numbers up to `up_to`."""
+
+    version: int
+    uid: _Name
+    count: _Count
+    up_to: _Count
+
+
+class QueryBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="query"):
+    """A query to all nodes that answer."""
+
+    version: int
+    id: _Digest
+    request: QueryRequest
+
+
+class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="result"):
+    """An object that a query finds, or with `is_last` the end of a node's answers, and what they lack."""
+
+    version: int
+    id: _Digest
+    data: bytes = b""
+    is_last: bool = False
+    count: _Count = 0
+    """Objects that the node has said before its last word: they may come behind it."""
+    lacks: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+
+
+NodeBody = SequenceBody | SchemaBody | LeftOutBody | QueryBody | ResultBody
+_body: Final[msgspec.msgpack.Decoder[NodeBody]] = decoder_of(NodeBody)  # type: ignore[arg-type]  # a union is a type here
+
+
+def encoded(body: NodeBody) -> bytes:
+    """Bytes of a body."""
+    return msgspec.msgpack.encode(body)
+
+
+def decoded_body(data: bytes) -> NodeBody:
+    """A body of its bytes. Raises ProtocolError."""
+    return decoded(_body, data, "message of a node")

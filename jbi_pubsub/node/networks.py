@@ -1,0 +1,137 @@
+"""A node's networks: its links, the infosphere on them, and the bridge between that and its delegate.
+
+What is published at the node is told to other nodes, and what they publish is relayed to its delegate, by the bridge
+that there is: the infosphere is one side of it (see infosphere), the node's own delegate the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jbi_pubsub.bridge.mirror import Direction, Mirror
+from jbi_pubsub.bridge.platform import JbiPlatform
+from jbi_pubsub.bridge.transformation import Transformation
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.sealing import DatagramSealing
+from jbi_pubsub.network.datagram import HASHES
+from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.links.link import DatagramLink
+from jbi_pubsub.network.links.opening import opened
+from jbi_pubsub.network.message import MessageForm
+from jbi_pubsub.network.network import RATE, Network, NetworkLink
+from jbi_pubsub.network.sealing import check_open, seal_of
+from jbi_pubsub.subscriber.owner import user_secret
+
+from .identity import Identity
+from .infosphere import ANSWERS, Infosphere
+from .status import NetworksStatus, NetworkStatus, PeerStatus
+
+
+class NodeNetworks:
+    """The networks of a node. `start` and `stop` are called once, by the same thread."""
+
+    def __init__(self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> None:
+        """Opens the links. `addresses`: where its delegate is. Raises ConfigurationError, PortInUseError."""
+        node = config.node
+        self._names = list(config.network)
+        bridge = f"{identity.id}-{identity.epoch}"
+        self.infosphere = Infosphere(lambda: self._network, node, bridge)
+        self.links: list[DatagramLink] = []
+        seals = [_seal(config, each, identity) for each in config.network]
+        try:
+            for each, section in config.network.items():
+                self.links.append(opened(each, section))
+        except BaseException:
+            for link in self.links:
+                link.close()
+            raise
+        rates = [section.rate or RATE for section in config.network.values()]
+        self._network = Network(
+            bytes.fromhex(identity.id), identity.epoch, list(map(NetworkLink, self.links, rates, seals)),
+            self.infosphere.deliver,
+            _settings(config, name, addresses), peers_changed=self.infosphere.peers_changed, idle=self.infosphere.idle,
+        )  # fmt: skip
+        own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
+        everything = Transformation(("*",), ("jbi.*",), ())
+        directions = (
+            Direction(own, self.infosphere, everything, bridge=bridge),
+            Direction(self.infosphere, own, everything, bridge=bridge),
+        )
+        self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
+
+    @property
+    def address(self) -> str:
+        """Names of the networks."""
+        return ", ".join(self._names)
+
+    def start(self) -> None:
+        """Be there for other nodes."""
+        self._network.start()
+        self._mirror.start()
+
+    def status(self) -> NetworksStatus:
+        """Links, and the nodes that are heard."""
+        told, side, peers = self._network.status(), self.infosphere.status(), self._network.peers()
+        counts = self.infosphere.registrations()
+        links = [
+            NetworkStatus(
+                name=name, plugin=each["plugin"], place=_place(each),
+                peers=sum(peer.network == at for peer in peers.values()), rate=each["rate"],
+                sent=each["sent"], sent_bytes=each["sent_bytes"], repairs=each["repairs"],
+                received=each["received"], received_bytes=each["received_bytes"],
+                trouble="; ".join(f"{where}: {why}" for where, why in each.get("trouble", {}).items()),
+                faults=each.get("faults", {}),
+            )
+            for at, (name, each) in enumerate(zip(self._names, told["links"], strict=True))
+        ]  # fmt: skip
+        return NetworksStatus(
+            links=links,
+            peers=[
+                PeerStatus(
+                    id=origin.hex(), name=each.name, epoch=each.epoch, network=self._names[each.network],
+                    heard=round(each.silent, 1), loss=round(each.loss, 1), registrations=counts[origin],
+                    roles=list(each.roles), addresses=list(each.addresses),
+                )
+                for origin, each in peers.items()
+            ],
+            own=side["own"],
+            published=side["published"],
+            waiting=side["waiting"],
+            faults=told["faults"] | side["faults"],
+            troubles=[trouble for way in self._mirror.status()["directions"] for trouble in way["trouble"]],
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Leave: what was said goes on by those who have it."""
+        self._mirror.close()
+        self._network.stop()
+
+
+def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> ExchangeSettings:
+    node = config.node
+    block = min(each.block for each in config.network.values())
+    form = MessageForm(block, _HASHES[node.hash], node.compression, node.max_hops)
+    return ExchangeSettings(
+        name=name, addresses=addresses, roles=(ANSWERS,) if node.answer else (), form=form,
+        announce_seconds=node.announce_seconds, node_timeout=node.node_timeout, cache_bytes=node.cache_bytes,
+        reorder_seconds=node.reorder_seconds,
+    )  # fmt: skip
+
+
+def _seal(config: Config, name: str, identity: Identity) -> DatagramSealing:
+    """Raises ConfigurationError for a network that would be open to others without a key."""
+    section = config.network[name]
+    secret = user_secret(section.key, f"the key of network {name}", f"[network.{name}] key") if section.key else ""
+    if not secret:
+        check_open(name, section, insecure=config.tls.insecure)
+    return seal_of(secret, bytes.fromhex(identity.id))
+
+
+def _place(link: dict[str, Any]) -> str:
+    """Where a link is, for people."""
+    group, interfaces = link.get("group", ""), link.get("interfaces", [])
+    places = [f"{group} port {link['port']}" if group and "port" in link else group, ", ".join(interfaces)]
+    return " on ".join(filter(None, places)) or f"{link.get('peers', 0)} peers"
+
+
+_HASHES: Final = {name: number for number, (name, _, _) in enumerate(HASHES)}

@@ -1,0 +1,199 @@
+"""Nodes that share networks: what is published at one comes at the others, and what is asked is answered by all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.node_sections import NetworkSection
+from jbi_pubsub.network.links.opening import opened
+from jbi_pubsub.node.service import NodeService
+
+from .conftest import NodesOnNetworks, of
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+class Publisher:
+    """A publisher of imagery at a node."""
+
+    def __init__(self, node: NodeService, figures: Any, **given: Any) -> None:
+        self._figures = figures
+        self.adapter = PublisherAdapterLight(of(node))
+        at = self.adapter.connect_to_delegate("node", node.name)
+        self.registration = self.adapter.register_publisher(at, figures.schema, figures.figure_1, **given)
+
+    def publish(self, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            self.adapter.publish(self.registration, self._figures.figure_1, b"%d" % number)
+
+
+def _numbers(subscriber: SubscriberAdapter, subscription: Any, count: int) -> list[int]:
+    return [int(bytes(subscriber.receive(subscription, timeout=30.0).payload)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_objects_of_a_node_come_at_all_others_once_and_in_order(
+    nodes: NodesOnNetworks, figures: Any, loss: float
+) -> None:
+    # Given three nodes on a network that loses, and subscribers with a predicate at two of them
+    nodes.loss = loss
+    alpha, *others = [nodes.start(name) for name in ("alpha", "bravo", "charlie")]
+    publisher = Publisher(alpha, figures)
+    subscribers = [SubscriberAdapter(of(each)) for each in others]
+    subscriptions = [each.register_subscriber(type_name=TYPE, predicate="//lat>33.2") for each in subscribers]
+    for subscriber, subscription in zip(subscribers, subscriptions, strict=True):
+        subscriber.wait_matched(subscription, timeout=30.0)
+    # When objects are published at the third
+    publisher.publish(1, 100)
+    # Expect each once, in order, with its id and the way that it came
+    for subscriber, subscription in zip(subscribers, subscriptions, strict=True):
+        assert _numbers(subscriber, subscription, 100) == list(range(1, 101))
+    publisher.publish(101, 101)
+    last = subscribers[0].receive(subscriptions[0], timeout=30.0)
+    assert last.platform.via == ("node-alpha", "infosphere")
+    assert last.object_id.startswith(publisher.registration.removeprefix("registration-"))
+    for each in (*subscribers, publisher.adapter):
+        each.close()
+
+
+def test_a_relay_between_two_networks_passes_on_what_it_hears(nodes: NodesOnNetworks, figures: Any) -> None:
+    # Given two nodes that share no network, and one that is on both, at 10 % loss
+    nodes.loss = 0.1
+    alpha, _, charlie = (
+        nodes.start("alpha", ["near"]), nodes.start("bravo", ["near", "far"]), nodes.start("charlie", ["far"])
+    )  # fmt: skip
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(charlie)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        publisher.publish(1, 50)
+        assert _numbers(subscriber, subscription, 50) == list(range(1, 51))
+    publisher.adapter.close()
+
+
+def test_a_query_is_answered_by_the_archives_of_all_nodes(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes with archives, in which something is, and one without
+    keepers = [nodes.start(name, archive=True) for name in ("alpha", "bravo")]
+    charlie = nodes.start("charlie")
+    publishers = [Publisher(each, figures, persist=True) for each in keepers]
+    for publisher in publishers:
+        publisher.publish(1, 20)
+    # When the one without is asked
+    with SubscriberAdapter(of(charlie)) as subscriber:
+
+        def found() -> list[InfoObject]:
+            return list(subscriber.query(TYPE, predicate="//lat>33.2", timeout=20.0))
+
+        eventually(lambda: len(found()) == 40, timeout=20.0)
+        answers = found()
+    # Expect the objects of both, each once
+    assert len({each.object_id for each in answers}) == len(answers) == 40
+    for publisher in publishers:
+        publisher.adapter.close()
+
+
+def test_what_is_said_while_a_node_is_cut_off_comes_when_it_is_back(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes, and a subscriber that has had an object
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        publisher.publish(1, 1)
+        assert _numbers(subscriber, subscription, 1) == [1]
+        # When the network falls apart, and each node believes that the other has left
+        nodes.cut |= {"alpha", "bravo"}
+        publisher.publish(2, 10)
+        eventually(lambda: not bravo.networks().peers, timeout=10.0)
+        # Expect all that lives still, in order, once it is one again
+        nodes.cut.clear()
+        assert _numbers(subscriber, subscription, 9) == list(range(2, 11))
+    publisher.adapter.close()
+
+
+def test_a_node_that_is_gone_takes_its_registrations_along_and_brings_new_ones(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    eventually(lambda: bravo.networks().published == 1, timeout=20.0)
+    # When one is stopped, and started again
+    publisher.adapter.close()
+    alpha.stop(0.0)
+    alpha = nodes.start("alpha")
+    again = Publisher(alpha, figures)
+    # Expect its new registration alone, and objects of it
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        again.publish(1, 3)
+        assert _numbers(subscriber, subscription, 3) == [1, 2, 3]
+        eventually(lambda: bravo.networks().published == 1, timeout=40.0)
+    again.adapter.close()
+
+
+def test_objects_that_are_for_those_who_are_here_stay_here(nodes: NodesOnNetworks, figures: Any) -> None:
+    # Given two nodes, and a publisher of local objects beside one of objects for all
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    local, other = Publisher(alpha, figures, local=True), Publisher(alpha, figures)
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        local.publish(1, 5)
+        other.publish(6, 6)
+        # Expect what is for all, and nothing else known there
+        assert _numbers(subscriber, subscription, 1) == [6]
+        assert bravo.networks().published == 1
+    for each in (local, other):
+        each.adapter.close()
+
+
+def test_a_network_says_who_is_there_and_what_went_over_it(
+    nodes: NodesOnNetworks, eventually: Callable[..., Any]
+) -> None:
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    # Expect each to hear the other, and datagrams counted both ways
+    peers = eventually(lambda: alpha.networks().peers, timeout=10.0)
+    assert [(each.name, each.id, each.network) for each in peers] == [("bravo", bravo.identity.id, "lab")]
+    eventually(lambda: alpha.networks().links[0].sent and alpha.networks().links[0].received, timeout=10.0)
+
+
+def test_a_network_of_a_kind_that_nobody_knows_names_those_there_are() -> None:
+    with pytest.raises(ConfigurationError, match="udp") as caught:
+        opened("lab", NetworkSection(plugin="upd"))
+    assert "udp" in caught.value.hint
+
+
+def test_a_network_with_a_key_is_for_those_who_have_it(
+    nodes: NodesOnNetworks, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes with the same key, which the first of them has made, and one with another
+    ours, theirs = str(tmp_path / "ours.key"), str(tmp_path / "theirs.key")
+    alpha, bravo = (nodes.start(name, key=ours) for name in ("alpha", "bravo"))
+    charlie = nodes.start("charlie", key=theirs)
+    # Expect the two to hear each other, and the third nobody, though it is on the same link
+    eventually(lambda: alpha.networks().peers and bravo.networks().peers, timeout=10.0)
+    eventually(lambda: sum(charlie.networks().faults.values()) > 5, timeout=10.0)
+    assert not charlie.networks().peers
+    assert [each.name for each in alpha.networks().peers] == ["bravo"]
+    assert Path(ours).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_network_beyond_loopback_is_refused_without_a_key(settings: Config) -> None:
+    network = {"lab": NetworkSection()}
+    with pytest.raises(ConfigurationError, match="without a key") as caught:
+        NodeService(msgspec.structs.replace(settings, network=network))
+    assert "[network.lab] key" in caught.value.hint
