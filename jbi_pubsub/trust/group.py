@@ -218,9 +218,8 @@ def _is_later(request: _KeyRequest, before: _KeyRequest) -> bool:
 
 
 def _checked(verifier: Verifier, holder: bytes, signing: SigningKey, said: bytes, signature: bytes) -> str:
-    """The name in the certificate of a node that has signed. Raises SignatureError."""
-    if signing.anchor != holder:
-        raise SignatureError("a signing key of another node")
+    """The name in the certificate of a node that has signed; the key's id is made of the node's. Raises
+    SignatureError."""
     return verifier.check(signed_uid(holder, signing.key), said, signature, lambda _: (signing,))
 
 
