@@ -21,7 +21,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-@pytest.mark.row("Q-37", "G-01", "G-43")
+@pytest.mark.row("Q-37", "G-01", "G-02", "G-43")
 @pytest.mark.processes
 def test_a_client_that_knows_a_class_name_finds_all_as_promised(
     start: Callable[..., Any], world: str, tmp_path: Path

@@ -11,6 +11,7 @@ import pytest
 
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.hla.bridge import policy
 from jbi_pubsub.hla.bridge.policy import Solutions
 from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.exploration import chart, report, script, search
@@ -398,6 +399,18 @@ def test_each_cell_is_so_in_larger_federations_as_well(sizes: tuple[int, ...]) -
     for each in matrix(sizes, most=3_000_000):
         assert each.result.whole
         assert each.result.verdict == each.cell.expected(each.scenario.name), (each.cell, each.scenario.name)
+
+
+@pytest.mark.row("H-65")
+@pytest.mark.parametrize(
+    ("problem", "solution"), [("consensus", "naive"), ("consensus", "ignore"), ("ownership", "allow-naive")]
+)
+def test_what_may_end_differently_or_have_two_owners_has_to_be_asked_for_twice(problem: str, solution: str) -> None:
+    # Given a bridge's file with such a solution; Expect it to be refused, with what to add to have it all the same
+    with pytest.raises(ConfigurationError, match=f"{problem} = '{solution}'") as refused:
+        policy.read({problem: solution})
+    assert "override = true" in refused.value.hint
+    assert policy.read({problem: solution, "override": True}) == Solutions()._replace(**{problem: solution})
 
 
 def test_a_chart_shows_the_shortest_way_to_what_is_wrong(tmp_path: Path) -> None:
