@@ -17,7 +17,7 @@ from .show import Column, as_json, cut, printable, show_facts, show_table, sized
 
 if TYPE_CHECKING:
     from jbi_pubsub.network.captures import Capture
-    from jbi_pubsub.network.dissection import ExplainedField
+    from jbi_pubsub.network.dissection import Dissector, ExplainedField
 
 BODY_MOST: Final = 300
 """Characters of a body in a line for people."""
@@ -32,6 +32,7 @@ class _Dissect(JsonArguments):
     kinds: tuple[str, ...] = repeated("Of that kind alone; repeatable.", "--kind", type=click.Choice(KINDS))
     malformed: bool = flag("Malformed ones alone.")
     count: int | None = option("Show so many at most; all are counted.", "-n", "--count", type=click.IntRange(0))
+    key: Path | None = option("File with the secret of the network: sealed ones are opened.", type=FILE)
     statistics: bool = flag("Counts alone.")
     explain: int | None = option("Explain the bytes of that packet.", metavar="NUMBER", type=click.IntRange(1))
 
@@ -41,13 +42,15 @@ def dissect(given: _Dissect) -> None:
     """Read a capture (pcap, pcapng; - for stdin) of the datagrams between nodes, and count them.
 
     Each datagram is a line: its fields, and the body of each message that it completes, put together and decompressed.
-    Of sealed ones only the header can be read. Numbers are those of the capture, as other programs show them.
+    Of sealed ones only the header can be read without the network's key. Numbers are those of the capture, as other
+    programs show them.
 
     \b
     tcpdump -i lo -w nodes.pcap udp
     jbi dissect nodes.pcap
     jbi dissect nodes.pcap --kind request --kind announcement
     jbi dissect nodes.pcap --statistics
+    jbi dissect nodes.pcap --key network.key
     jbi dissect nodes.pcap --explain 12
     tcpdump -i lo -w - udp | jbi dissect - --json
     """
@@ -83,10 +86,22 @@ def _capture(path: Path, file: BinaryIO) -> Capture:
         raise ConfigurationError(f"{path}: {exc.message}", hint=exc.hint) from exc
 
 
-def _dissect(given: _Dissect, capture: Capture) -> None:
+def _dissector(given: _Dissect) -> Dissector:
+    """Raises ConfigurationError, StorageError."""
     from jbi_pubsub.network.dissection import Dissector
 
-    dissector, shown, begun = Dissector(), 0, 0.0
+    if given.key is None:
+        return Dissector()
+    if not given.key.is_file():
+        raise ConfigurationError(f"{given.key}: there is no such file", hint="Name the file of [network.NAME] key")
+    from jbi_pubsub.network.sealing import opener_of
+    from jbi_pubsub.subscriber.owner import user_secret
+
+    return Dissector(opener=opener_of(user_secret(str(given.key), "the key of a network", "--key")))
+
+
+def _dissect(given: _Dissect, capture: Capture) -> None:
+    dissector, shown, begun = _dissector(given), 0, 0.0
     for captured in capture:
         for fields in dissector.add(captured):
             begun = begun or captured.at
@@ -111,6 +126,7 @@ def _line(fields: dict[str, Any], seconds: float) -> str:
             log = f"{fields['origin'][:8]}/{footer['epoch']}/{footer['stream']}"
             line += f", serial {footer['serial']} of {log}" if footer["serial"] else ""
             line += f", {footer['expiration'] / 1000:g} s left"
+        line += f", {fields['seal']}" if "seal" in fields else ""
         hops = [f"hops {fields['hops']}"] if fields["hops"] else []
         line += "".join(f", {each}" for each in (*hops, *fields["flags"]))
     if "malformed" in fields:
@@ -152,9 +168,9 @@ def _show(counts: dict[str, Any], *, is_alone: bool) -> None:
 
 def _explain(given: _Dissect, capture: Capture) -> None:
     """Show the bytes of a packet, field by field. Raises ConfigurationError."""
-    from jbi_pubsub.network.dissection import Dissector, explained
+    from jbi_pubsub.network.dissection import explained
 
-    dissector = Dissector()
+    dissector = _dissector(given)
     for captured in capture:
         found = list(dissector.add(captured))  # those before it as well: its message may need them
         if captured.number == given.explain and found:

@@ -15,7 +15,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.intervals import RangeSet
-from jbi_pubsub.core.sealing import SEAL_BYTES, SESSION_BYTES, TAG_BYTES
+from jbi_pubsub.core.sealing import SEAL_BYTES, SESSION_BYTES, TAG_BYTES, SealFault
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.network.bodies import decoded_announcement, decoded_request
 from jbi_pubsub.network.captures import CapturedDatagram
@@ -55,6 +55,7 @@ _OPAQUE: Final = (DatagramKind.PUBLICATION, DatagramKind.RESULT, DatagramKind.ST
 """Kinds whose bodies are not shown: objects, and what others say."""
 _anything: Final = decoder_of(Any)
 
+Opener = Callable[[bytes], bytes | SealFault]
 Bodies = Mapping[DatagramKind, Callable[[bytes], object]]
 BODIES: Final[Bodies] = {
     DatagramKind.REQUEST: decoded_request,
@@ -95,9 +96,10 @@ class _HeardSender:
 class Dissector:
     """Datagrams of a capture, one after the other. One thread."""
 
-    def __init__(self, bodies: Bodies = BODIES) -> None:
-        """`bodies`: readers of bodies."""
+    def __init__(self, bodies: Bodies = BODIES, *, opener: Opener | None = None) -> None:
+        """`bodies`: readers of bodies; `opener`: of sealed datagrams, when there is a key."""
         self._bodies = bodies
+        self._opener = opener
         self._assembler = Assembler(processed=100_000, most_bytes=MESSAGE_MOST, message_most=MESSAGE_MOST)
         self._senders: dict[tuple[str, str, int], _HeardSender] = {}
         self._kinds: dict[str, Counter[str]] = {}
@@ -122,21 +124,30 @@ class Dissector:
             }  # fmt: skip
 
     def _dissected(self, captured: CapturedDatagram, data: bytes) -> Plain:
-        found = "cut off by the capture" if captured.is_cut else _read(data)
+        unsealed: bytes | SealFault = data
+        if self._opener is not None and len(data) > _FLAGS_AT and data[_FLAGS_AT] & SEALED:
+            unsealed = self._opener(data)
+        is_opened = unsealed is not data and not isinstance(unsealed, SealFault)
+        bare = data if isinstance(unsealed, SealFault) else unsealed
+        found = "cut off by the capture" if captured.is_cut else _read(bare)
         if isinstance(found, str):
             return self._is_malformed(found)
         counts = self._kinds.setdefault(found.kind.name.lower(), Counter())
         counts["datagrams"] += 1
         counts["bytes"] += len(data)
         counts["repairs"] += found.is_repair
-        self._counts["sealed"] += found.is_sealed
+        self._counts["sealed"] += found.is_sealed or is_opened
         start, number = _numbered(found)
         place = (found.sender.hex(), captured.destination, start)
         if place in self._senders or len(self._senders) < SENDERS_MOST:
             self._senders.setdefault(place, _HeardSender()).add(number)
         fields = _fields(found)
+        if isinstance(unsealed, SealFault):
+            fields["seal"] = str(unsealed)
         if found.is_sealed:
             return fields
+        if is_opened:
+            fields["flags"].append("sealed")
         try:
             message = self._assembler.add(found, captured.at)
             if message is not None:

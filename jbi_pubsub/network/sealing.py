@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
+from jbi_pubsub.core.sealing import DatagramSealing, SealFault, Unsealed
 
 _SIOCGIFFLAGS: Final = 0x8913
 _IFREQ: Final = struct.Struct("16sH14x")
@@ -66,6 +66,19 @@ def seal_of(secret: str, me: bytes) -> DatagramSealing:
     its file, "" for none. Raises ConfigurationError."""
     if not secret:
         return Unsealed()
+    seal = _trust()
+    found: DatagramSealing = seal.DatagramSeal(seal.shared_key(secret), me)
+    return found
+
+
+def opener_of(secret: str) -> Callable[[bytes], bytes | SealFault]:
+    """A reader of sealed datagrams of a capture. Raises ConfigurationError."""
+    seal = _trust()
+    key = seal.shared_key(secret)
+    return lambda data: seal.opened(data, key)
+
+
+def _trust() -> Any:
     try:
         from jbi_pubsub.trust import seal  # cryptography is an extra
     except ImportError as exc:
@@ -73,7 +86,7 @@ def seal_of(secret: str, me: bytes) -> DatagramSealing:
             f"the key of a network needs the library cryptography: {exc}",
             hint="Install it: pip install 'jbi-pubsub[trust]'",
         ) from exc
-    return seal.DatagramSeal(seal.shared_key(secret), me)
+    return seal
 
 
 def _is_loopback(interface: str) -> bool:

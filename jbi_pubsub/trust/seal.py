@@ -152,9 +152,7 @@ class DatagramSeal:
         self._heard.move_to_end(name)
         if len(self._heard) > SESSIONS_MOST:
             self._heard.popitem(last=False)
-        head = bytearray(data[:HEADER_BYTES])
-        head[FLAGS_AT] &= ~SEALED_FLAG
-        return bytes(head) + body
+        return _open_header(data) + body
 
     def _first(self, data: bytes, sender: bytes, session: bytes) -> tuple[_HeardSession, bytes | SealFault]:
         """A datagram of a session that is not known: one of our keys opens it, or none."""
@@ -169,6 +167,22 @@ class DatagramSeal:
     def _end(self, keys: tuple[bytes, ...]) -> None:
         for name in [name for name, each in self._heard.items() if each.key in keys]:
             del self._heard[name]
+
+
+def opened(data: bytes, key: bytes) -> bytes | SealFault:
+    """A sealed datagram of a capture as it was before, though it may have come before. Never raises."""
+    if len(data) < HEADER_BYTES + SEAL_BYTES:
+        return SealFault.SHORT
+    sender, session = data[SENDER_AT:NUMBER_AT], data[HEADER_BYTES:_BODY_AT]
+    body = _decrypted(session_cipher(key, sender, session), data)
+    return body if isinstance(body, SealFault) else _open_header(data) + body
+
+
+def _open_header(data: bytes) -> bytes:
+    """The header as it was before."""
+    head = bytearray(data[:HEADER_BYTES])
+    head[FLAGS_AT] &= ~SEALED_FLAG
+    return bytes(head)
 
 
 def _decrypted(cipher: ChaCha20Poly1305, data: bytes) -> bytes | SealFault:

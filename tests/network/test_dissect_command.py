@@ -16,6 +16,7 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.emulator import NetworkEmulator
 from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
+from jbi_pubsub.trust.seal import DatagramSeal, shared_key
 
 from .capture_files import pcap, udp
 from .emulated import nodes, own
@@ -146,3 +147,24 @@ def test_faults_are_a_line(said: Callable[..., tuple[int, str, str]], tmp_path: 
     code, out, _ = said(capture)
     assert code == 0
     assert "capture\tit ends within a packet" in out.splitlines()
+
+
+def test_a_key_opens_what_is_sealed(said: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    # Given a sealed datagram, and the file with the secret of its network
+    secret = tmp_path / "network.key"
+    secret.write_text("a" * 64)
+    secret.chmod(0o600)
+    [block] = blocks(NodeMessage(DatagramKind.QUERY, DatagramMode.UNRELIABLE, b"\x01"), MessageForm())
+    data = packed(block._replace(number=1))
+    (tmp_path / "sealed.pcap").write_bytes(pcap([udp(DatagramSeal(shared_key("a" * 64), bytes(16)).seal(data))]))
+    # Expect its body with that, and the header without, or with another
+    body = [json.loads(said(tmp_path / "sealed.pcap", "--key", secret, "--json")[1].splitlines()[0])["message"]["body"]]
+    assert body == [1]
+    assert "message" not in json.loads(said(tmp_path / "sealed.pcap", "--json")[1].splitlines()[0])
+    secret.write_text("b" * 64)
+    assert "sealed with another key" in said(tmp_path / "sealed.pcap", "--key", secret)[1]
+    secret.chmod(0o644)
+    assert said(tmp_path / "sealed.pcap", "--key", secret)[0] == 2
+    # Expect none to be made where there is none
+    assert said(tmp_path / "sealed.pcap", "--key", tmp_path / "none")[0] == 2
+    assert not (tmp_path / "none").exists()

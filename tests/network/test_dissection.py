@@ -13,17 +13,18 @@ import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.sealing import SealFault
 from jbi_pubsub.network import captures, dissection
 from jbi_pubsub.network.bodies import NodeAnnouncement, encoded_announcement
-from jbi_pubsub.network.captures import Capture
+from jbi_pubsub.network.captures import Capture, CapturedDatagram
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.dissection import Dissector, explained
 from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
-from jbi_pubsub.trust.seal import DatagramSeal
+from jbi_pubsub.trust.seal import DatagramSeal, opened
 
 from .capture_files import GROUP, ONE, pcap, pcapng, udp
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.row("G-118", "G-182")]
 
 ORIGIN = bytes(range(16))
 
@@ -165,6 +166,24 @@ def test_sealed_ones_are_shown_as_sealed() -> None:
     assert (datagrams[0]["hash"], datagrams[0]["data"]) == ("", len(plain) - 48)
     assert (counts["sealed"], counts["malformed"]) == (1, {"shorter than its seal": 1})
     assert [row.field for row in explained(sealed)[-3:]] == ["session", "sealed", "tag"]
+
+
+def test_sealed_ones_are_opened_with_their_key() -> None:
+    # Given a message in sealed datagrams, one of them captured twice, their key, and another
+    key, other = bytes(32), bytes(31) + b"1"
+    seal = DatagramSeal(key, ORIGIN)
+    sealed = [seal.seal(each) for each in numbered([message(DatagramKind.QUERY, bytes(150))], MessageForm(block=100))]
+    captured = Capture(io.BytesIO(pcap(map(udp, [sealed[0], *sealed]))))
+    dissector = Dissector(opener=lambda data: opened(data, key))
+    datagrams = [fields for each in captured for fields in dissector.add(each)]
+    # Expect all fields and the message with theirs
+    assert [each["flags"] for each in datagrams] == [["sealed"]] * 3
+    assert (datagrams[-1]["message"]["size"], datagrams[-1]["footer"]["serial"]) == (150, 2)
+    assert (dissector.statistics()["sealed"], dissector.statistics()["malformed"]) == (3, {})
+    # And the header and why not with another
+    dissector = Dissector(opener=lambda data: opened(data, other))
+    [fields] = dissector.add(CapturedDatagram(1, 0.0, "a", "b", sealed[0]))
+    assert (fields["kind"], fields["flags"], fields["seal"]) == ("query", ["sealed"], str(SealFault.FORGED))
 
 
 # -- what they are in ----------------------------------------------------------------------------------------------
