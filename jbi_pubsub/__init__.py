@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .core.quality import GrantedQos as GrantedQos
     from .core.quality import Wish as Wish
     from .core.xpath import bbox as bbox
+    from .protocol.sending import Sending as Sending
     from .publisher import DelegateUid as DelegateUid
     from .publisher import PublisherAdapter as PublisherAdapter
     from .publisher import PublisherAdapterLight as PublisherAdapterLight
@@ -54,6 +55,7 @@ _HOMES = {
     "Query": "subscriber",
     "QueryListener": "subscriber",
     "RegistrationUid": "publisher",
+    "Sending": "protocol.sending",
     "SubscriptionListener": "subscriber",
     "SubscriptionOptions": "subscriber",
     "SubscriptionUid": "subscriber",

@@ -24,8 +24,10 @@ from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
-from .mirror import Direction, DirectionTerms, Mirror
+from .listed import Passing
+from .mirror import Direction, Mirror
 from .platform import BridgePlatform, JbiPlatform
+from .terms import DirectionTerms
 from .transformation import Rule, Transformation, literal
 
 NAME_MOST: Final = 48
@@ -69,6 +71,8 @@ class DirectionTable(TomlTable, frozen=True, rename={"source": "from", "target":
     """And of those that do not, all the same."""
     validate: bool = True
     """Whether the other side checks metadata by their schema once more."""
+    passes: tuple[Passing, ...] = ()
+    """Wishes of publishers that hold on the other side, too."""
     rule: tuple[Rule, ...] = ()
 
 
@@ -283,7 +287,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
         ways = []
         for way in file.ways:
             types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
-            terms = DirectionTerms(types, file.poll, way.validate)
+            terms = DirectionTerms(types, file.poll, way.validate, way.passes)
             source, target = sides[way.source], sides[way.target]
             ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
     except BaseException:

@@ -56,7 +56,9 @@ from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
-from .platform import BridgedRegistration, BridgePlatform, PlatformAnswers, shared_lookups
+from .listed import BridgedRegistration
+from .platform import BridgePlatform, PlatformAnswers, shared_lookups
+from .terms import DirectionTerms as DirectionTerms
 from .transformation import Transformer
 
 log = logging.getLogger("jbi_pubsub.bridge")
@@ -89,16 +91,6 @@ LOST_PAUSE: Final = 1.0
 """Seconds between two lines in the log on losses of one cause; all are counted."""
 _AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
 """Why a registration can't be made that will be as soon as the other side is there."""
-
-
-class DirectionTerms(msgspec.Struct, frozen=True):
-    """Terms of a direction beside its transformation."""
-
-    types: tuple[str, ...] = ()
-    """Names of the types that are subscribed to; () for all."""
-    poll: float = 2.0
-    validate: bool = True
-    """Whether the other side checks metadata by their schema once more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -436,8 +428,8 @@ class Direction:
                     return
                 bundle = msgspec.structs.replace(bundle, type=type_)
                 published = _renamed(published, bundle, relay.parked[-1][1])
-            first = None if published.first is None else relay.first
-            self.target.register(replace(published, first=first), type_, bundle, via, validate=self._terms.validate)
+            passed = self._terms.passed(published, None if published.first is None else relay.first)
+            self.target.register(passed, type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
             waits = isinstance(exc, AccessDeniedError) and (
                 not relay.parked or self._clock() - relay.parked[0][0] < DENIED_SECONDS

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -24,21 +22,11 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError, JbiError, LookupNotFoundError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, SchemaBundle, TypeName
-from jbi_pubsub.core.signing import SigningKey
-from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.lookup.client.finder import LookupCache
-from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import (
     PUBLISHER_TYPE,
-    ExpirationEntry,
-    InformationType,
-    LocalEntry,
-    NumberedEntry,
-    PersistentEntry,
-    RelayedEntry,
-    SigningKeyEntry,
-    origin_of,
 )
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import PublisherRequest, QueryRequest
@@ -52,13 +40,13 @@ from jbi_pubsub.subscriber.archives import archives_with
 from jbi_pubsub.subscriber.listeners import SubscriptionUid
 from jbi_pubsub.subscriber.query import QUERY_SECONDS, Query, QueryDraft
 
+from .listed import BridgedRegistration as BridgedRegistration
+from .listed import listed
+
 log = logging.getLogger("jbi_pubsub.bridge")
 
 CONNECT_SECONDS: Final = 1.0
 """For a delegate to be found, at each try."""
-
-LONGEST: Final = 1e11
-"""Seconds of an expiration."""
 
 SETTLE_SECONDS: Final = 0.02
 """Until it is looked again what the other side has taken."""
@@ -68,37 +56,6 @@ HANDED_SECONDS: Final = 5.0
 LEFT_SECONDS: Final = 5.0
 """Time that a registration is told of that has left: a publisher may come, publish and leave within some ms."""
 LEFT_MOST: Final = 10_000
-
-_MADE_BY: Final = (InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry, PersistentEntry)
-_MADE: Final = {each.entry_name for each in _MADE_BY}
-"""Entries on an item that its delegate has made."""
-
-
-@dataclass(frozen=True, slots=True)
-class BridgedRegistration:
-    """A registration as its platform shows it."""
-
-    uid: str
-    type: TypeName
-    entries: tuple[EntryRep, ...] = ()
-    """Entries of its invariant metadata."""
-    signing: SigningKey | None = None
-    via: tuple[str, ...] = ()
-    """The platforms that its objects have passed before this one."""
-    bridge: str = ""
-    """Bridge that relays it to this platform; "": its publisher is here."""
-    is_local: bool = False
-    """Whether it is for those alone who are where it is."""
-    expiration: float = 0.0
-    """Seconds for which its objects may wait; 0.0: for ever."""
-    is_persistent: bool = False
-    """Whether its publisher wants its objects kept."""
-    has_left: bool = field(default=False, compare=False)
-    """Whether it was there moments ago, and its last objects may come yet."""
-    at: ServiceRef | None = field(default=None, compare=False)
-    """Service that knows its schema; None: there is none."""
-    first: int | None = field(default=None, compare=False)
-    """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
 
 
 class ObjectReceiver(Protocol):
@@ -342,7 +299,7 @@ class JbiPlatform:
         standing = {item.service_id: item for item in self._cache.items()}
         for uid, item in (left | standing).items():
             try:
-                found.append(_published(item, has_left=uid not in standing))
+                found.append(listed(item, has_left=uid not in standing))
             except EntryError as exc:
                 log.debug("%s: registration %s is left out: %s", self._name, item.service_id[:64], exc)
         return found
@@ -427,7 +384,9 @@ class JbiPlatform:
         """See BridgePlatform. Raises what the delegate says, DelegateNotFoundError, LookupNotFoundError, WireError."""
         request = PublisherRequest(
             bundle, published.entries, validate, signing=published.signing if type_ == published.type else None,
-            expiration=published.expiration,
+            qos=Wish(importance=published.importance if "importance" in published.passes else None),
+            persist=True if published.is_persistent and "persist" in published.passes else None,
+            expiration=published.expiration, sending=published.sending,
         )  # fmt: skip
         self._publisher.register_relayed(self._connected(), published.uid, type_, request, via, first=published.first)
 
@@ -547,42 +506,3 @@ def shared_lookups(one: BridgePlatform, other: BridgePlatform) -> frozenset[str]
     if not isinstance(one, JbiPlatform) or not isinstance(other, JbiPlatform):
         return frozenset()
     return one.lookups() & other.lookups()
-
-
-def _published(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
-    """Raises EntryError for an item that is no registration."""
-    described = next((rep for rep in item.entries if rep.cls.name == InformationType.entry_name), None)
-    if described is None:
-        raise EntryError("a registration that says nothing of its type", entry_class=InformationType.entry_name)
-    told = InformationType.from_rep(described)
-    if not told.name or not told.version:
-        raise EntryError("a registration without a type", entry_class=InformationType.entry_name)
-    key = next((rep for rep in item.entries if rep.cls.name == SigningKeyEntry.entry_name), None)
-    origin = origin_of(item.entries)
-    return BridgedRegistration(
-        item.service_id,
-        TypeName(told.name, told.version),
-        tuple(rep for rep in item.entries if rep.cls.name not in _MADE),
-        SigningKeyEntry.from_rep(key).signing_key() if key is not None else None,
-        origin.via if origin is not None else (),
-        origin.bridge if origin is not None else "",
-        any(rep.cls.name == LocalEntry.entry_name for rep in item.entries),
-        _expiration(item),
-        any(rep.cls.name == PersistentEntry.entry_name for rep in item.entries),
-        has_left,
-        item.proxy if told.schema else None,
-        origin.first if origin is not None else 0,
-    )
-
-
-def _expiration(item: ServiceItem) -> float:
-    """Raises EntryError for what is no time."""
-    rep = next((rep for rep in item.entries if rep.cls.name == ExpirationEntry.entry_name), None)
-    text = ExpirationEntry.from_rep(rep).seconds if rep is not None else None
-    try:
-        seconds = float(text or 0.0)
-    except ValueError:
-        seconds = math.nan
-    if not 0.0 <= seconds <= LONGEST:
-        raise EntryError("a registration whose expiration is no time", entry_class=ExpirationEntry.entry_name)
-    return seconds

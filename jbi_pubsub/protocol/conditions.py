@@ -25,6 +25,7 @@ from jbi_pubsub.protocol.requests import (
     check_request,
     check_unfiltered,
 )
+from jbi_pubsub.protocol.wanted import Demand
 
 MAX_BOUND: Final = 10_000_000
 
@@ -59,6 +60,8 @@ def compile_conditions(request: SubscriptionRequest) -> CompiledConditions:
     if request.view not in get_args(View):
         raise ConfigurationError(f"unknown view {request.view!r}", hint=f"Use {' or '.join(get_args(View))}")
     check_unfiltered(request.unfiltered)
+    if not set(request.demands) <= set(get_args(Demand)):
+        raise ConfigurationError(f"demands: {request.demands!r}"[:200], hint=f"There are {', '.join(get_args(Demand))}")
     if len(request.unlike) > MAX_OWNER:
         raise ConfigurationError(f"unlike has {len(request.unlike)} characters, the limit is {MAX_OWNER}")
     if request.policy not in get_args(Policy):

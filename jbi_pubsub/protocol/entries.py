@@ -171,6 +171,17 @@ class TypesEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SendingEntry(Entry):
+    """On the item of a registration whose publisher says how its objects are to go to other nodes and platforms: the
+    fields of its Sending that are not the default, and the importance that it wishes."""
+
+    entry_name = "jbi.Sending"
+    mode: str | None = None
+    key: str | None = None
+    importance: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RelayedEntry(Entry):
     """On the item of a registration that was made on another platform: the fields of its Origin, with a space between
     the names."""
@@ -199,6 +210,7 @@ OWN_ENTRIES: Final = {
         LocalEntry,
         ExpirationEntry,
         PersistentEntry,
+        SendingEntry,
         RelayedEntry,
         NumberedEntry,
     )

@@ -17,6 +17,8 @@ from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate
 from jbi_pubsub.protocol.entries import HOPS_MOST, Origin
+from jbi_pubsub.protocol.sending import SENDING, Sending
+from jbi_pubsub.protocol.wanted import Demand
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
@@ -71,6 +73,8 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     """Owner, for subscriptions that do not want what he publishes (`unlike`); "" for none."""
     origin: Origin | None = None
     """Origin of one relayed from another platform: it has the id that it has there, and `secret` is its bridge's."""
+    sending: Sending = SENDING
+    """Way of its objects over networks of nodes."""
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +143,8 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     local: bool = False
     """Only what was published at this delegate: nothing that a bridge or network has brought."""
     unfiltered: Unfiltered = "withhold"
+    demands: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=len(get_args(Demand)))] = ()
+    """Demands on publishers elsewhere, whatever these say themselves."""
 
 
 def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> SubscriptionRequest | None:

@@ -3,7 +3,7 @@ need not send what nobody wants."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,11 @@ PREDICATES_TEXT: Final = 16_384
 """Characters of all predicates on objects of a type, with their namespaces."""
 WANTED_TEXT: Final = 1 << 20
 """Characters of all predicates."""
+
+
+Demand = Literal["reliable", "persist"]
+"""Demand of a subscription on what nodes of a network send: that what is lost on the way is sent again, or that it is
+archived by others as well, although the publisher did not ask for it."""
 
 
 class WantedPredicate(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -33,6 +38,8 @@ class WantedType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: TypeName
     predicates: Annotated[tuple[WantedPredicate, ...], msgspec.Meta(max_length=PREDICATES_MOST)] = ()
     """() for all of its objects."""
+    demands: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=len(get_args(Demand)))] = ()
+    """Demands of some of the subscriptions."""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

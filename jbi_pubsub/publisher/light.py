@@ -25,6 +25,7 @@ from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
 from .connection import ConnectionReports, DelegateConnection
@@ -127,6 +128,7 @@ class PublisherAdapterLight:
         expiration: float | None = None,
         local: bool = False,
         owner: str | None = None,
+        sending: Sending | None = None,
     ) -> RegistrationUid:
         """Register what will be published at a delegate; the id to publish with.
 
@@ -135,28 +137,27 @@ class PublisherAdapterLight:
         marks file for schemas that carry no marks, `type_name` the type when neither a marker element nor the root's
         name is right. Without `schema` it is that which the delegate, or a type repository that it can ask, has of
         `type_name` and `version`; if none has it, and `validate` is False, any well-formed metadata may be published,
-        without `invariants`: nothing says what is invariant. `validate` False skips validation of each object
-        (default [client] validate); invariants are always checked. Where neither is looked at, metadata may be absent,
-        and `well_formed` False (default [client] well_formed) takes any bytes: no predicate on them is true then.
-        `locations` maps URLs or namespaces to local schema files. `qos`: what is wished of how its objects are served
-        (docs/qos.md). `persist`: whether its objects are archived there; None leaves it to the delegate's rules.
+        without `invariants`. `validate` False skips validation of each object (default [client] validate); invariants
+        are always checked. Where neither is looked at, metadata may be absent, and `well_formed` False (default
+        [client] well_formed) takes any bytes: no predicate on them is true then. `locations` maps URLs or namespaces to
+        local schema files. `qos`: what is wished of how its objects are served (docs/qos.md). `persist`: whether its
+        objects are archived there; None leaves it to the delegate's rules.
 
         `reliable` False (default [client] reliable): what the delegate has not acknowledged when it goes away is not
-        sent again to the one that takes over. Objects that are given up leave a gap in the numbers.
-        `expiration`: seconds after which an object that still waits, here or for a subscriber, is given up (default
-        [client] expiration; 0: never). `local`: its objects are for this delegate's subscribers alone, bridges and
-        networks leave them. `owner`: whose they are, for subscribers that do not want those (`unlike`).
+        sent again to the one that takes over. Objects that are given up leave a gap in the numbers. `expiration`:
+        seconds after which an object that still waits, here or for a subscriber, is given up (default [client]
+        expiration; 0: never). `local`: its objects are for this delegate's subscribers alone, bridges and networks
+        leave them. `owner`: whose they are, for subscribers that do not want those (`unlike`). `sending`: see there.
 
         Raises UnknownUidError, QosDeniedError (a field that `qos` requires is not granted), SchemaError,
-        TypeConflictError, MetadataError, InvariantError (one is missing that all valid metadata have),
-        OversizeError (no lookup service would list it), ArgumentError,
-        AccessDeniedError, ConfigurationError (`persist` where there is no archive), StorageError, WireError.
+        TypeConflictError, MetadataError, InvariantError (one is missing), OversizeError (no lookup service lists it),
+        ArgumentError, AccessDeniedError, ConfigurationError (`persist` without an archive), StorageError, WireError.
         """
         self._check_open()
         connection = self._connection(delegate)
         options = RegistrationOptions(
             schema, marks, type_name, version, locations, validate, well_formed, qos, persist, reliable, expiration,
-            local, owner,
+            local, owner, sending,
         )  # fmt: skip
         terms = options.terms(self._config.client)
         info_type = options.open_type(self._types, connection.schema, validate=terms.validate)

@@ -25,6 +25,7 @@ from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.remote import RemoteArchive
+from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
 from .payloads import Body, Payload, Payloads
@@ -79,13 +80,14 @@ class PublisherAdapter:
         expiration: float | None = None,
         local: bool = False,
         owner: str | None = None,
+        sending: Sending | None = None,
         timeout: float | None = None,
     ) -> RegistrationUid:
         """Register what will be published; see PublisherAdapterLight.register_publisher."""
         self._check_open()
         options = RegistrationOptions(
             schema, marks, type_name, version, locations, validate, well_formed, qos, persist, reliable, expiration,
-            local, owner,
+            local, owner, sending,
         )  # fmt: skip
         terms = options.terms(self._config.client)
         info_type = options.open_type(self._types, self._server.service.repositories.schema, validate=terms.validate)

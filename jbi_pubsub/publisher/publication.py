@@ -28,6 +28,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.conformity import Conformity
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import MAX_OWNER, PublisherRequest
+from jbi_pubsub.protocol.sending import SENDING, Sending, check_sending
 
 from .payloads import Body, Payload
 
@@ -62,6 +63,7 @@ class PublisherTerms(NamedTuple):
     """Bytes."""
     max_payload: int = PAYLOAD_MOST
     """Bytes."""
+    sending: Sending = SENDING
 
 
 class RegistrationOptions(NamedTuple):
@@ -80,6 +82,7 @@ class RegistrationOptions(NamedTuple):
     expiration: float | None
     local: bool
     owner: str | None
+    sending: Sending | None
 
     def terms(self, client: ClientSection) -> PublisherTerms:
         """Terms as given, and for what was not given, as [client] says. Raises ConfigurationError."""
@@ -91,12 +94,14 @@ class RegistrationOptions(NamedTuple):
             raise ConfigurationError(f"owner has {len(owner)} characters, the limit is {MAX_OWNER}")
         if self.qos is not None:
             checked_wish(self.qos)
+        reliable = client.reliable if self.reliable is None else self.reliable
+        sending = self.sending or Sending("reliable" if reliable else "unreliable")
+        check_sending(sending)
         return PublisherTerms(
             client.validate if self.validate is None else self.validate,
             client.well_formed if self.well_formed is None else self.well_formed,
-            client.reliable if self.reliable is None else self.reliable,
-            seconds, self.local, owner, self.qos or Wish(), self.persist,
-            client.max_metadata, client.max_payload,
+            reliable, seconds, self.local, owner, self.qos or Wish(), self.persist,
+            client.max_metadata, client.max_payload, sending,
         )  # fmt: skip
 
     def open_type(
@@ -168,7 +173,7 @@ class LocalPublication:
         terms = self.terms
         return PublisherRequest(
             self.info_type.bundle, self.entries, terms.validate, self._secret, self._signing, terms.qos, terms.persist,
-            terms.well_formed, terms.expiration, terms.local, terms.owner,
+            terms.well_formed, terms.expiration, terms.local, terms.owner, sending=terms.sending,
         )  # fmt: skip
 
     def is_renewed(self) -> bool:

@@ -33,6 +33,7 @@ from jbi_pubsub.protocol.requests import (
     View,
     check_unfiltered,
 )
+from jbi_pubsub.protocol.wanted import Demand
 
 from .listeners import SubscriptionListener, SubscriptionUid
 from .merging import KeyOf
@@ -139,6 +140,9 @@ class SubscriptionOptions(TypeOptions, ContentOptions, total=False):
     """Owner of publishers (their `owner`) of whom nothing comes."""
     local: bool
     """Whether only that comes which was published at the delegate that it comes from."""
+    demands: Sequence[Demand] | None
+    """Demands on nodes of a network elsewhere, whatever publishers say: "reliable" (what is lost on the way is sent
+    again), "persist" (what is sent is archived there as well)."""
 
 
 class Conditions(TypeOptions, ContentOptions, total=False):
@@ -191,6 +195,7 @@ def subscription_request(given: SubscriptionOptions, config: Config, *, now: flo
         attributes=tuple((given.get("attributes") or {}).items()),
         secret=secret if recipients or durable else "",  # others are their session's, and told to all that match
         start=start,
+        demands=tuple(given.get("demands") or ()),
         **_same(given, "durable", "ack", "unlike", "local"),
     )
     if request.durable and request.recipients:

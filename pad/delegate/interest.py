@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delegate.tables import Tables
-from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.matching.registration import Topic
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.entries import bridge_name
 from jbi_pubsub.protocol.wanted import (
+    EVERYTHING,
     PREDICATES_MOST,
     PREDICATES_TEXT,
     TYPES_MOST,
     WANTED_TEXT,
+    Demand,
     Wanted,
     WantedPredicate,
     WantedType,
@@ -38,12 +39,17 @@ GATHER_SECONDS: Final = 0.02
 BRIDGES_MOST: Final = 100
 """Bridges that are remembered."""
 
-Topics = Mapping[Topic, bool]
-"""Topics, and whether objects of theirs are archived here."""
 Stamp = tuple[tuple[str, int, bool], ...]
 """Topics by key, with the versions of their tables, and whether they are archived."""
+NEVER: Final[tuple[Stamp | None, Wanted]] = (None, EVERYTHING)
 Predicates = set[WantedPredicate] | None
 """Predicates of a type; None: all of its objects."""
+
+
+@dataclass(slots=True)
+class _TypeInterest:
+    predicates: Predicates
+    demands: set[Demand]
 
 
 class RelayedInterest:
@@ -54,7 +60,7 @@ class RelayedInterest:
         self._tables = tables
         self._stopping = stopping
         self._revision = int(wall() * 1e3)  # beyond those of a process before this one
-        self._told: Cache[str, tuple[Stamp, Wanted]] = Cache(BRIDGES_MOST)
+        self._told: Cache[str, tuple[Stamp | None, Wanted]] = Cache(BRIDGES_MOST)
 
     def wanted(self, bridge: str, after: int, timeout: float) -> Wanted:
         """What is wanted of relayed registrations, as soon as it is not that of revision `after`, or after `timeout`
@@ -64,55 +70,66 @@ class RelayedInterest:
         deadline = time.monotonic() + timeout
         while True:
             with self._tables.lock:
-                told = self._look(bridge)
+                topics = self._topics()
+                stamp = tuple((topic.key, topic.table.version, is_archived) for topic, is_archived in topics.items())
+                before, told = self._told.get(bridge, NEVER)
                 left = deadline - time.monotonic()
-                if told.revision != after or left <= 0 or self._stopping.is_set():
+                is_over = left <= 0 or self._stopping.is_set()
+                if before == stamp and (told.revision != after or is_over):
                     return told
-                self._tables.changed.wait(min(left, LOOK_SECONDS))
-            self._stopping.wait(min(GATHER_SECONDS, max(0.0, left)))
+                if before == stamp:
+                    self._tables.changed.wait(min(left, LOOK_SECONDS))
+                else:
+                    asked = [(each.type, is_kept, each.table.subscriptions()) for each, is_kept in topics.items()]
+            if before == stamp:
+                self._stopping.wait(GATHER_SECONDS)
+            elif (told := self._noted(bridge, stamp, _told(_by_type(asked, bridge)))).revision != after or is_over:
+                return told
 
-    def _look(self, bridge: str) -> Wanted:
-        """Under the lock."""
-        topics: dict[Topic, bool] = {}
+    def _topics(self) -> Mapping[Topic, bool]:
+        """Under the lock: those of what is relayed, and whether something of it is archived here."""
+        found: dict[Topic, bool] = {}
         for registration in self._tables.registrations.values():
             if registration.origin is not None:
-                topic = registration.topic
-                topics[topic] = topics.get(topic, False) or registration.persist
-        stamp = tuple((topic.key, topic.table.version, is_archived) for topic, is_archived in topics.items())
-        before = self._told.get(bridge)
-        if before is not None and before[0] == stamp:
-            return before[1]
-        told = Wanted(0, _told(_by_type(topics, bridge)))
-        if before is not None and before[1].types == told.types:
-            told = before[1]
-        else:
-            self._revision += 1
-            told = msgspec.structs.replace(told, revision=self._revision)
-        self._told[bridge] = stamp, told
-        return told
+                found[registration.topic] = found.get(registration.topic, False) or registration.persist
+        return found
+
+    def _noted(self, bridge: str, stamp: Stamp, types: tuple[WantedType, ...] | None) -> Wanted:
+        with self._tables.lock:
+            before, told = self._told.get(bridge, NEVER)
+            if before is None or told.types != types:
+                self._revision += 1
+                told = Wanted(self._revision, types)
+            self._told[bridge] = stamp, told
+            return told
 
 
-def _by_type(topics: Topics, bridge: str) -> dict[TypeName, Predicates]:
-    found: dict[TypeName, Predicates] = {}
-    for topic, is_archived in topics.items():
-        known = found.get(topic.type, set())
-        more = None if is_archived or known is None else _predicates(topic.table, bridge, known)
-        if more is None or more:
-            found[topic.type] = more
+def _by_type(
+    asked: Iterable[tuple[TypeName, bool, Sequence[Subscription]]], bridge: str
+) -> dict[TypeName, _TypeInterest]:
+    """Interest by type, in topics (type, whether archived, subscriptions)."""
+    found: dict[TypeName, _TypeInterest] = {}
+    for type_, is_archived, subscriptions in asked:
+        known = found.get(type_) or _TypeInterest(set(), set())
+        is_wanted = is_archived
+        for subscription in _others(subscriptions, bridge):
+            is_wanted = True
+            known.demands.update(subscription.request.demands)
+            _add(known, subscription.predicate)  # its own: what rules add is nothing for others
+        if is_archived:
+            known.predicates = None
+        if is_wanted:
+            found[type_] = known
     return found
 
 
-def _predicates(table: MatchTable, bridge: str, known: set[WantedPredicate]) -> Predicates:
-    """Those of a table's subscriptions, and those `known` already."""
-    found = set(known)
-    for subscription in _others(table.subscriptions(), bridge):
-        predicate = subscription.predicate  # its own: what rules add is nothing for others
-        if predicate is None:
-            return None
-        found.add(WantedPredicate(predicate.expression, predicate.namespaces, predicate.language))
-        if len(found) > PREDICATES_MOST:
-            return None
-    return found if sum(map(_size, found)) <= PREDICATES_TEXT else None
+def _add(known: _TypeInterest, predicate: Predicate | None) -> None:
+    if predicate is None or known.predicates is None:
+        known.predicates = None
+        return
+    known.predicates.add(WantedPredicate(predicate.expression, predicate.namespaces, predicate.language))
+    if len(known.predicates) > PREDICATES_MOST:
+        known.predicates = None
 
 
 def _others(subscriptions: Iterable[Subscription], bridge: str) -> Iterable[Subscription]:
@@ -125,16 +142,17 @@ def _others(subscriptions: Iterable[Subscription], bridge: str) -> Iterable[Subs
     )
 
 
-def _told(found: Mapping[TypeName, Predicates]) -> tuple[WantedType, ...] | None:
+def _told(found: Mapping[TypeName, _TypeInterest]) -> tuple[WantedType, ...] | None:
     """None: there are too many types."""
     if len(found) > TYPES_MOST:
         return None
     told, size = [], 0
     for type_ in sorted(found):
-        predicates = found[type_]
-        size += sum(map(_size, predicates or ()))
-        some = tuple(sorted(predicates)) if predicates is not None and size <= WANTED_TEXT else ()
-        told.append(WantedType(type_, some))
+        predicates = found[type_].predicates or set()
+        more = sum(map(_size, predicates))
+        size += more
+        some = predicates if more <= PREDICATES_TEXT and size <= WANTED_TEXT else ()
+        told.append(WantedType(type_, tuple(sorted(some)), tuple(sorted(found[type_].demands))))
     return tuple(told)
 
 

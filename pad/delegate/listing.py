@@ -27,6 +27,7 @@ from jbi_pubsub.protocol.entries import (
     local_name,
 )
 from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.sending import SendingTerms, sending_entries
 
 NO_SCHEMA: Final = SchemaBundle("", ())
 
@@ -87,9 +88,9 @@ class RegistrationListing:
         origin = request.origin
         told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
         numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
-        return ServiceItem(
-            uid, self._item_types, self._ref, (*entries, *key, *told, *numbered, *local, *lasting, *kept)
-        )
+        sending = sending_entries(SendingTerms(request.sending, request.qos.importance))
+        told = (*told, *numbered, *local, *lasting, *kept, *sending)
+        return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told))
 
     def origin(self, publisher: str, request: PublisherRequest) -> combined.Provenance:
         """Where the objects of a registration say that they were published."""

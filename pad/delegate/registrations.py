@@ -27,6 +27,7 @@ from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.ownership import check_publisher
 from jbi_pubsub.protocol.requests import PublisherRequest
+from jbi_pubsub.protocol.sending import check_sending
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.archiving import Archiving
@@ -125,6 +126,7 @@ class Registrations:
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
         check_publisher(uid, request)
+        check_sending(request.sending)
         entries, size = self._listing.describe(uid, request, gate)
         if request.origin is None:
             self._give_way_to_original(uid)
@@ -133,6 +135,8 @@ class Registrations:
             connection = self._tables.connection(connection_id)  # asked again: its lease may have run out meanwhile
             if (known := self._tables.registrations.get(uid)) is not None:
                 self._register_again(known, connection, request, number)
+                if known.archived is None and request.origin is not None:
+                    known.archived = archived  # from now on: whoever relays it has been asked to keep it
                 return known, known.topic.entries
             if number in connection.registrations:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
@@ -167,7 +171,7 @@ class Registrations:
             raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
         connection.registrations[number] = connection.registrations.pop(known.number)
         known.number = number  # where it is another one nothing was published
-        known.terms = replace(known.terms, origin=request.origin, signing=request.signing)
+        known.terms = replace(known.terms, origin=request.origin, signing=request.signing, persist=request.persist)
         self._events.tell_registration("updated", known)
 
     def _open(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.bridge import listed
 from jbi_pubsub.bridge import mirror as mirroring
 from jbi_pubsub.bridge import platform as platforms
 from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
@@ -276,7 +277,7 @@ def test_an_expiration_that_is_no_time_is_no_registration(said: str) -> None:
     ref = ServiceRef("0" * 32, "subscriptions", ("127.0.0.1:1",), ())
     item = ServiceItem("registration-1", (PUBLISHER_TYPE,), ref, (described, ExpirationEntry(seconds=said).rep()))
     with pytest.raises(EntryError, match="expiration is no time"):
-        platforms._published(item, has_left=False)
+        listed.listed(item, has_left=False)
 
 
 def test_a_bridge_shows_in_the_status_of_both_platforms(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.combined import NAMESPACE
+from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.pad.delegate.interest import RelayedInterest
 from jbi_pubsub.protocol.entries import Origin
@@ -126,6 +127,21 @@ def test_what_is_archived_is_wanted_whoever_subscribes(world: Bridged) -> None:
     # When its objects are archived here; Expect all of them wanted
     relayed.archived = 0
     assert world.predicates() == [""]
+
+
+def test_what_subscriptions_demand_of_publishers_elsewhere_is_told(world: Bridged) -> None:
+    # Given subscriptions with demands
+    world.relay()
+    world.want(demands=("persist",), predicate="//n")
+    names = [world.want(demands=("reliable", "persist")), world.want()]
+    # Expect them with the type, each once, as long as they stand
+    assert world.wanted().types == (WantedType(TYPE, (), ("persist", "reliable")),)
+    for name in names:
+        world.end(name)
+    assert world.wanted().types == (WantedType(TYPE, (WantedPredicate("//n"),), ("persist",)),)
+    # When one demands what there is not, expect a refusal
+    with pytest.raises(ConfigurationError, match="demands"):
+        world.want(demands=("all",))
 
 
 def test_of_very_many_types_everything_is_wanted(world: Bridged) -> None:

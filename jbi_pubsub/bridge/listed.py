@@ -1,0 +1,113 @@
+"""Registrations as bridges see them, and as lookup services of our own platforms list them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from jbi_pubsub.core.errors import EntryError
+from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.quality import Importance
+from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.protocol.entries import (
+    ExpirationEntry,
+    InformationType,
+    LocalEntry,
+    NumberedEntry,
+    PersistentEntry,
+    RelayedEntry,
+    SendingEntry,
+    SigningKeyEntry,
+    origin_of,
+)
+from jbi_pubsub.protocol.sending import SENDING, Sending, sending_terms
+
+Passing = Literal["persist", "importance"]
+"""Wishes of a publisher that a direction may pass on: whether its objects are archived, and how important they are."""
+
+LONGEST: Final = 1e11
+"""Seconds of an expiration."""
+
+_MADE_BY: Final = (
+    InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry, PersistentEntry, SendingEntry,
+)  # fmt: skip
+_MADE: Final = {each.entry_name for each in _MADE_BY}
+"""Entries on an item that its delegate has made."""
+
+
+@dataclass(frozen=True, slots=True)
+class BridgedRegistration:
+    """A registration as its platform shows it."""
+
+    uid: str
+    type: TypeName
+    entries: tuple[EntryRep, ...] = ()
+    """Entries of its invariant metadata."""
+    signing: SigningKey | None = None
+    via: tuple[str, ...] = ()
+    """The platforms that its objects have passed before this one."""
+    bridge: str = ""
+    """Bridge that relays it to this platform; "": its publisher is here."""
+    is_local: bool = False
+    """Whether it is for those alone who are where it is."""
+    expiration: float = 0.0
+    """Seconds for which its objects may wait; 0.0: for ever."""
+    is_persistent: bool = False
+    """Whether its publisher wants its objects kept."""
+    importance: Importance | None = None
+    """Importance that its publisher wishes."""
+    sending: Sending = SENDING
+    """Way of its objects over networks of nodes."""
+    passes: tuple[Passing, ...] = ()
+    """Wishes that hold where it is relayed to. What is to be kept there is kept until it ends."""
+    has_left: bool = field(default=False, compare=False)
+    """Whether it was there moments ago, and its last objects may come yet."""
+    at: ServiceRef | None = field(default=None, compare=False)
+    """Service that knows its schema; None: there is none."""
+    first: int | None = field(default=None, compare=False)
+    """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
+
+
+def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
+    """The registration of an item. Raises EntryError for one that is none."""
+    described = next((rep for rep in item.entries if rep.cls.name == InformationType.entry_name), None)
+    if described is None:
+        raise EntryError("a registration that says nothing of its type", entry_class=InformationType.entry_name)
+    told = InformationType.from_rep(described)
+    if not told.name or not told.version:
+        raise EntryError("a registration without a type", entry_class=InformationType.entry_name)
+    key = next((rep for rep in item.entries if rep.cls.name == SigningKeyEntry.entry_name), None)
+    origin, terms = origin_of(item.entries), sending_terms(item.entries)
+    return BridgedRegistration(
+        item.service_id,
+        TypeName(told.name, told.version),
+        tuple(rep for rep in item.entries if rep.cls.name not in _MADE),
+        SigningKeyEntry.from_rep(key).signing_key() if key is not None else None,
+        origin.via if origin is not None else (),
+        origin.bridge if origin is not None else "",
+        any(rep.cls.name == LocalEntry.entry_name for rep in item.entries),
+        _expiration(item),
+        any(rep.cls.name == PersistentEntry.entry_name for rep in item.entries),
+        terms.importance,
+        terms.sending,
+        has_left=has_left,
+        at=item.proxy if told.schema else None,
+        first=origin.first if origin is not None else 0,
+    )
+
+
+def _expiration(item: ServiceItem) -> float:
+    """Raises EntryError for what is no time."""
+    rep = next((rep for rep in item.entries if rep.cls.name == ExpirationEntry.entry_name), None)
+    text = ExpirationEntry.from_rep(rep).seconds if rep is not None else None
+    try:
+        seconds = float(text or 0.0)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds <= LONGEST:
+        raise EntryError("a registration whose expiration is no time", entry_class=ExpirationEntry.entry_name)
+    return seconds
