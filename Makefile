@@ -46,7 +46,7 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,archive,mqtt,node,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,archive,mqtt,zenoh,node,docs]'
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python

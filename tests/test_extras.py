@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 TOP = Path(__file__).parent.parent
 
-EXTRAS: Final = ("archive", "ldap", "mqtt", "node", "plot", "qos", "spark", "trust", "web")
+EXTRAS: Final = ("archive", "ldap", "mqtt", "node", "plot", "qos", "spark", "trust", "web", "zenoh")
 ROOMS: Final = {
     "jbi_pubsub.archive.": {"archive", "node"},
     "jbi_pubsub.trust.": {"trust", "node"},

@@ -94,9 +94,10 @@ class NetworkSection(Section, frozen=True):
     plugin: str = "udp"
     """Kind of the link: udp, tcp, zenoh, local (within a process), or a plug-in `network.X`."""
     group: str = "239.74.66.73"
-    """Multicast group, IPv4 or IPv6 (ff05::4a42); "" for none, and `peers` alone."""
+    """Multicast group, IPv4 or IPv6 (ff05::4a42); "" for none, and `peers` alone. Of tcp and zenoh the address to
+    listen at, where a group is all of them."""
     port: Port = 4162
-    """Its port, the same for all."""
+    """Its port, the same for all; 0 of tcp and zenoh: nobody connects to us."""
     interfaces: tuple[str, ...] = ()
     """Names of interfaces; without any, all that can multicast."""
     peers: tuple[str, ...] = ()

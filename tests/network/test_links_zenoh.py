@@ -1,0 +1,216 @@
+"""Links over Zenoh: peers, a router between clients, three processes, and what can not be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.network.links import zenoh
+from jbi_pubsub.network.links.zenoh import ZenohLink
+
+from .linked import driven, free_port
+
+pytest.importorskip("zenoh", reason="eclipse-zenoh is not installed (extra zenoh)")
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a network that nobody else has."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nobody looks for others by multicast, and no thread stays."""
+    file = tmp_path / "zenoh.json5"
+    off = {"scouting": {"multicast": {"enabled": False}}, "listen": {"endpoints": [f"tcp/{HOST}:0"]}}
+    file.write_text(json.dumps(off))
+    monkeypatch.setenv("ZENOH_CONFIG", str(file))
+    yield
+    assert not [each.name for each in threading.enumerate() if "zenoh" in each.name]
+
+
+def tcp_port() -> int:
+    return free_port(socket.SOCK_STREAM)
+
+
+def hear_each_other(net: Any) -> None:
+    """Each has heard each other one; then nothing is left of that."""
+    count = len(net.links)
+
+    def said() -> bool:
+        for at in range(count):
+            net.links[at].send([b"here %d" % at])
+        net.step()
+        return all(len(set(each)) == count - 1 for each in net.came)
+
+    net.until(said)
+    for at in range(count):
+        net.send(at, [b"end %d" % at])
+    net.until(lambda: all(sum(one.startswith(b"end") for one in each) == count - 1 for each in net.came))
+    for each in net.came:
+        each.clear()
+
+
+@pytest.mark.parametrize("mode", ["peer", "router"])
+def test_all_hear_each_other_once_and_in_order(name: str, mode: str) -> None:
+    # Given three links: all peers, or a router between two clients
+    port = tcp_port()
+    others = "peer" if mode == "peer" else "client"
+    links = [
+        ZenohLink(name, port=port, host=HOST, mode=mode),
+        *(ZenohLink(name, peers=[(HOST, port)], mode=others) for _ in range(2)),
+    ]
+    with driven(*links) as net:
+        hear_each_other(net)
+        assert links[1].status()["routers" if mode == "router" else "peers"]
+
+        # When each says a lot, expect the others to have all of it as it was, in order, and nobody to hear itself
+        said = [[b"%d %05d" % (at, number) + bytes(1_400) for number in range(1_000)] for at in range(3)]
+        left = [list(each) for each in said]
+        while any(left):
+            for at in range(3):
+                del left[at][: links[at].send(left[at])]
+            net.step(0.0)
+        net.until(lambda: all(len(each) == 2_000 for each in net.came))
+        for at in range(3):
+            for other in range(3):
+                heard = [each for each in net.came[at] if each.startswith(b"%d " % other)]
+                assert heard == ([] if at == other else said[other])
+        assert all(each.is_lossless and each.status()["faults"] == {} for each in links)
+
+
+def test_one_that_comes_later_is_found(name: str) -> None:
+    port = tcp_port()
+    with driven(ZenohLink(name, peers=[(HOST, port)], mode="peer"), ZenohLink(name, port=port, host=HOST)) as net:
+        hear_each_other(net)
+
+
+SPEAKER = """
+import sys, time
+from jbi_pubsub.network.links.zenoh import ZenohLink
+name, port, text = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+link = ZenohLink(name, peers=[("127.0.0.1", port)], mode="client")
+heard = set()
+end = time.monotonic() + 60.0
+while len(heard) < 2 and time.monotonic() < end:
+    link.send([text])
+    heard.update(link.receive(link.sockets()[0]))
+    time.sleep(0.01)
+print(sorted(each.decode() for each in heard), flush=True)
+sys.stdin.read()
+link.close()
+"""
+
+
+@pytest.mark.processes
+def test_three_processes_hear_each_other_through_a_router_in_one_of_them(name: str) -> None:
+    # Given a router here, and two processes that connect to it
+    port = tcp_port()
+    with driven(ZenohLink(name, port=port, host=HOST, mode="router")) as net:
+        made = [
+            subprocess.Popen(
+                [sys.executable, "-c", SPEAKER, name, str(port), text], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True,
+            )
+            for text in ("bravo", "charlie")
+        ]  # fmt: skip
+        try:
+            # When all speak, expect each to hear both others
+            def heard() -> bool:
+                net.links[0].send([b"alpha"])
+                return set(net.came[0]) == {b"bravo", b"charlie"}
+
+            net.until(heard)
+            told: list[str] = []
+            readers = [threading.Thread(target=lambda each=each: told.append(each.stdout.readline())) for each in made]
+            for each in readers:
+                each.start()
+
+            def all_told() -> bool:
+                net.links[0].send([b"alpha"])
+                return len(told) == 2
+
+            net.until(all_told)
+            assert sorted(told) == ["['alpha', 'bravo']\n", "['alpha', 'charlie']\n"]
+        finally:
+            for process in made:
+                process.communicate(timeout=30.0)
+            for each in readers:
+                each.join()
+
+
+def test_where_nobody_reads_the_network_waits_and_nothing_is_lost(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link that reads nothing
+    monkeypatch.setattr(zenoh, "RECEIVING_MOST", 100)
+    port = tcp_port()
+    links = [
+        ZenohLink(name, port=port, host=HOST, mode="peer", send_buffer=1 << 18),
+        ZenohLink(name, peers=[(HOST, port)], mode="peer"),
+    ]
+    with driven(*links) as net:
+        hear_each_other(net)
+
+        # When it is given more and more, expect it to take no more at some time
+        said: list[bytes] = []
+        refused = 0
+        while refused < 20:
+            batch = [b"%06d" % (len(said) + at) + bytes(10_000) for at in range(10)]
+            taken = links[0].send(batch)
+            said += batch[:taken]
+            refused = 0 if taken else refused + 1
+            assert len(said) < 20_000
+            threading.Event().wait(0 if taken else 0.01)
+        assert len(links[1]._takes._coming) == 100
+        assert links[0].waiting() >= 1 << 18
+
+        # When it reads, expect all of it
+        net.until(lambda: len(net.came[1]) == len(said))
+        assert net.came[1] == said
+        assert links[0].waiting() == 0
+
+
+def test_what_is_no_datagram_is_counted(name: str) -> None:
+    import zenoh as library
+
+    port = tcp_port()
+    with driven(ZenohLink(name, port=port, host=HOST, mode="router")) as net:
+        config = library.Config()
+        for key, value in (("mode", "client"), ("connect/endpoints", [f"tcp/{HOST}:{port}"])):
+            config.insert_json5(key, json.dumps(value))
+        with library.open(config) as stranger:
+
+            def told() -> bool:
+                stranger.put(f"jbi/{name}", bytes(70_000))
+                stranger.put(f"jbi/{name}", b"")
+                return net.links[0].status()["faults"].get("what is no datagram", 0) >= 2
+
+            net.until(told)
+        assert net.came == [[]]
+
+
+def test_what_can_not_be_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ({"mode": "prince"}, {"peers": [("nowhere.invalid", 1)], "mode": "client"}):
+        with pytest.raises(ConfigurationError, match="Zenoh can't be where network") as told:
+            ZenohLink(name, **given)  # type: ignore[arg-type]  # several kinds
+        assert "ZENOH_CONFIG" in told.value.hint
+    with pytest.raises(ConfigurationError, match="Key Expr"):
+        ZenohLink("*/#")
+    with socket.create_server((HOST, 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
+        ZenohLink(name, port=taken.getsockname()[1], host=HOST)
+    monkeypatch.setitem(sys.modules, "zenoh", None)
+    with pytest.raises(ConfigurationError, match="not installed") as told:
+        ZenohLink(name)
+    assert "jbi-pubsub[zenoh]" in told.value.hint
