@@ -9,10 +9,14 @@ PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(2 * 
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist unit test check lint fmt docs reference soak profile clean
+.PHONY: demo demo-node dist unit test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
+
+# three nodes, two networks that lose, a relay, an island that comes back
+demo-node: $(VENV)/demo.stamp
+	$(BIN)/jbi demo network $(ARGS)
 
 # below a minute, for after each change: what needs no socket, no process and no second of a processor
 unit: $(VENV)/test.stamp

@@ -20,6 +20,7 @@ EXAMPLES: Final = {
     "caution": "A master caution panel: subscriber, database and publisher.",
     "hla": "Flights and weather, two federations with a bridge between them.",
     "imagery": "Imagery and telemetry from around Kabul, and a map.",
+    "network": "Three nodes on two networks that lose, and an island that comes back.",
     "node": "A client of the Common API, and a node that is stopped under it.",
     "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
 }
