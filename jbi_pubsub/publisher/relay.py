@@ -87,8 +87,9 @@ class RelayPublisher(PublisherAdapterLight):
 
     def close(self, timeout: float = 5.0) -> None:
         """See PublisherAdapterLight."""
-        for watch in self._watches:
-            watch.stop()
+        if self._birthplace.is_here():  # a forked child leaves its parent's alone
+            for watch in self._watches:
+                watch.stop()
         super().close(timeout)
 
     def register_relayed(

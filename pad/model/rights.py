@@ -30,10 +30,13 @@ class Rights:
         """Types that he was refused: each is recorded once."""
 
     def check(self, request: SubscriptionRequest) -> None:
-        """Whether he may subscribe at all to what he asks for, and mail it there. Raises AccessDeniedError."""
+        """Whether he may subscribe at all to what he asks for, mail it there, and have it archived elsewhere. Raises
+        AccessDeniedError."""
         subject = wanted(request)
         demand(self._policy, self.caller, ("connect", Subject()))
         demand(self._policy, self.caller, ("subscribe", subject))
+        if "persist" in request.demands:
+            demand(self._policy, self.caller, ("persist", subject))
         for domain in sorted({address.rpartition("@")[2].casefold() for address in request.recipients}):
             demand(self._policy, self.caller, ("mail", dataclasses.replace(subject, name=domain)))
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core.access import AllowAll, Decision
 from jbi_pubsub.core.combined import NAMESPACE
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.interest import RelayedInterest
+from jbi_pubsub.pad.model.rights import Rights
 from jbi_pubsub.protocol.entries import Origin
-from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest
+from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.wanted import PREDICATES_MOST, TYPES_MOST, Wanted, WantedPredicate, WantedType
 from tests.pad.test_first_object import Gate, World
 
@@ -142,6 +145,19 @@ def test_what_subscriptions_demand_of_publishers_elsewhere_is_told(world: Bridge
     # When one demands what there is not, expect a refusal
     with pytest.raises(ConfigurationError, match="demands"):
         world.want(demands=("all",))
+
+
+def test_who_may_not_have_objects_archived_may_not_demand_it() -> None:
+    # Given somebody who may subscribe, and not persist
+    class NotToPersist(AllowAll):
+        def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's
+            return Decision(action != "persist")
+
+    rights = Rights(NotToPersist(), Caller("192.0.2.7:1"))
+    # When he demands that what is lost is sent again, expect that allowed; that it is archived, refused
+    rights.check(SubscriptionRequest("uid", demands=("reliable",)))
+    with pytest.raises(AccessDeniedError, match="persist"):
+        rights.check(SubscriptionRequest("uid", demands=("reliable", "persist")))
 
 
 def test_of_very_many_types_everything_is_wanted(world: Bridged) -> None:
