@@ -8,7 +8,8 @@ import msgspec
 
 from jbi_pubsub.core.intervals import Range
 from jbi_pubsub.core.values import decoded, decoder_of
-from jbi_pubsub.network.log import LogId, Request
+from jbi_pubsub.network.log import LogId
+from jbi_pubsub.network.recovery import Request
 
 RANGES_MOST: Final = 10_000
 LOGS_MOST: Final = 10_000
@@ -58,6 +59,8 @@ class NodeAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     """Serials that it can give: of its own logs those that live, with their floors, and of others."""
     losses: Annotated[dict[_Sender, float], msgspec.Meta(max_length=LOGS_MOST)] = {}
     """Share of each sender's datagrams that has not come since the last announcement."""
+    settled: Annotated[dict[_Sender, _Number], msgspec.Meta(max_length=LOGS_MOST)] = {}
+    """For senders heard the serial up to which nothing more comes of their logs for all."""
 
 
 _request: Final = decoder_of(RequestBody)

@@ -8,9 +8,15 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from jbi_pubsub.network.datagram import Datagram, DatagramMode, Extension
+from jbi_pubsub.network.durables import DurableBlocks
 from jbi_pubsub.network.log import LogId
+
+OVERHEAD: Final = 300
+"""Bytes that a block takes beside its own."""
+EXPIRING_LEAST: Final = 1_000
 
 
 class HeldBlock(NamedTuple):
@@ -19,44 +25,113 @@ class HeldBlock(NamedTuple):
     data: bytes
     expires: float
     """Monotonic seconds."""
+    level: int = 0
+    """Importance of its message; 0: it does not say."""
 
 
 class BlockCache:
-    """Blocks in memory. One thread at a time."""
+    """Blocks in memory. One thread at a time. Where there is no room those go whose origin has most here."""
 
     def __init__(self, most: int) -> None:
         """`most`: bytes."""
         self._most = most
-        self._blocks: OrderedDict[tuple[LogId, int], HeldBlock] = OrderedDict()
+        self._blocks: dict[bytes, OrderedDict[tuple[LogId, int], HeldBlock]] = {}
+        self._sizes: dict[bytes, int] = {}
         self._expiring: list[tuple[float, LogId, int]] = []
+        self._count = 0
         self.size = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return self._count
 
     def get(self, log_id: LogId, serial: int) -> HeldBlock | None:
         """A block, or None."""
-        return self._blocks.get((log_id, serial))
+        blocks = self._blocks.get(log_id.origin)
+        return blocks.get((log_id, serial)) if blocks is not None else None
 
     def put(self, log_id: LogId, serial: int, block: HeldBlock) -> Iterator[tuple[LogId, int]]:
         """Keep one more; those that are given up for it."""
-        self._blocks[log_id, serial] = block
-        self.size += len(block.data)
+        self.remove(log_id, serial)
+        self._blocks.setdefault(log_id.origin, OrderedDict())[log_id, serial] = block
+        self._count_in(log_id.origin, len(block.data) + OVERHEAD, 1)
         heapq.heappush(self._expiring, (block.expires, log_id, serial))
+        if len(self._expiring) > 2 * self._count + EXPIRING_LEAST:
+            self._expiring = [
+                (each.expires, *key) for blocks in self._blocks.values() for key, each in blocks.items()
+            ]  # fmt: skip
+            heapq.heapify(self._expiring)
         while self.size > self._most:
-            (gone, number), old = self._blocks.popitem(last=False)
-            self.size -= len(old.data)
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            gone, number = next(iter(self._blocks[largest]))
+            self.remove(gone, number)
             yield gone, number
 
     def expire(self, now: float) -> Iterator[tuple[LogId, int]]:
         """Those that are over by now."""
         while self._expiring and self._expiring[0][0] <= now:
             _, log_id, serial = heapq.heappop(self._expiring)
-            if self.remove(log_id, serial):
+            held = self.get(log_id, serial)
+            if held is not None and held.expires <= now and self.remove(log_id, serial):
                 yield log_id, serial
 
     def remove(self, log_id: LogId, serial: int) -> bool:
         """Give one up; whether it was there."""
-        block = self._blocks.pop((log_id, serial), None)
-        self.size -= len(block.data) if block is not None else 0
+        blocks = self._blocks.get(log_id.origin)
+        block = blocks.pop((log_id, serial), None) if blocks is not None else None
+        if block is not None:
+            self._count_in(log_id.origin, -len(block.data) - OVERHEAD, -1)
         return block is not None
+
+    def _count_in(self, origin: bytes, size: int, count: int) -> None:
+        self.size += size
+        self._count += count
+        self._sizes[origin] = self._sizes.get(origin, 0) + size
+        if not self._sizes[origin]:
+            del self._sizes[origin], self._blocks[origin]
+
+
+class HeldBlocks:
+    """All blocks that a node can give. Durable messages have a place of their own: nothing else pushes them out."""
+
+    def __init__(self, most: int, durable_most: int, durables: int) -> None:
+        """`most`, `durable_most`: bytes; `durables`: durable messages."""
+        self._caches = (BlockCache(most), BlockCache(durable_most))
+        self.durables = DurableBlocks(durables)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._caches))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(each.size for each in self._caches)
+
+    def get(self, log_id: LogId, serial: int) -> HeldBlock | None:
+        """A block, or None."""
+        return self._caches[0].get(log_id, serial) or self._caches[1].get(log_id, serial)
+
+    def keep(
+        self, log_id: LogId, datagram: Datagram, data: bytes, expires: float
+    ) -> tuple[bool, list[tuple[LogId, int]]]:
+        """Keep a block, unless there is a newer update of its message; whether it is kept. And those that are given up
+        for it."""
+        assert datagram.footer is not None
+        serial = datagram.footer.serial
+        is_newest, given_up = self.durables.replace(log_id, datagram)
+        for each in given_up:
+            self.remove(*each)
+        if is_newest:
+            level = datagram.extension(Extension.LEVEL)
+            block = HeldBlock(data, expires, level[0] if level else 0)
+            given_up += self._caches[datagram.mode == DatagramMode.DURABLE].put(log_id, serial, block)
+        return is_newest, given_up
+
+    def expire(self, now: float) -> Iterator[tuple[LogId, int]]:
+        """Those that are over by now."""
+        for each in self._caches:
+            yield from each.expire(now)
+
+    def remove(self, log_id: LogId, serial: int) -> None:
+        """Give one up."""
+        for each in self._caches:
+            each.remove(log_id, serial)

@@ -33,8 +33,8 @@ from jbi_pubsub.network.datagram import (
     Extension,
     read,
 )
-from jbi_pubsub.network.exchange import NUMBER_BITS
 from jbi_pubsub.network.message import Assembler, NodeMessage
+from jbi_pubsub.network.side import NUMBER_BITS
 
 Plain = dict[str, Any]
 

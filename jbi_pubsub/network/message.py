@@ -13,9 +13,10 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import ProtocolError
@@ -27,6 +28,8 @@ PARTS_BYTES: Final = 256 << 20
 """Bytes of messages that are not complete, of all origins; a quarter of it of one."""
 PARTS_MOST: Final = 10_000
 """Messages that are not complete."""
+OVERHEAD: Final = 200
+"""Bytes that a block takes beside its data."""
 _STEP: Final = 1 << 16
 
 _COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -104,11 +107,18 @@ class _Assembly:
     """Blocks of a message that have come."""
 
     touched: float
+    inactivity: float
     blocks: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
+    expires: float = inf
+    """When it is over, of a reliable one."""
     is_reliable: bool = False
-    serial: int = 0
-    """Of the first block, when it has come."""
+    serials: dict[int, int] = field(default_factory=dict)
+    """By block."""
+
+    def is_over(self, now: float) -> bool:
+        """Whether it will not be complete any more."""
+        return self.expires <= now if self.is_reliable else self.touched + self.inactivity <= now
 
 
 class _ProcessedHashes:
@@ -130,7 +140,9 @@ class _ProcessedHashes:
 
 
 class Assembler:
-    """Messages that come in blocks, in any order, some of them twice."""
+    """Messages that come in blocks, in any order, some of them twice.
+
+    Each origin has an account, and all that have not announced themselves have one together."""
 
     def __init__(
         self,
@@ -145,66 +157,91 @@ class Assembler:
         self._message_most = message_most or MESSAGE_MOST
         self._processed = _ProcessedHashes(processed)
         self._most_bytes, self._most = most_bytes, most
-        self._parts: OrderedDict[tuple[bytes, bytes, int], _Assembly] = OrderedDict()
-        self._bytes: dict[bytes, int] = {}
+        self._parts: dict[bytes, OrderedDict[tuple[bytes, bytes, int], _Assembly]] = {}
+        """By account, then by origin, hash and blocks in all."""
+        self._bytes: Counter[bytes] = Counter()
+        self._count = 0
+        self.size = 0
+        """Bytes of messages that are not complete."""
         self.given_up = 0
         """Messages that there was no room for."""
+        self.refused: list[int] = []
+        """Serials of the blocks of the message that was refused last."""
 
     def __len__(self) -> int:
         """Messages that are not complete."""
-        return len(self._parts)
-
-    @property
-    def size(self) -> int:
-        """Their bytes."""
-        return sum(self._bytes.values())
+        return self._count
 
     def has_processed(self, origin: bytes, name: bytes) -> bool:
         """Whether a message was complete before."""
         return (origin, name) in self._processed
 
-    def add(self, datagram: Datagram, now: float) -> NodeMessage | None:
+    def add(self, datagram: Datagram, now: float, *, is_known: bool = True) -> NodeMessage | None:
         """A block has come: the message, when it is complete for the first time. Raises ProtocolError for one whose
-        blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks."""
-        if (datagram.origin, datagram.message) in self._processed:
+        blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks.
+        `is_known`: its origin has announced itself."""
+        if datagram.kind != DatagramKind.REQUEST and (datagram.origin, datagram.message) in self._processed:
             return None
+        serial = datagram.footer.serial if datagram.footer is not None else 0
+        self.refused = [serial]
         if datagram.total * len(datagram.data) > self._message_most + len(datagram.data):
             raise ProtocolError(f"a message of more than {self._message_most} bytes")
         if datagram.total == 1:
-            return self._complete(datagram, bytes(datagram.data), datagram.footer.serial if datagram.footer else 0)
+            return self._complete(datagram, bytes(datagram.data), serial)
         key = (datagram.origin, datagram.message, datagram.total)
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = _Assembly(now, is_reliable=datagram.mode != DatagramMode.UNRELIABLE)
-        part.touched = now
-        self._parts.move_to_end(key)
+        account = datagram.origin if is_known else b""
+        if key not in self._parts.get(account, ()):  # it may have begun before, or behind an absence
+            account = next((each for each in (datagram.origin, b"") if key in self._parts.get(each, ())), account)
+        part = self._part(account, key, datagram, now)
         if datagram.block in part.blocks:
             return None
         part.blocks[datagram.block] = bytes(datagram.data)
-        if datagram.block == 1 and datagram.footer is not None:
-            part.serial = datagram.footer.serial
-        self._grow(key, part, len(datagram.data))
+        part.serials[datagram.block] = serial
+        self._grow(account, part, len(datagram.data) + OVERHEAD)
         if len(part.blocks) < datagram.total:
-            self._make_room(datagram.origin)
+            self._make_room(account)
             return None
-        self._drop(key)
+        self._drop(account, key)
+        self.refused = list(part.serials.values())
         sizes = {len(data) for number, data in part.blocks.items() if number < datagram.total}
         if len(sizes) > 1 or len(part.blocks[datagram.total]) > min(sizes):
             raise ProtocolError("blocks of different sizes")
         data = b"".join(part.blocks[number] for number in range(1, datagram.total + 1))
-        return self._complete(datagram, data, part.serial)
+        return self._complete(datagram, data, part.serials[1])
 
-    def expire(self, now: float, inactivity: float) -> int:
-        """Give up unreliable messages of which nothing has come for so many seconds; how many."""
-        stale = [key for key, part in self._parts.items() if not part.is_reliable and part.touched + inactivity <= now]
-        for key in stale:
-            self._drop(key)
+    def expire(self, now: float) -> int:
+        """Give up unreliable messages of which nothing has come for their inactivity, and reliable ones that are over;
+        how many."""
+        stale = [
+            (account, key) for account, parts in self._parts.items() for key, part in parts.items() if part.is_over(now)
+        ]
+        for account, key in stale:
+            self._drop(account, key)
         return len(stale)
 
     def forget(self, origin: bytes) -> None:
         """An origin has left: what is not complete will not be."""
-        for key in [key for key in self._parts if key[0] == origin]:
-            self._drop(key)
+        for account in (origin, b""):
+            for key in [key for key in self._parts.get(account, ()) if key[0] == origin]:
+                self._drop(account, key)
+
+    def _part(self, account: bytes, key: tuple[bytes, bytes, int], datagram: Datagram, now: float) -> _Assembly:
+        parts = self._parts.setdefault(account, OrderedDict())
+        part = parts.get(key)
+        footer = datagram.footer
+        if part is not None and part.is_over(now):
+            self._drop(account, key)
+            part = None
+        if part is None:
+            parts = self._parts.setdefault(account, parts)
+            part = parts[key] = _Assembly(
+                now, datagram.inactivity / 100, is_reliable=footer is not None,
+                expires=now + footer.expiration / 1000 if footer is not None and footer.expiration else inf,
+            )  # fmt: skip
+            self._count += 1
+        part.touched = now
+        parts.move_to_end(key)
+        return part
 
     def _complete(self, datagram: Datagram, data: bytes, serial: int) -> NodeMessage:
         body = data
@@ -213,7 +250,8 @@ class Assembler:
             body = expanded(data, compression, self._message_most)
         if hash_of(body, datagram.algorithm) != datagram.message:
             raise ProtocolError("a message that is not what its hash says")
-        self._processed.add((datagram.origin, datagram.message))
+        if datagram.kind != DatagramKind.REQUEST:
+            self._processed.add((datagram.origin, datagram.message))
         level, footer = datagram.extension(Extension.LEVEL), datagram.footer
         return NodeMessage(
             datagram.kind, datagram.mode, body, datagram.origin, datagram.message,
@@ -222,27 +260,30 @@ class Assembler:
             footer.epoch if footer else 0, serial,
         )  # fmt: skip
 
-    def _grow(self, key: tuple[bytes, bytes, int], part: _Assembly, size: int) -> None:
+    def _grow(self, account: bytes, part: _Assembly, size: int) -> None:
         part.size += size
-        self._bytes[key[0]] = self._bytes.get(key[0], 0) + size
+        self.size += size
+        self._bytes[account] += size
 
-    def _drop(self, key: tuple[bytes, bytes, int]) -> None:
-        part = self._parts.pop(key)
-        left = self._bytes[key[0]] - part.size
-        if left:
-            self._bytes[key[0]] = left
-        else:
-            self._bytes.pop(key[0])
+    def _drop(self, account: bytes, key: tuple[bytes, bytes, int]) -> None:
+        parts = self._parts[account]
+        part = parts.pop(key)
+        self._count -= 1
+        self._grow(account, part, -part.size)
+        if not parts:
+            del self._parts[account], self._bytes[account]
 
-    def _make_room(self, origin: bytes) -> None:
-        """The oldest of an origin that has too much go, or of the one that has most."""
-        while self._bytes.get(origin, 0) > self._most_bytes // 4:
-            self._give_up(origin)
-        while len(self._parts) > self._most or self.size > self._most_bytes:
+    def _make_room(self, account: bytes) -> None:
+        """The oldest of an account that has too much go, or of the one that has most."""
+        while account in self._parts and (
+            self._bytes[account] > self._most_bytes // 4 or len(self._parts[account]) > self._most // 2
+        ):
+            self._give_up(account)
+        while self._count > self._most or self.size > self._most_bytes:
             self._give_up(max(self._bytes, key=self._bytes.__getitem__))
 
-    def _give_up(self, origin: bytes) -> None:
-        self._drop(next(key for key in self._parts if key[0] == origin))
+    def _give_up(self, account: bytes) -> None:
+        self._drop(account, next(iter(self._parts[account])))
         self.given_up += 1
 
 

@@ -22,6 +22,7 @@ from jbi_pubsub.network.links.link import DatagramLink, Waitable
 from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer, PeerChange
+from jbi_pubsub.network.side import SideTerms
 
 log = logging.getLogger("jbi_pubsub.network")
 
@@ -43,8 +44,14 @@ class NetworkLink(NamedTuple):
 
     link: DatagramLink
     rate: float = RATE
-    """Bytes a second at most."""
+    """Bytes a second at most; 0: it is found."""
     seal: DatagramSealing = Unsealed()
+    reduced_relay: bool = False
+    """Publications alone are carried on to it and from it."""
+
+    def terms(self) -> SideTerms:
+        """Its terms as a network's."""
+        return SideTerms(self.rate, self.link.is_lossless, self.reduced_relay)
 
 
 @dataclass(slots=True)
@@ -81,12 +88,14 @@ class Network:
         the second when another node is first heard, has been started anew, or has left, and when somebody else speaks
         under our id; the last from time to time. `streams` is given the messages of streams, by our own thread, and
         never waits; it may raise ProtocolError. None: they are nobody's."""
-        self._exchange = Exchange(me, epoch, len(links), random.Random().uniform, settings)  # noqa: S311  # delays, no secrets
+        uniform = random.Random().uniform  # noqa: S311  # delays, no secrets
+        self._exchange = Exchange(me, epoch, len(links), uniform, settings, [each.terms() for each in links])
         self._links = [each.link for each in links]
         self._seals = [each.seal for each in links]
         now = time.monotonic()
         self._waiter = LinkWaiter(self._links)
-        self._buckets = [TokenBucket(each.rate, max(PACED_SECONDS * each.rate, 1_500), now) for each in links]
+        rates = [each.rate for each in self._exchange.sides]
+        self._buckets = [TokenBucket(rate, max(PACED_SECONDS * rate, 1_500), now) for rate in rates]
         self._deliveries = NetworkDeliveries(deliver, peers_changed, idle)
         self._streams = streams
         self._counts = [_LinkCounts() for _ in links]
@@ -110,7 +119,7 @@ class Network:
         while not self._stopping.is_set():
             with self._lock:
                 now = time.monotonic()
-                wait = self._exchange.room()
+                wait = self._exchange.room(now)
                 if not wait:
                     self._exchange.say(message, now)
                     break
@@ -174,6 +183,9 @@ class Network:
                 self._exchange.tick(now)
             changes = self._exchange.peers.changes()
             self._deliveries.expect(len(changes))
+            for side, bucket in zip(self._exchange.sides, self._buckets, strict=True):
+                if side.rate != bucket.rate:
+                    bucket.set(side.rate, max(PACED_SECONDS * side.rate, 1_500), now)
         for each in changes:
             self._deliveries.put(each)
         waits = [self._send(at) for at in range(len(self._links))]

@@ -21,6 +21,10 @@ from jbi_pubsub.network.message import NodeMessage
 
 KEPT_BYTES: Final = 64 << 20
 """Bytes of blocks whose message is not complete, or waits to go on."""
+KEPT_MOST: Final = 20_000
+"""Messages of which it is known where they were heard."""
+OVERHEAD: Final = 300
+"""Bytes that a block takes beside its data."""
 BURST_SECONDS: Final = 0.05
 """Messages that come this close to each other go on after the same delay."""
 
@@ -68,9 +72,9 @@ class Relay:
             passing.heard |= 1 << at
         if datagram.block not in passing.blocks:
             passing.blocks[datagram.block] = datagram._replace(data=bytes(datagram.data), is_repair=False)
-            passing.size += len(datagram.data)
-            self._size += len(datagram.data)
-        while self._size > KEPT_BYTES and len(self._messages) > 1:
+            passing.size += len(datagram.data) + OVERHEAD
+            self._size += len(datagram.data) + OVERHEAD
+        while (self._size > KEPT_BYTES or len(self._messages) > KEPT_MOST) and len(self._messages) > 1:
             self._forget(next(iter(self._messages)))
 
     def delay_on(self, at: int, now: float, most: float, uniform: Callable[[float, float], float]) -> float:
@@ -92,6 +96,8 @@ class Relay:
         """Have a message go on to a network at a time, unless it was heard there, or has come far enough."""
         key = (message.origin, message.hash)
         passing = self._messages.get(key)
+        if len(self._planned) > KEPT_MOST:
+            return
         if passing is None or passing.heard >> at & 1:
             return
         first = next(iter(passing.blocks.values()))
@@ -116,7 +122,7 @@ class Relay:
             if now < self._quiet_until[at]:
                 self._count += 1
                 heapq.heappush(self._planned, (self._quiet_until[at], self._count, at, key))
-            else:
+            elif len(self._queues[at]) < KEPT_MOST:
                 self._queues[at].append(key)
 
     def has_next(self, at: int) -> bool:

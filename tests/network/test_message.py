@@ -112,7 +112,7 @@ def test_what_is_not_complete_is_bounded_by_origin_and_in_all() -> None:
     assembler.add(first[0], 0.0)
     for number in range(100):
         assembler.add(_sent(_message(b"%04d" % number * 50, origin=b"x" * 16))[0], 0.0)
-        assert assembler.size <= 1_100
+        assert assembler.size <= 1_400
         assert len(assembler) <= 11
     # Expect it to have lost its own alone
     assert assembler.given_up >= 89
@@ -126,8 +126,8 @@ def test_an_unreliable_message_is_given_up_when_nothing_comes() -> None:
     reliable = _sent(_message(b"2" * 150))
     assembler.add(unreliable[0], 0.0)
     assembler.add(reliable[0], 0.0)
-    assert assembler.expire(0.9, 1.0) == 0
-    assert assembler.expire(1.0, 1.0) == 1
+    assert assembler.expire(0.09) == 0
+    assert assembler.expire(0.1) == 1
     assert assembler.add(unreliable[1], 1.1) is None
     assert assembler.add(reliable[1], 1.1) is not None
     assembler.forget(ORIGIN)

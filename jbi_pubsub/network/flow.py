@@ -1,0 +1,263 @@
+"""Flow of a node's datagrams: what goes next on a network, how fast, and how far ahead of the slowest. Pure.
+
+Rules:
+- Requests and announcements go first: they are few, and without them nothing is repaired. Then the more important goes,
+  and of the same importance repairs before what is new. A part of the turns is for what is new, whatever is asked for.
+- A rate that is not given is found: it rises by a twentieth each round trip, and is halved when much of what was sent
+  is repair, or a member reports much loss. On a link that loses at any rate halving does not help: then it is halved
+  when more is lost than was after the last time.
+- The window is what can be given again: no more than half of the cache is said beyond what the slowest member has seen.
+  One that gets on much more slowly than most for some time is not counted: it is served by repairs, as far as they go.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from jbi_pubsub.network.datagram import Datagram
+from jbi_pubsub.network.log import LogId
+
+LEVELS: Final = 5
+USUAL_LEVEL: Final = 3
+"""Importance of what does not say."""
+TURNS: Final = 5
+"""In so many turns what is new has one at least."""
+CONTROL_MOST: Final = 64
+"""Requests and announcements that wait; then the oldest go, as others follow."""
+REPAIRS_MOST: Final = 20_000
+"""Repairs that wait on a network."""
+LEAST_RATE: Final = 2_400.0
+MOST_RATE: Final = 1e9
+FIRST_RATE: Final = 1e6
+"""Bytes a second where nothing is known."""
+MUCH: Final = 0.1
+"""Share of repairs or losses at which a rate is halved."""
+PERIOD_LEAST: Final = 0.1
+"""Seconds over which the share of repairs is counted, at least; and so many datagrams."""
+PERIOD_DATAGRAMS: Final = 50
+SLOW_SHARE: Final = 0.2
+"""Part of the median's speed below which a member is slow."""
+SLOW_SECONDS: Final = 10.0
+FADING: Final = 0.9
+MEMBERS_MOST: Final = 10_000
+STEP_BYTES: Final = 1 << 16
+"""Bytes between two serials whose places are remembered."""
+
+
+class BlockRepair(NamedTuple):
+    """A block that is to be sent again."""
+
+    log_id: LogId
+    serial: int
+
+
+@dataclass(eq=False, slots=True)
+class OutgoingBlock:
+    """A block of ours that has not left everywhere yet."""
+
+    datagram: Datagram
+    expires: float
+    log_id: LogId | None = None
+    """None: of an unreliable message."""
+    serial: int = 0
+
+
+Turn = BlockRepair | OutgoingBlock | Datagram | Literal["relayed"]
+"""Something that goes next; "relayed": what comes from other networks."""
+
+
+class SendingQueues:
+    """Datagrams that wait to go to a network."""
+
+    def __init__(self) -> None:
+        self._control: deque[Datagram] = deque(maxlen=CONTROL_MOST)
+        self._repairs: list[deque[BlockRepair]] = [deque() for _ in range(LEVELS)]
+        self._new: list[deque[OutgoingBlock]] = [deque() for _ in range(LEVELS)]
+        self._turn = 0
+        self.repairs = 0
+        """Repairs that wait."""
+        self.waiting = 0
+        """Bytes that are new."""
+
+    def repair(self, log_id: LogId, serial: int, level: int) -> None:
+        """Send a block again; where there is no room it is asked for again."""
+        self._repairs[_place(level)].append(BlockRepair(log_id, serial))
+        self.repairs += 1
+
+    def control(self, datagrams: Iterable[Datagram]) -> None:
+        """Send a request or an announcement."""
+        self._control.extend(datagrams)
+
+    def add(self, blocks: Iterable[OutgoingBlock], level: int) -> None:
+        """Send something new."""
+        queue = self._new[_place(level)]
+        for each in blocks:
+            queue.append(each)
+            self.waiting += len(each.datagram.data)
+
+    def __bool__(self) -> bool:
+        return bool(self._control or self.repairs or any(self._new))
+
+    def next(self, *, is_relaying: bool) -> Turn | None:
+        """Have the next one go. `is_relaying`: something comes from other networks: new, of usual importance."""
+        if self._control:
+            return self._control.popleft()
+        self._turn = (self._turn + 1) % TURNS
+        if not self._turn and (found := self._next_new(is_relaying=is_relaying)):
+            return found
+        for place in range(LEVELS - 1, -1, -1):
+            if self._repairs[place]:
+                self.repairs -= 1
+                return self._repairs[place].popleft()
+            if is_relaying and place <= _place(0):
+                return "relayed"
+            if self._new[place]:
+                return self._pop(place)
+        return None
+
+    def _next_new(self, *, is_relaying: bool) -> Turn | None:
+        place = next((place for place in range(LEVELS - 1, -1, -1) if self._new[place]), -1)
+        if is_relaying and place <= _place(0):
+            return "relayed"
+        return self._pop(place) if place >= 0 else None
+
+    def _pop(self, place: int) -> OutgoingBlock:
+        found = self._new[place].popleft()
+        self.waiting -= len(found.datagram.data)
+        return found
+
+
+class FoundRate:
+    """A rate that is found: bytes a second."""
+
+    def __init__(self, rate: float = FIRST_RATE) -> None:
+        self.rate = rate
+        self._usual = 0.0
+        """Share of repairs that there was at half the rate too."""
+        self._sent = self._repaired = self._datagrams = 0
+        self._begun = 0.0
+        self._grown_at = 0.0
+        self._is_measuring = False
+        """It was halved: the next share is that of the lower rate."""
+
+    def note(self, size: int, now: float, round_trip: float, *, is_repair: bool) -> None:
+        """A datagram has left, while others waited."""
+        if not self._datagrams:
+            self._begun = now
+        self._sent += size
+        self._repaired += size * is_repair
+        self._datagrams += 1
+        if now - self._grown_at >= round_trip:
+            self.rate = min(self.rate * (1 + 1 / 20), MOST_RATE)
+            self._grown_at = now
+        if self._datagrams >= PERIOD_DATAGRAMS and now - self._begun >= max(PERIOD_LEAST, 2 * round_trip):
+            self.judge(self._repaired / self._sent)
+            self._sent = self._repaired = self._datagrams = 0
+
+    def judge(self, share: float) -> None:
+        """A share of what was sent was lost."""
+        if self._is_measuring:
+            self._usual, self._is_measuring = share, False
+        elif share > max(MUCH, 1.5 * self._usual):
+            self.rate = max(self.rate / 2, LEAST_RATE)
+            self._is_measuring = True
+        else:
+            self._usual = min(self._usual, share)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A node that tells how much of our log it has seen."""
+
+    place: int
+    """Bytes of our log that it has seen."""
+    began: int
+    """Bytes that it had seen when speeds were looked at last."""
+    heard: float
+    slow_since: float = 0.0
+    """Since when it has been slow; 0: it is not."""
+
+
+class SeenWindow:
+    """Bytes of our log that not all members have seen."""
+
+    def __init__(self, most: int, timeout: float) -> None:
+        """`most`: bytes; `timeout`: seconds after which a member that is silent is not counted."""
+        self._most = most
+        self._timeout = timeout
+        self._members: dict[bytes, _Member] = {}
+        self._serials: list[int] = []
+        self._places: list[int] = []
+        self._said = 0
+        self._first = 0
+        """Bytes up to the first of the serials that are remembered."""
+        self._usual = 0.0
+        """Speed of the members in the middle, bytes a second: the last one, or somewhat less than one before."""
+        self._judged = 0.0
+
+    def note_said(self, serial: int, size: int) -> None:
+        """A block of ours has left."""
+        self._said += size
+        if not self._places or self._said - self._places[-1] >= STEP_BYTES:
+            self._serials.append(serial)
+            self._places.append(self._said)
+            old = bisect_right(self._places, self._said - 2 * self._most)
+            if old > len(self._places) // 2:
+                self._first = self._places[old - 1]
+                del self._serials[:old], self._places[:old]
+
+    def note_seen(self, member: bytes, serial: int, now: float) -> None:
+        """A member has seen all of our log up to a serial; 0: it does not say, and has seen what it had. One that has
+        come late is none before it has most of what is said."""
+        known = self._members.get(member)
+        place = self._place(serial) if serial else 0
+        if known is not None:
+            known.heard, known.place = now, max(known.place, place)
+        elif serial and self._said - place <= self._most // 2 and len(self._members) < MEMBERS_MOST:
+            self._members[member] = _Member(place, place, now)
+
+    def forget(self, member: bytes) -> None:
+        """A node has left."""
+        self._members.pop(member, None)
+
+    def room(self, now: float) -> int:
+        """Bytes that there is room for; below 0: it is full."""
+        counted = [each.place for each in self._members.values() if self._counts(each, now)]
+        return self._most - (self._said - min(counted, default=self._said))
+
+    def judge(self, now: float) -> None:
+        """Find out who is slow, if it is time. When one that is slow has filled the window all others wait for it, so
+        that their speed is its own: what they had before counts, and fades."""
+        seconds = now - self._judged
+        if seconds < SLOW_SECONDS / 2:
+            return
+        self._judged = now
+        speeds = {name: (each.place - each.began) / seconds for name, each in self._members.items()}
+        self._usual = max(median(speeds.values()) if speeds else 0.0, FADING * self._usual)
+        for name, each in self._members.items():
+            is_slow = each.place < self._said - STEP_BYTES and speeds[name] < SLOW_SHARE * self._usual
+            each.slow_since = (each.slow_since or now) if is_slow else 0.0
+            each.began = each.place
+
+    def slow(self, now: float) -> Mapping[bytes, int]:
+        """Members that are not counted, with the bytes that they lack."""
+        return {name: self._said - each.place for name, each in self._members.items() if not self._counts(each, now)}
+
+    def _counts(self, member: _Member, now: float) -> bool:
+        is_slow = member.slow_since and now - member.slow_since >= SLOW_SECONDS / 2
+        return not is_slow and now - member.heard <= self._timeout
+
+    def _place(self, serial: int) -> int:
+        at = bisect_right(self._serials, serial)
+        if not self._serials or (at == len(self._serials) and serial > self._serials[-1]):
+            return self._said
+        return self._places[at - 1] if at else self._first
+
+
+def _place(level: int) -> int:
+    return min(max(level or USUAL_LEVEL, 1), LEVELS) - 1

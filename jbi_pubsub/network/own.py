@@ -1,0 +1,79 @@
+"""Our own logs: what we say gets its place in them, and how far others have seen it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from jbi_pubsub.network.datagram import Datagram, DatagramMode
+from jbi_pubsub.network.durables import OwnDurables
+from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
+from jbi_pubsub.network.log import LogBook, LogId
+from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
+
+LIFE: Final = 60_000
+"""Milliseconds that a reliable message lives, where it does not say."""
+LIFE_MOST: Final = (1 << 32) - 1
+
+
+class OwnLogs:
+    """Logs of this start of ours. One thread at a time."""
+
+    def __init__(self, me: bytes, epoch: int, logs: LogBook, window: SeenWindow, durables: int) -> None:
+        """`durables`: durable messages that are said again before their lives end."""
+        self._me, self._epoch = me, epoch
+        self._logs = logs
+        self._window = window
+        self._durables = OwnDurables(durables)
+        self._serials: dict[LogId, int] = {}
+
+    def blocks(self, message: NodeMessage, form: MessageForm, now: float) -> list[OutgoingBlock]:
+        """Blocks of a message that is said."""
+        life = min(message.expiration or LIFE, LIFE_MOST)
+        message = message._replace(origin=self._me, expiration=life)
+        self._durables.note(message, now)
+        log_id = None
+        if message.mode != DatagramMode.UNRELIABLE:
+            log_id = LogId(self._me, self._epoch, stream_to(message.to) if message.to else 0)
+        return [OutgoingBlock(each, now + life / 1000, log_id) for each in blocks(message, form)]
+
+    def number(self, out: OutgoingBlock, log_id: LogId) -> None:
+        """A block leaves for the first time: it gets its serial."""
+        assert out.datagram.footer is not None
+        out.serial = self._serials[log_id] = self._serials.get(log_id, 0) + 1
+        footer = out.datagram.footer._replace(epoch=self._epoch, stream=log_id.stream, serial=out.serial)
+        out.datagram = out.datagram._replace(footer=footer)
+        self._logs.open(log_id).seen.add(out.serial)
+        if not log_id.stream:
+            self._window.note_said(out.serial, len(out.datagram.data))
+
+    def lives(self, out: OutgoingBlock, now: float) -> bool:
+        """Whether a block is to go yet: it is not over, and no newer update has replaced it."""
+        log = (
+            self._logs.get(out.log_id) if out.log_id is not None and out.datagram.mode == DatagramMode.DURABLE else None
+        )
+        return out.expires > now and (log is None or out.serial in log.held)
+
+    def note_seen(self, member: bytes, serial: int, now: float) -> None:
+        """Another node has seen all of our log for all up to a serial; 0: it does not say."""
+        if serial <= self._serials.get(LogId(self._me, self._epoch), 0):
+            self._window.note_seen(member, serial, now)
+
+    def is_twins(self, datagram: Datagram, number: int) -> bool:
+        """Whether a datagram under our id is a twin's: of a later start than ours, or one that we have never sent. (Of
+        an earlier start may be what we said ourselves then.) `number`: the greatest that we have given."""
+        footer = datagram.footer
+        epoch = footer.epoch if footer is not None and footer.serial else 0
+        if epoch > self._epoch or (datagram.sender == self._me[:4] and datagram.number > number):
+            return True
+        own = LogId(self._me, epoch, footer.stream if footer is not None else 0)
+        return footer is not None and epoch == self._epoch and footer.serial > self._serials.get(own, 0)
+
+    def again(self, now: float) -> Iterator[NodeMessage]:
+        """Durable messages whose lives end soon."""
+        return self._durables.due(now)
+
+
+def stream_to(node: bytes) -> int:
+    """Stream of what is directed to a node."""
+    return int.from_bytes(node[:8])

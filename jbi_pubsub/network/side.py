@@ -1,0 +1,93 @@
+"""A network as a node sees it: its terms, its recovery, what waits to go there, and the numbers under which it goes.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Final, NamedTuple
+
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed
+from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, SendingQueues
+from jbi_pubsub.network.log import LogId
+from jbi_pubsub.network.recovery import LogRecovery
+
+NUMBER_BITS: Final = 40
+"""Of a datagram's number those of one start of its sender; above them is the epoch."""
+EPOCHS_MOST: Final = 1 << 24
+SILENT_ROOM: Final = 0.25
+"""Seconds until there may be room, where nothing is known of the rate."""
+
+
+class SideTerms(NamedTuple):
+    """Terms of a network."""
+
+    rate: float = 0.0
+    """Bytes a second; 0: it is found."""
+    is_lossless: bool = False
+    """What is sent comes: nothing is asked for but what is announced."""
+    reduced_relay: bool = False
+    """Publications alone are carried on from it and to it; neither questions nor announcements are, nor repairs."""
+
+
+class NetworkSide:
+    """A network. One thread at a time."""
+
+    def __init__(self, me: bytes, epoch: int, recovery: LogRecovery, terms: SideTerms) -> None:
+        """`epoch`: of our start, which stands in the numbers, so that they never come again."""
+        self._me = me
+        self.recovery = recovery
+        self.terms = terms
+        self.queues = SendingQueues()
+        self.number = (epoch & EPOCHS_MOST - 1) << NUMBER_BITS
+        self.announce_at = 0.0
+        self.found = None if terms.rate else FoundRate()
+        self.sent = self.repaired = self.controlled = 0
+        """Bytes of all that was sent, and of repairs, requests and announcements among them."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.found.rate if self.found is not None else self.terms.rate
+
+    def repair(self, blocks: Iterable[tuple[LogId, int, int]]) -> None:
+        """Send these again: log, serial and importance."""
+        for log_id, serial, level in blocks:
+            if self.queues.repairs < REPAIRS_MOST:
+                self.queues.repair(log_id, serial, level)
+            else:
+                self.recovery.note_dropped(log_id, serial)
+
+    def numbered(
+        self, datagram: Datagram, now: float, *, expires: float = inf, is_repair: bool = False, is_logged: bool = True
+    ) -> bytes:
+        """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any."""
+        self.number += 1
+        footer = datagram.footer
+        if footer is not None and footer.serial and is_logged:
+            log_id = LogId(datagram.origin, footer.epoch, footer.stream)
+            if not is_repair:
+                self.recovery.note_own(log_id, footer.serial, now)
+            self.recovery.note_sent(log_id, footer.serial, self.number, now, is_repair=is_repair)
+        if footer is not None and expires != inf:
+            footer = footer._replace(expiration=max(1, int((expires - now) * 1000)))
+        data = packed(
+            datagram._replace(
+                footer=footer, sender=self._me[:4], number=self.number, is_repair=is_repair,
+                hops=datagram.hops + (datagram.origin != self._me and not is_repair),
+            )
+        )  # fmt: skip
+        self._count(datagram, len(data), now, is_repair=is_repair)
+        return data
+
+    def room_in(self, most: int) -> float:
+        """Seconds until no more bytes wait than `most`."""
+        over = self.queues.waiting - most
+        return 0.0 if over <= 0 else min(max(over / self.rate, 0.001), SILENT_ROOM)
+
+    def _count(self, datagram: Datagram, size: int, now: float, *, is_repair: bool) -> None:
+        self.sent += size
+        self.repaired += size * is_repair
+        self.controlled += size * (datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT))
+        if self.found is not None and (is_repair or self.queues):
+            self.found.note(size, now, self.recovery.round_trip, is_repair=is_repair)
