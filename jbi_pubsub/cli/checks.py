@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core import toml
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
@@ -254,7 +255,7 @@ def ports(checkup: Checkup) -> Iterator[Finding]:
 
 
 def _port(checkup: Checkup, section: str, host: str, port: int) -> Finding:
-    at = f"{host}:{port} of [{section}]"
+    at = f"{with_port(host, port)} of [{section}]"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -272,12 +273,12 @@ def _port(checkup: Checkup, section: str, host: str, port: int) -> Finding:
 
 
 def _taken(checkup: Checkup, section: str, host: str, port: int) -> Finding:
-    at = f"{host}:{port} of [{section}]"
+    at = f"{with_port(host, port)} of [{section}]"
     process = _holder(port)
     if section in ("lookup", "pad"):
         with contextlib.suppress(JbiError):
             reached = "127.0.0.1" if host in ("0.0.0.0", "") else host  # noqa: S104  # compared, not listened on
-            ref = ServiceRef("", STATUS, (f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}",))
+            ref = ServiceRef("", STATUS, (with_port(reached, port),))
             facts = fetch_status(ref, checkup.config.security(), timeout=PORT_SECONDS)
             return Finding("ports", "ok", f"{at}: our {kind_of(facts)} is there, up for {_seconds(facts)} s")
     elif process and re.search(r"(^|[/ ])jbi(-\w+)?( |$)", process[1]):

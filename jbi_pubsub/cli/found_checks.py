@@ -73,7 +73,7 @@ def _unanswered(answer: Answer, *, is_set: bool, others: bool) -> Finding:
     if isinstance(error, ProtocolError):
         who = f"Something else answers: sudo ss -ltnp 'sport = :{port}'"
         return Finding("locators", "failure", text, f"{who}; or name the right place in [lookup] locators")
-    advice = f"jbi lookup --port {port}" if local else f"On {host}: jbi lookup --host {host} --port {port}"
+    advice = f"jbi lookup --port {port}" if local else f"On {host}: jbi lookup --host {host.strip('[]')} --port {port}"
     if not is_set:  # nobody has said that one is there
         return Finding("locators", "skipped" if others else "warning", text, "" if others else advice)
     return Finding("locators", "failure", text, f"{advice}; or take it out of [lookup] locators")

@@ -1,4 +1,4 @@
-"""By which names an HTTP server of ours is reached."""
+"""Hosts: by which names an HTTP server of ours is reached, and how one stands before its port."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Final
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%-]+)?)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 """Host of RFC 9110, section 7.2: nothing stands before it, as in a URI with a user, and nothing behind the port."""
+
+
+def with_port(host: str, port: int) -> str:
+    """host:port, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def names_of(given: Iterable[str]) -> frozenset[str]:

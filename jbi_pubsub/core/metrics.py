@@ -29,7 +29,7 @@ from .access import AccessPolicy, Subject, demand
 from .config import MetricsSection
 from .errors import AccessDeniedError, PortInUseError
 from .guard import faults, guarded
-from .hosts import is_ours, names_of
+from .hosts import is_ours, names_of, with_port
 from .status import FieldMetric, Status, TlsStatus
 from .wire.endpoint import Caller
 from .wire.places import PortPlace, peer_of, room
@@ -73,7 +73,7 @@ class MetricsServer:
             )
         except OSError as exc:
             raise PortInUseError(
-                f"can't serve metrics on {host}:{port}: {exc.strerror or exc}",
+                f"can't serve metrics on {with_port(host, port)}: {exc.strerror or exc}",
                 hint="Choose another [metrics] port, or -1 for none",
                 host=host,
                 port=port,
@@ -115,7 +115,7 @@ class MetricsServer:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     head = await reader.readuntil(b"\r\n\r\n")
                 writer.transport.set_write_buffer_limits(0)  # drained is sent
-                writer.write(self._answer(head, Caller(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")))
+                writer.write(self._answer(head, Caller(with_port(host, port))))
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
             except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:

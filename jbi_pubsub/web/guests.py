@@ -28,6 +28,7 @@ from jbi_pubsub.core.access import Accounts, Action, Subject, demand, denied
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import PeerShares, PortPlace, peer_of
@@ -264,10 +265,9 @@ class Guests:
 
     def _caller(self, client: tuple[str, int], guest: Guest | None = None) -> Caller:
         host, port = client
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         user, proof = (guest.user, guest.proof) if guest is not None else ("", "")
         peer = f"user {user}" if user else peer_of(host)
-        return Caller(address, user, PortPlace(peer=peer, user=user, proof=proof), client="gateway")
+        return Caller(with_port(host, port), user, PortPlace(peer=peer, user=user, proof=proof), client="gateway")
 
     def _refused_by(self, caller: Caller, *, record: bool = False) -> str | None:
         """The rule by which it may not connect; None: it may."""

@@ -29,6 +29,7 @@ from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.places import PortPlace, has_more, peer_of, room, share_of
 
@@ -92,8 +93,7 @@ class HttpServer:
     def address(self) -> str:
         """http://host:port, as a browser on this host reaches it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104  # not bound here
-        shown = f"[{host}]" if ":" in host else host
-        return f"{'https' if self._tls else 'http'}://{shown}:{self.port}"
+        return f"{'https' if self._tls else 'http'}://{with_port(host, self.port)}"
 
     def start(self) -> None:
         """Begin to serve. Raises WireError when that does not come about."""
@@ -334,6 +334,6 @@ def _bound(host: str, port: int, section: str) -> socket.socket:
                 f"port {port} on {host} is taken", hint=f"Set [{section}] port to another, or to 0 for any", port=port
             ) from exc
         raise ConfigurationError(
-            f"can't listen on {host}:{port}: {exc.strerror or exc}", hint=f"See [{section}] host"
+            f"can't listen on {with_port(host, port)}: {exc.strerror or exc}", hint=f"See [{section}] host"
         ) from exc
     return made

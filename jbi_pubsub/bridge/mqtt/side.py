@@ -13,6 +13,7 @@ import msgspec
 
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.errors import ConfigurationError, SchemaError
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 
@@ -93,7 +94,7 @@ def check_side(side: MqttSide, folder: Path) -> None:
         raise ConfigurationError(f"prefix {side.prefix[:100]!r} can't begin a topic")
     if side.password_file and not side.tls and not _is_loopback(host):
         raise ConfigurationError(
-            f"the password for {host}:{port} would go in clear text", hint="Set tls = true for this side"
+            f"the password for {with_port(host, port)} would go in clear text", hint="Set tls = true for this side"
         )
     password(side, folder)
     context(side, folder)

@@ -35,6 +35,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.status import TlsStatus
 
 from . import detour, transport
@@ -184,7 +185,7 @@ def check_endpoint(text: str) -> str:
             f"{text!r} is no host:port", hint="For example 127.0.0.1:4160, an IPv6 host in brackets", endpoint=text
         )
     host, number = split_endpoint(f"{host}:{port}")
-    return f"[{host}]:{number}".lower() if ":" in host else f"{host}:{number}".lower()
+    return with_port(host, number).lower()
 
 
 def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float, *, window: int = 0) -> socket.socket:
@@ -356,8 +357,7 @@ class Endpoint:
         if security.tls and security.tls.revoked:
             self._listener.settimeout(LOOK_SECONDS)  # those who are connected may be revoked
         self.port = int(self._listener.getsockname()[1])
-        shown = advertise or host
-        self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
+        self.address = with_port(advertise or host, self.port)
         self._most = max_connections
         self._open: dict[socket.socket, PortPlace] = {}
         self._handed_over: set[socket.socket] = set()
@@ -601,7 +601,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as exc:
         listener.close()
         raise PortInUseError(
-            f"can't listen on {host}:{port}: {exc.strerror or exc}",
+            f"can't listen on {with_port(host, port)}: {exc.strerror or exc}",
             hint="Choose another port with --port (0 takes a free one), or stop what uses it",
             host=host,
             port=port,

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
 from jbi_pubsub.network.links.passing import PassedOn
 
@@ -263,7 +264,7 @@ class TcpLink:
             self._selector.unregister(self._listener)
             self._accept_at = time.monotonic() + ACCEPT_SECONDS
             return
-        name = _name(*address[:2])
+        name = with_port(*address[:2])
         if self._make_room(name):
             self._begin(_TcpConnection(sock, name, None, time.monotonic()))
         else:
@@ -366,11 +367,7 @@ def _peer(host: str, port: int) -> _TcpPeer:
         raise ConfigurationError(
             f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
         ) from exc
-    return _TcpPeer(family, address, _name(host, port))
-
-
-def _name(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return _TcpPeer(family, address, with_port(host, port))
 
 
 def _listener(host: str, port: int) -> socket.socket:

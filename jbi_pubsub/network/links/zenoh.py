@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
 
 SENDING_MOST: Final = 1 << 20
@@ -235,9 +236,9 @@ def _configuration(library: Any, port: int, host: str, peers: Sequence[tuple[str
     if mode:
         config.insert_json5("mode", json.dumps(mode))
     if port:
-        config.insert_json5("listen/endpoints", json.dumps([_endpoint(host or "::", port)]))
+        config.insert_json5("listen/endpoints", json.dumps([f"tcp/{with_port(host or '::', port)}"]))
     if peers:
-        config.insert_json5("connect/endpoints", json.dumps([_endpoint(*each) for each in peers]))
+        config.insert_json5("connect/endpoints", json.dumps([f"tcp/{with_port(*each)}" for each in peers]))
         config.insert_json5("scouting/multicast/enabled", "false")
     return config
 
@@ -248,10 +249,6 @@ def _declared(library: Any, session: Any, key: str) -> tuple[Any, Any]:
         key, congestion_control=library.CongestionControl.BLOCK, allowed_destination=others
     )
     return publisher, session.declare_subscriber(key, library.handlers.FifoChannel(CHANNEL), allowed_origin=others)
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"tcp/[{host}]:{port}" if ":" in host else f"tcp/{host}:{port}"
 
 
 def _library() -> Any:
