@@ -54,6 +54,15 @@ class NodeSection(Section, frozen=True):
     """Seconds for which a query waits for other nodes, if it says nothing else."""
     answer: bool = True
     """Whether it answers queries of other nodes from its archive."""
+    persist_elsewhere: bool = False
+    """Whether other nodes are asked to keep what its publishers mark as persistent: they may do so then without an
+    archive here."""
+    volunteer: bool = True
+    """Whether it keeps in its archive what other nodes ask for."""
+    volunteers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 5
+    """Other nodes that are to keep each registration."""
+    offer_seconds: Term = 2.0
+    """The longest that it waits by chance before it offers to keep something: the fewer offer of many."""
 
 
 class LogSection(Section, frozen=True):

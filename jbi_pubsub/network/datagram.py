@@ -38,7 +38,7 @@ _SENDER_AT: Final = 36
 
 
 class DatagramKind(IntEnum):
-    """Kinds of messages: table 5 of the report, and two more."""
+    """Kinds of messages: table 5 of the report, and three more."""
 
     REQUEST = 1
     """Retransmission request: recovery of lost blocks."""
@@ -62,6 +62,8 @@ class DatagramKind(IntEnum):
     """Part of a tunnel."""
     KEY = 11
     """Key of an epoch."""
+    DELETION = 12
+    """Objects that are to be nowhere any more."""
 
 
 class DatagramMode(IntEnum):
@@ -216,7 +218,7 @@ def read(data: bytes | memoryview) -> Datagram | str:
 
 def _fault(kind: int, flags: int, algorithm: int, hops: int, max_hops: int, block: int, total: int, number: int) -> str:
     """Why a header is none; "" if it is one."""
-    if not DatagramKind.REQUEST <= kind <= DatagramKind.KEY:
+    if not DatagramKind.REQUEST <= kind <= DatagramKind.DELETION:
         return f"of kind {kind}"
     if flags & ~_FLAGS or flags & 3 == 3 or algorithm >= len(HASHES):
         return "with flags or a hash that nobody has set"

@@ -36,6 +36,8 @@ class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body
     last: _Count = 0
     """Number of the last object, when it has ended."""
     has_ended: bool = False
+    is_persistent: bool = False
+    """Whether other nodes are asked to keep its objects."""
 
     def registration(self) -> BridgedRegistration:
         """The same as a bridge sees it."""

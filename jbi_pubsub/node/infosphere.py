@@ -34,7 +34,7 @@ from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
 
-from .bodies import VERSION, LeftOutBody, QueryBody, ResultBody, SchemaBody, SequenceBody, decoded_body, encoded
+from .bodies import VERSION, LeftOutBody, NodeBody, QueryBody, SchemaBody, SequenceBody, decoded_body, encoded
 from .ordering import Numbered, ObjectOrder
 from .remote_queries import NetworkQueries
 
@@ -86,6 +86,15 @@ class _Remote:
         self.ended = 0.0
         """When its end was told (monotonic seconds); 0.0: it stands."""
 
+    def is_over(self, now: float, seconds: float) -> bool:
+        """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live
+        which say no expiration."""
+        if not self.ended or self.body is None:
+            return False
+        has_all = self.order.next > self.body.last
+        life = ENDED_SECONDS if has_all else max(ENDED_SECONDS, self.body.expiration or seconds)
+        return now - self.ended > life
+
 
 class Infosphere:
     """See the module. Any thread; messages come on the network's delivery thread."""
@@ -108,7 +117,7 @@ class Infosphere:
         self._changed: Callable[[], None] = lambda: None
         self._arrived: ObjectReceiver | None = None
         self._is_listening = True
-        self._queries = NetworkQueries(self._say, section.query_seconds, answers=section.answer)
+        self._queries = NetworkQueries(self.say, section.query_seconds, answers=section.answer)
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -117,11 +126,8 @@ class Infosphere:
         self._look()
         with self._lock:
             found = [replace(each.body.registration(), bridge=self._bridge, first=None) for each in self._own.values()]
-            for each in self._remote.values():
-                body = each.body
-                if body is not None and body.schema in self._schemas and each.origin in self._heard:
-                    found.append(body.registration())
-            return found
+            bodies = [each.body for each in self._remote.values() if each.origin in self._heard]
+            return found + [each.registration() for each in bodies if each and each.schema in self._schemas]
 
     def _look(self) -> None:
         """Forget nodes that are not heard any more, and registrations that are over."""
@@ -133,8 +139,8 @@ class Infosphere:
                 self._begin_epoch(origin, peer.epoch)
             for origin in [e for e, when in self._heard.items() if now - when > self._section.sequence_timeout]:
                 del self._heard[origin]
-            over = [uid for uid, each in self._remote.items() if each.ended and now - each.ended > ENDED_SECONDS]
-            for uid in over:
+            seconds = self._section.object_seconds
+            for uid in [uid for uid, each in self._remote.items() if each.is_over(now, seconds)]:
                 del self._remote[uid]
         self._queries.left(frozenset(self._heard))
 
@@ -148,6 +154,16 @@ class Infosphere:
     def watch(self, changed: Callable[[], None]) -> None:
         """See BridgePlatform."""
         self._changed = changed
+
+    def persistent(self) -> frozenset[str]:
+        """Registrations of ours that other nodes are asked to keep."""
+        with self._lock:
+            return frozenset(uid for uid, each in self._own.items() if each.body.is_persistent)
+
+    def remote(self, uid: str) -> SequenceBody | None:
+        """A registration of another node, as that says it; None: it has not, or all of it is over."""
+        remote = self._remote.get(uid)
+        return remote.body if remote is not None else None
 
     def wanted(self, changed: Callable[[Wanted], None]) -> None:
         """See BridgePlatform: nodes may be there that hear and say nothing."""
@@ -182,8 +198,9 @@ class Infosphere:
         if is_new:
             self._tell(digest, data)
         body = SequenceBody(
-            VERSION, published.uid, type_, digest, published.entries, published.signing, via, published.expiration
-        )
+            VERSION, published.uid, type_, digest, published.entries, published.signing, via, published.expiration,
+            is_persistent=published.is_persistent and self._section.persist_elsewhere,
+        )  # fmt: skip
         with self._lock:
             known = self._own.get(body.uid)
             self._own[body.uid] = _Own(body, known.last if known is not None else 0)
@@ -218,7 +235,7 @@ class Infosphere:
         if own is None:
             raise UnknownUidError(f"{uid} is not registered in the network")
         life = int((own.body.expiration or self._section.object_seconds) * 1000)
-        self._say(NodeMessage(kind, DatagramMode.RELIABLE, data, expiration=life), timeout)
+        self.say(NodeMessage(kind, DatagramMode.RELIABLE, data, expiration=life), timeout)
         own.last = number
 
     def _tell(self, key: bytes, body: bytes) -> None:
@@ -226,11 +243,12 @@ class Infosphere:
         with self._lock:
             self._updates[key] += 1
             update = self._updates[key]
-        self._say(NodeMessage(
+        self.say(NodeMessage(
             DatagramKind.SEQUENCE, DatagramMode.DURABLE, body, expiration=DURABLE_LIFE, durability=key, update=update
         ), self._section.node_timeout)  # fmt: skip
 
-    def _say(self, message: NodeMessage, timeout: float) -> None:
+    def say(self, message: NodeMessage, timeout: float) -> None:
+        """Say something to other nodes. Raises BackPressureError."""
         self._network().say(message, timeout)
 
     # -- from there to here ---------------------------------------------------------------------------------------
@@ -244,11 +262,12 @@ class Infosphere:
         try:
             if message.kind == DatagramKind.PUBLICATION:
                 self._take(message, Parcel.received(message.body).unpacked())
-                return
-            body = decoded_body(message.body)
+            else:
+                self._hear_body(message, decoded_body(message.body))
         except ProtocolError as exc:
-            self._fault(message.origin, exc)
-            return
+            self.fault(message.origin, exc)
+
+    def _hear_body(self, message: NodeMessage, body: NodeBody) -> None:
         if isinstance(body, SequenceBody):
             self._hear(message, body)
         elif isinstance(body, SchemaBody):
@@ -257,19 +276,15 @@ class Infosphere:
             self._take(message, body)
         elif isinstance(body, QueryBody):
             self._queries.asked(message.origin, body)
-        elif isinstance(body, ResultBody):
-            try:
-                self._queries.came(message.origin, body)
-            except ProtocolError as exc:
-                self._fault(message.origin, exc)
+        else:
+            self._queries.came(message.origin, body)
 
     def idle(self) -> None:
         """Let go what waits for objects that do not come; on the network's delivery thread, from time to time."""
         with self._lock:
             waiting = [each for each in self._remote.values() if len(each.order)]
         for remote in waiting:
-            settled = self._network().settled(remote.origin, remote.epoch)
-            self._go(remote.order.settled(remote.epoch, settled))
+            self._go(remote.order.settled(remote.epoch, self._network().settled(remote.origin, remote.epoch)))
 
     def peers_changed(self, change: PeerChange) -> None:
         """A node has come, or left; on the network's delivery thread."""
@@ -313,8 +328,7 @@ class Infosphere:
         if isinstance(thing, LeftOutBody):
             uid, last, first = thing.uid, thing.up_to, thing.up_to - thing.count + 1
         else:
-            uid, last = thing.platform.registration, thing.platform.sequence
-            first = last
+            uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
         with self._lock:
             remote = self._remote_of(uid, message)
         if remote is not None:
@@ -331,7 +345,8 @@ class Infosphere:
                 else:
                     arrived.arrived(each)
 
-    def _fault(self, origin: bytes, exc: ProtocolError) -> None:
+    def fault(self, origin: bytes, exc: ProtocolError) -> None:
+        """A node has said what makes no sense."""
         with self._lock:
             is_first = not self._faults[exc.message[:60]]
             self._faults[exc.message[:60]] += 1
@@ -344,6 +359,10 @@ class Infosphere:
         """See BridgePlatform."""
         peers = self._network().peers()
         return self._queries.ask(request, frozenset(origin for origin, e in peers.items() if ANSWERS in e.roles))
+
+    def present(self) -> frozenset[bytes]:
+        """Ids of the nodes that are heard."""
+        return frozenset(self._network().peers())
 
     def provide(self, foreign: RemoteArchive) -> None:
         """See BridgePlatform."""

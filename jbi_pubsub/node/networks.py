@@ -6,32 +6,57 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from jbi_pubsub.bridge.mirror import Direction, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.sealing import DatagramSealing
-from jbi_pubsub.network.datagram import HASHES
+from jbi_pubsub.network.datagram import HASHES, DatagramKind
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.opening import opened
-from jbi_pubsub.network.message import MessageForm
+from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import RATE, Network, NetworkLink
 from jbi_pubsub.network.sealing import check_open, seal_of
+from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.subscriber.owner import user_secret
 
+from .deletions import NodeDeletions
 from .identity import Identity
 from .infosphere import ANSWERS, Infosphere
+from .keeping import DelegateStore
+from .persistence import KINDS, NodePersistence
 from .status import NetworksStatus, NetworkStatus, PeerStatus
+
+
+class NodeDirection(Direction):
+    """A direction between the networks and the node's delegate. What a node keeps of others it answers with, as they
+    may be gone: what has been over the networks before is as it was then."""
+
+    def seen(self, obj: InfoObject) -> InfoObject | None:
+        """See Direction."""
+        via, name = obj.platform.via, self.target.name
+        if name in via:
+            via = via[: via.index(name)]
+            obj = msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, via=via, hops=len(via)))
+        return super().seen(obj)
 
 
 class NodeNetworks:
     """The networks of a node. `start` and `stop` are called once, by the same thread."""
 
-    def __init__(self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> None:
-        """Opens the links. `addresses`: where its delegate is. Raises ConfigurationError, PortInUseError."""
+    def __init__(
+        self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...], delegate: Delegate
+    ) -> None:
+        """Opens the links. `addresses`: where its delegate is. Raises ConfigurationError, PortInUseError,
+        StorageError."""
         node = config.node
         self._names = list(config.network)
         bridge = f"{identity.id}-{identity.epoch}"
@@ -48,16 +73,17 @@ class NodeNetworks:
         rates = [section.rate or RATE for section in config.network.values()]
         self._network = Network(
             bytes.fromhex(identity.id), identity.epoch, list(map(NetworkLink, self.links, rates, seals)),
-            self.infosphere.deliver,
+            self._deliver,
             _settings(config, name, addresses), peers_changed=self.infosphere.peers_changed, idle=self.infosphere.idle,
         )  # fmt: skip
         own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
         everything = Transformation(("*",), ("jbi.*",), ())
         directions = (
-            Direction(own, self.infosphere, everything, bridge=bridge),
-            Direction(self.infosphere, own, everything, bridge=bridge),
+            NodeDirection(own, self.infosphere, everything, bridge=bridge),
+            NodeDirection(self.infosphere, own, everything, bridge=bridge),
         )
         self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
+        self._persistence = _persistence(config, identity, self.infosphere, delegate)
 
     @property
     def address(self) -> str:
@@ -66,6 +92,7 @@ class NodeNetworks:
 
     def start(self) -> None:
         """Be there for other nodes."""
+        self._persistence.start()
         self._network.start()
         self._mirror.start()
 
@@ -104,7 +131,35 @@ class NodeNetworks:
     def stop(self) -> None:
         """Leave: what was said goes on by those who have it."""
         self._mirror.close()
+        self._persistence.stop()
         self._network.stop()
+
+    def _deliver(self, message: NodeMessage) -> None:
+        """A message of another node; on the network's delivery thread."""
+        try:
+            if message.kind in KINDS:
+                self._persistence.hear(message)
+                return
+            if message.kind == DatagramKind.PUBLICATION:
+                self._persistence.came(message)
+        except ProtocolError as exc:
+            self.infosphere.fault(message.origin, exc)
+            return
+        self.infosphere.deliver(message)
+
+
+def _persistence(config: Config, identity: Identity, side: Infosphere, delegate: Delegate) -> NodePersistence:
+    """Raises StorageError."""
+    archive, history = delegate.registrations.archive, delegate.history
+    store = deletions = None
+    if archive is not None and history is not None and history.administration is not None:
+        told = history.administration.deletions
+        store = DelegateStore(delegate, archive, told)
+        deletions = NodeDeletions(Path(config.node.folder) / "deletions.db")
+    made = NodePersistence(bytes.fromhex(identity.id), identity.epoch, config.node, side, store, deletions)
+    if deletions is not None:
+        told.told = made.deleted
+    return made
 
 
 def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> ExchangeSettings:

@@ -169,7 +169,9 @@ def _disseminating(
     also: Mapping[str, object],
     node: str,
 ) -> DisseminationServer:
-    return DisseminationServer(config, types, characteristics=strings, host=ServerHost(entries, also, node))
+    keeps_elsewhere = config.node.persist_elsewhere and bool(config.network)
+    host = ServerHost(entries, also, node, keeps_elsewhere)
+    return DisseminationServer(config, types, characteristics=strings, host=host)
 
 
 def _reporting(config: Config, dissemination: Dissemination, name: str) -> NodeReporter:
@@ -186,11 +188,12 @@ def _over_http(config: Config) -> NodeGateway:
     return HttpGateway(config)
 
 
-def _networking(config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> NodeBridge:
+def _networking(config: Config, identity: Identity, name: str, dissemination: Dissemination) -> NodeBridge:
     """As [network.NAME] says; what is off is not imported."""
     from .networks import NodeNetworks
 
-    return NodeNetworks(config, identity, name, addresses)
+    assert isinstance(dissemination, DisseminationServer)
+    return NodeNetworks(config, identity, name, dissemination.addresses, dissemination.delegate)
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class Parts:
     ] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
     gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
-    networks: Callable[[Config, Identity, str, tuple[str, ...]], NodeBridge] = _networking
+    networks: Callable[[Config, Identity, str, Dissemination], NodeBridge] = _networking
 
 
 class NodeService:
@@ -250,7 +253,7 @@ class NodeService:
             self._reports = parts.reports(config, self.delegate, self.name)
             self._networks: NodeBridge | None = None
             if config.network:
-                self._networks = parts.networks(config, self.identity, self.name, self.delegate.addresses)
+                self._networks = parts.networks(config, self.identity, self.name, self.delegate)
                 undo.callback(self._networks.stop)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
@@ -388,6 +391,7 @@ def placed(config: Config, folder: Path) -> Config:
     types = place(config.types, "folder", "types", wanted=node.types)
     return msgspec.structs.replace(
         config,
+        node=msgspec.structs.replace(node, folder=str(folder)),
         lookup=place(config.lookup, "state", "registrations.db", wanted=node.lookup == "own"),
         pad=place(config.pad, "state", "subscriptions.db"),
         types=place(types, "cache", "schemas"),

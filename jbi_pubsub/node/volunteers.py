@@ -153,6 +153,14 @@ class PersistenceCoordinator:
         election = self._elections.pop(uid, None)
         return self._word(uid, election, is_request=False)._replace(needed=0) if election is not None else None
 
+    def has(self, uid: str) -> bool:
+        """Whether it is to be kept elsewhere."""
+        return uid in self._elections
+
+    def uids(self) -> frozenset[str]:
+        """Registrations that are to be kept elsewhere."""
+        return frozenset(self._elections)
+
     def volunteers(self, uid: str) -> tuple[bytes, ...]:
         """Ids of the nodes that keep it."""
         election = self._elections.get(uid)
@@ -170,6 +178,8 @@ class _Candidacy:
 
     coordinator: bytes
     epoch: int
+    asked: float
+    """When its coordinator spoke last."""
     number: int = 0
     state: VolunteerState = VOLUNTEER.initial
 
@@ -189,10 +199,18 @@ class PersistenceVolunteer:
         candidacy = self._candidacies.get(uid)
         return candidacy is not None and candidacy.state is VolunteerState.KEEPING
 
-    def state(self, uid: str) -> VolunteerState:
-        """Its state towards a registration."""
+    def kept(self) -> list[str]:
+        """Registrations for which it was accepted."""
+        return [uid for uid, each in list(self._candidacies.items()) if each.state is VolunteerState.KEEPING]
+
+    def state(self, uid: str) -> tuple[bytes, VolunteerState]:
+        """The coordinator of a registration (b"": nobody has asked), and its state towards it."""
         candidacy = self._candidacies.get(uid)
-        return candidacy.state if candidacy is not None else VolunteerState.OVER
+        return (candidacy.coordinator, candidacy.state) if candidacy is not None else (b"", VolunteerState.OVER)
+
+    def silent_since(self, then: float) -> list[str]:
+        """Registrations of which their coordinators have said nothing since then."""
+        return [uid for uid, each in list(self._candidacies.items()) if each.asked <= then]
 
     def told(self, coordinator: bytes, epoch: int, word: Assistance, now: float) -> bool:
         """A coordinator has spoken: whether we keep its registration from now on, and did not before."""
@@ -200,10 +218,10 @@ class PersistenceVolunteer:
         if candidacy is None:
             if len(self._candidacies) >= CANDIDACIES_MOST:
                 return False
-            candidacy = self._candidacies[word.uid] = _Candidacy(coordinator, epoch)
+            candidacy = self._candidacies[word.uid] = _Candidacy(coordinator, epoch, now)
         if coordinator != candidacy.coordinator or (epoch, word.number) <= (candidacy.epoch, candidacy.number):
             return False
-        candidacy.epoch, candidacy.number = epoch, word.number
+        candidacy.epoch, candidacy.number, candidacy.asked = epoch, word.number, now
         event = VolunteerEvent.NEEDED if word.needed > 0 else VolunteerEvent.ENOUGH
         before, after = self._go(word.uid, VolunteerEvent.ACCEPTED if self._me in word.accepted else event)
         if after is VolunteerState.WAITING and before is not after:

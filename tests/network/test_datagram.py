@@ -123,7 +123,7 @@ def test_rubbish_is_never_more_than_a_reason() -> None:
     ("change", "why"),
     [
         ((0, b"XX"), "another protocol"), ((2, b"\x02"), "version 2"), ((3, b"\x00"), "kind 0"),
-        ((3, b"\x0c"), "kind 12"),
+        ((3, b"\x0d"), "kind 13"),
         ((4, b"\x03"), "flags"), ((4, b"\x40"), "flags"), ((5, b"\x03"), "hash"), ((6, b"\x15\x14"), "21 hops of 20"),
         ((8, bytes(4)), "block 0 of 1"), ((12, bytes(4)), "block 1 of 0"), ((8, b"\x00\x00\x00\x02"), "block 2 of 1"),
         ((34, b"\xff\xff"), "shorter than it says"), ((34, b"\x00\x01"), "longer than it says"),

@@ -278,7 +278,7 @@ def test_of_what_has_ended_nobody_is_needed() -> None:
 
     assert word is not None
     volunteer.told(b"c" * 16, 1, word, 0.0)
-    assert volunteer.state(UID) is VolunteerState.SILENT
+    assert volunteer.state(UID)[1] is VolunteerState.SILENT
     assert coordinator.offered(b"v" * 16, UID, 0.0) is None
     assert coordinator.end(UID) is None
 
@@ -310,6 +310,6 @@ def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
                     number += 1
                     accepted = (b"v" * 16,) if chance.random() < 0.3 else ()
                     volunteer.told(b"c" * 16, 1, Assistance(UID, number, chance.randrange(2), accepted, False), now)
-            is_open = volunteer.state(UID) in (VolunteerState.WAITING, VolunteerState.OFFERED)
+            is_open = volunteer.state(UID)[1] in (VolunteerState.WAITING, VolunteerState.OFFERED)
             assert is_open == (volunteer.due() < float("inf"))
     assert walked_rows.left(VOLUNTEER) == set()

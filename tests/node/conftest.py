@@ -15,7 +15,8 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.node_sections import NetworkSection, NodeSection
 from jbi_pubsub.node.identity import Identity
 from jbi_pubsub.node.networks import NodeNetworks
-from jbi_pubsub.node.service import NodeService, Parts
+from jbi_pubsub.node.service import Dissemination, NodeService, Parts
+from jbi_pubsub.pad.server.server import DisseminationServer
 
 
 @pytest.fixture
@@ -74,8 +75,9 @@ class NodesOnNetworks:
         self.running[name] = service
         return service
 
-    def _networks(self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...]) -> NodeNetworks:
-        made = NodeNetworks(config, identity, name, addresses)
+    def _networks(self, config: Config, identity: Identity, name: str, server: Dissemination) -> NodeNetworks:
+        assert isinstance(server, DisseminationServer)
+        made = NodeNetworks(config, identity, name, server.addresses, server.delegate)
         for link in made.links:
             receive = link.receive
             link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test

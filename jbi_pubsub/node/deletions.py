@@ -1,0 +1,96 @@
+"""Deletions of this node's archive that others are told of: on disk, so that they are said again after a start, until
+everybody who was away may have heard them."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_bytes
+from typing import Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.sqlite import check_tables, opened, transaction
+
+from .assistance import IDS_MOST, VERSION, DeletionBody
+
+log = logging.getLogger("jbi_pubsub.node")
+
+TOLD_SECONDS: Final = 30 * 86_400.0
+"""For which a deletion is told."""
+AGAIN_SECONDS: Final = 86_400.0
+"""Until it is said again: others may have had no room for it."""
+BATCHES_MOST: Final = 10_000
+"""Messages that are told at a time; the oldest go."""
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS deletions (key BLOB PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL)"
+
+
+class ToldDeletion(NamedTuple):
+    """A message of deletions that is to be said: its durability identifier, body, and milliseconds that it lives."""
+
+    key: bytes
+    body: bytes
+    life: int
+
+
+class NodeDeletions:
+    """See the module. Any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StorageError."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._said: dict[bytes, float] = {}
+        """When each was said last by this process (seconds)."""
+        with self._translated():
+            self._base = opened(path, self._set_up, timeout=5.0)
+
+    def _set_up(self, base: sqlite3.Connection) -> None:
+        check_tables(base, {"deletions"}, str(self._path))
+        base.execute(_TABLE)
+
+    def add(self, ids: Sequence[str], now: float | None = None) -> None:
+        """Objects were deleted. Raises StorageError."""
+        at = time.time() if now is None else now
+        rows = [
+            (token_bytes(16), at, msgspec.msgpack.encode(DeletionBody(VERSION, tuple(ids[start : start + IDS_MOST]))))
+            for start in range(0, len(ids), IDS_MOST)
+        ]
+        with self._lock, self._translated(), transaction(self._base) as base:
+            base.executemany("INSERT INTO deletions VALUES (?, ?, ?)", rows)
+            base.execute("DELETE FROM deletions WHERE rowid <= (SELECT max(rowid) FROM deletions) - ?", (BATCHES_MOST,))
+
+    def due(self, now: float) -> Iterator[ToldDeletion]:
+        """Those that are to be said now: not said by this process, or long ago. Raises StorageError."""
+        with self._lock, self._translated():
+            with transaction(self._base) as base:
+                base.execute("DELETE FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,))
+            rows = self._base.execute("SELECT key, at, body FROM deletions ORDER BY rowid").fetchall()
+            self._said = {key: said for key, said in self._said.items() if now - said < AGAIN_SECONDS}
+        for key, at, body in rows:
+            if key not in self._said:
+                yield ToldDeletion(key, body, int(min(TOLD_SECONDS, at + TOLD_SECONDS - now) * 1000))
+
+    def said(self, key: bytes, now: float) -> None:
+        """One was said."""
+        self._said[key] = now
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock, self._translated():
+            self._base.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            raise StorageError(
+                f"{self._path}: {exc}", hint="Make room, or see to who may write there", path=str(self._path)
+            ) from exc

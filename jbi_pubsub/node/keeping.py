@@ -1,0 +1,234 @@
+"""Objects of other nodes on their way into this one's archive, and deletions there, one behind the other.
+
+They are taken in beside what the delegate does with them: so the archive has them as they were published, and answers
+others with them, whoever relays them here and whenever it was decided that they are kept.
+
+Rules:
+- Objects of a registration of which it is not decided yet wait, and go when it is.
+- All that waits is bounded; what there is no room for is told, so that it may be fetched when there is.
+- What the disk refuses is tried again. What makes no sense is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from jbi_pubsub.core.errors import EntryError, JbiError, ProtocolError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.history import TakenIn
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.past.archiving import Archiving
+from jbi_pubsub.pad.past.deletions import ArchiveDeletions
+
+log = logging.getLogger("jbi_pubsub.node")
+
+BYTES_MOST: Final = 64 << 20
+"""Size of the objects that wait for a decision; as much as may wait for the disk."""
+OBJECT_BYTES: Final = 500
+"""That one takes beside its own."""
+AT_ONCE: Final = 1_000
+AGAIN_SECONDS: Final = 1.0
+"""Until the disk is tried again."""
+STOP_SECONDS: Final = 10.0
+
+Entries = tuple[EntryRep, ...]
+
+
+class NodeStore(Protocol):
+    """Archive, as it is needed here."""
+
+    def take_in(self, parcels: Sequence[Parcel], entries: dict[str, Entries]) -> TakenIn:
+        """Keep objects that are not here, and were not deleted. Raises JbiError."""
+        ...
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Objects are to be nowhere any more: none of them is here, nor comes. Raises JbiError."""
+        ...
+
+    def archives(self, uid: str) -> bool:
+        """Whether the delegate here keeps the objects of that registration itself, as they are relayed to it."""
+        ...
+
+
+class DelegateStore:
+    """The archive of a delegate."""
+
+    def __init__(self, delegate: Delegate, archive: Archiving, deletions: ArchiveDeletions) -> None:
+        self._delegate, self._archive, self._deletions = delegate, archive, deletions
+
+    def take_in(self, parcels: Sequence[Parcel], entries: dict[str, Entries]) -> TakenIn:
+        """See NodeStore."""
+        return self._archive.take_in(parcels, entries)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """See NodeStore."""
+        self._deletions.delete_as_told(ids)
+
+    def archives(self, uid: str) -> bool:
+        """See NodeStore."""
+        registration = self._delegate.tables.registrations.get(uid)
+        return registration is not None and registration.persist
+
+
+class _Deletion(NamedTuple):
+    ids: tuple[str, ...]
+
+
+class VolunteerKeeping:
+    """See the module. Any thread."""
+
+    def __init__(self, store: NodeStore) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._undecided: dict[str, deque[Parcel]] = {}
+        self._undecided_bytes = 0
+        self._due: deque[Parcel | _Deletion] = deque()
+        self._due_bytes = 0
+        self._entries: dict[str, Entries] = {}
+        """Entries of the registrations that are kept."""
+        self._lacking: set[str] = set()
+        """Registrations of which something had no room."""
+        self.kept = self.left_out = 0
+        self._trouble = ""
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="volunteer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wait(self, uid: str, parcel: Parcel) -> None:
+        """An object of a registration of which it is not decided whether it is kept. The oldest of all give way."""
+        with self._changed:
+            self._undecided.setdefault(uid, deque()).append(parcel)
+            self._undecided_bytes += _cost(parcel)
+            while self._undecided_bytes > BYTES_MOST:
+                first = next(iter(self._undecided))
+                self._undecided_bytes -= _cost(self._undecided[first].popleft())
+                if not self._undecided[first]:
+                    del self._undecided[first]
+
+    def undecided(self) -> list[str]:
+        """Registrations of which objects wait."""
+        with self._changed:
+            return list(self._undecided)
+
+    def decide(self, uid: str, entries: Entries | None) -> None:
+        """A registration is kept from now on, under these entries; None: it is not."""
+        with self._changed:
+            waiting = self._undecided.pop(uid, ())
+            self._undecided_bytes -= sum(map(_cost, waiting))
+            if entries is None:
+                self._entries.pop(uid, None)
+                return
+            self._entries[uid] = entries
+        for parcel in waiting:
+            self.keep(uid, parcel)
+
+    def keep(self, uid: str, parcel: Parcel) -> None:
+        """An object of a registration that is kept."""
+        with self._changed:
+            has_room = self._due_bytes + _cost(parcel) <= BYTES_MOST or not self._due
+            if has_room:
+                self._due.append(parcel)
+                self._due_bytes += _cost(parcel)
+                self._changed.notify()
+            else:
+                self.left_out += 1
+                self._lacking.add(uid)
+
+    def came(self, uid: str, parcel: Parcel) -> None:
+        """The same of one that was published just now, and is relayed to the delegate as well."""
+        if not self._store.archives(uid):
+            self.keep(uid, parcel)
+
+    def lacking(self) -> set[str]:
+        """Registrations of which something had no room, once there is some again."""
+        with self._changed:
+            if self._due_bytes > BYTES_MOST // 2:
+                return set()
+            found, self._lacking = self._lacking, set()
+        return found
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Objects are to be nowhere any more."""
+        with self._changed:
+            self._due.append(_Deletion(tuple(ids)))
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End, when what is due is kept, or after some seconds."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due and not self._is_stopping:
+                    self._changed.wait()
+                if not self._due:
+                    return
+                some = self._some()
+                entries = dict(self._entries)
+            is_done = True
+            with guarded("volunteer"):
+                is_done = self._done(some, entries)
+            if not is_done and not self._put_back(some):
+                return
+
+    def _put_back(self, some: Sequence[Parcel | _Deletion]) -> bool:
+        """Until it can be done; False: we are stopping."""
+        with self._changed:
+            self._due.extendleft(reversed(some))
+            self._due_bytes += sum(_cost(each) for each in some)
+            if self._is_stopping or self._changed.wait_for(lambda: self._is_stopping, AGAIN_SECONDS):
+                log.error("%d objects of other nodes are not kept: the archive does not take them", len(self._due))
+                return False
+        return True
+
+    def _some(self) -> list[Parcel | _Deletion]:
+        """Under the lock: what is next, either a deletion or objects."""
+        some = [self._due.popleft()]
+        while isinstance(some[0], Parcel) and self._due and len(some) < AT_ONCE and isinstance(self._due[0], Parcel):
+            some.append(self._due.popleft())
+        self._due_bytes -= sum(_cost(each) for each in some)
+        return some
+
+    def _done(self, some: Sequence[Parcel | _Deletion], entries: dict[str, Entries]) -> bool:
+        """Whether it is done; False: it is to be tried again."""
+        try:
+            if isinstance(some[0], _Deletion):
+                self._store.delete(some[0].ids)
+            else:
+                self._take_in([each for each in some if isinstance(each, Parcel)], entries)
+        except JbiError as exc:
+            if exc.message != self._trouble:
+                log.warning("the archive does not take what is kept for other nodes; it is tried again: %s", exc)
+            self._trouble = exc.message
+            return False
+        self._trouble = ""
+        return True
+
+    def _take_in(self, parcels: Sequence[Parcel], entries: dict[str, Entries]) -> None:
+        try:
+            self.kept += self._store.take_in(parcels, entries).kept
+        except (ProtocolError, EntryError) as exc:
+            if len(parcels) == 1:
+                self.left_out += 1
+                log.warning("an object of another node is not kept: %s", exc)
+                return
+            for each in parcels:
+                self._take_in([each], entries)
+
+
+def _cost(what: Parcel | _Deletion) -> int:
+    return OBJECT_BYTES + what.size if isinstance(what, Parcel) else 0

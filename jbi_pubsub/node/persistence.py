@@ -1,0 +1,318 @@
+"""Persistence over a node's networks: others keep what is published here, this node keeps what is published elsewhere,
+and what is deleted goes everywhere.
+
+The elections are in `volunteers`, the way into the archive in `keeping`, what was deleted in `deletions`. Here are the
+messages, and the times.
+
+Rules:
+- Of each registration the last word is said; what there is no room for in the network is said later.
+- Who begins to keep a registration asks all nodes for what they have of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.errors import BackPressureError, JbiError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import InfoObject, Parcel, packed
+from jbi_pubsub.core.node_sections import NodeSection
+from jbi_pubsub.core.ticker import Job
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.protocol.entries import InformationType, local_name
+from jbi_pubsub.protocol.remote import RemoteAnswers
+from jbi_pubsub.protocol.requests import QueryRequest
+
+from .assistance import VERSION, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
+from .bodies import SequenceBody
+from .deletions import NodeDeletions
+from .keeping import NodeStore, VolunteerKeeping
+from .volunteers import Assistance, PersistenceCoordinator, PersistenceVolunteer, VolunteerState
+
+log = logging.getLogger("jbi_pubsub.node")
+
+KINDS: Final = (DatagramKind.ASSISTANCE, DatagramKind.OFFER, DatagramKind.ACCEPTED, DatagramKind.DELETION)
+"""Kinds of messages that are told here."""
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at who is there."""
+WORD_LIFE: Final = 3_600_000
+"""Milliseconds of a word on who keeps what; it is said again after half of them."""
+OFFER_LIFE: Final = 10_000
+FETCH_AGAIN: Final = 10.0
+"""Seconds until nodes are asked again that have not answered, so many times at most:"""
+FETCHES_MOST: Final = 3
+FETCHERS: Final = 2
+UNKNOWN_SECONDS: Final = 60.0
+"""For a registration that others ask for to be said, or to come back when its node was started anew."""
+
+
+class PersistenceSide(Protocol):
+    """Registrations, and the network that they are told over (see infosphere)."""
+
+    def persistent(self) -> Collection[str]:
+        """Registrations of ours that others are asked to keep."""
+        ...
+
+    def remote(self, uid: str) -> SequenceBody | None:
+        """A registration of another node; None: that has not said it, or all of it is over."""
+        ...
+
+    def present(self) -> Collection[bytes]:
+        """Ids of the nodes that are heard."""
+        ...
+
+    def say(self, message: NodeMessage, timeout: float) -> None:
+        """Say a message. Raises BackPressureError."""
+        ...
+
+    def query(self, request: QueryRequest) -> RemoteAnswers:
+        """Ask all nodes that answer. Raises JbiError."""
+        ...
+
+
+class NodePersistence:
+    """See the module. Any thread; `hear` and `came` on the network's delivery thread."""
+
+    def __init__(
+        self,
+        me: bytes,
+        epoch: int,
+        section: NodeSection,
+        side: PersistenceSide,
+        store: NodeStore | None,
+        deletions: NodeDeletions | None,
+    ) -> None:
+        """`store`: the archive, and `deletions` those that others are told; None where there is none."""
+        self._section, self._side, self._deletions = section, side, deletions
+        self._keeping = VolunteerKeeping(store) if store is not None else None
+        self._base = (epoch & 0xFFFFFFFF) << 32
+        """Below the numbers of what we say, so that they grow over restarts."""
+        self._lock = threading.Lock()
+        self._coordinator = PersistenceCoordinator(section.volunteers, section.node_timeout)
+        chance = random.Random()  # noqa: S311  # delays, no secrets
+        self._volunteer = PersistenceVolunteer(me, section.offer_seconds, chance.uniform)
+        self._words: dict[str, Assistance] = {}
+        """The last one of each registration, until it is said."""
+        self._said: dict[str, float] = {}
+        """When the last word of a registration was said (monotonic seconds)."""
+        self._begun: dict[str, SequenceBody] = {}
+        """Registrations of others that are kept here."""
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "volunteer-fetch")
+        self._stopping = threading.Event()
+        self._job = Job("node persistence", LOOK_SECONDS, self._step, slow=True)
+
+    def start(self) -> None:
+        """Begin."""
+        if self._keeping is not None:
+            self._keeping.start()
+        self._job.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self._job.stop()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        if self._keeping is not None:
+            self._keeping.stop()
+        if self._deletions is not None:
+            self._deletions.close()
+
+    def deleted(self, ids: Sequence[str]) -> None:
+        """Objects were deleted at our archive: they are to be nowhere any more."""
+        if self._deletions is not None:
+            self._deletions.add(ids)
+            self._job.wake()
+
+    def keeping(self) -> Collection[str]:
+        """Registrations of others that are kept here."""
+        return list(self._begun)
+
+    # -- what others say ------------------------------------------------------------------------------------------
+
+    def hear(self, message: NodeMessage) -> None:
+        """Another node says something of this, one of KINDS. Raises ProtocolError for what makes no sense."""
+        body = decoded_assistance(message.body)
+        if isinstance(body, OfferBody):
+            with self._lock:
+                word = self._coordinator.offered(message.origin, body.uid, time.monotonic())
+                if word is not None:
+                    self._words[body.uid] = word
+            self._speak()
+        elif self._keeping is None:
+            return
+        elif isinstance(body, DeletionBody):
+            self._keeping.delete(body.ids)
+        elif self._section.volunteer:
+            now = time.monotonic()
+            with self._lock:
+                self._volunteer.told(message.origin, message.epoch, body.word(), now)
+                due = self._volunteer.due()
+            self._begin_or_end(body.uid)
+            if due < now + LOOK_SECONDS:
+                self._job.wake(max(0.0, due - now))
+
+    def came(self, message: NodeMessage) -> None:
+        """An object of another node has come. Raises ProtocolError for what is none."""
+        if self._keeping is None or not self._section.volunteer:
+            return
+        parcel = Parcel.received(message.body)
+        uid = parcel.head.registration
+        coordinator, state = self._volunteer.state(uid)
+        if state is VolunteerState.SILENT or coordinator not in (b"", message.origin):
+            return
+        if uid in self._begun:
+            self._keeping.came(uid, parcel)
+            return
+        body = self._side.remote(uid)
+        if body is None or body.is_persistent:
+            self._keeping.wait(uid, parcel)
+
+    # -- keeping --------------------------------------------------------------------------------------------------
+
+    def _begin_or_end(self, uid: str) -> None:
+        """A registration is kept from now on, with what waits for that, and what others have; or it is not."""
+        assert self._keeping is not None
+        with self._lock:
+            _, state = self._volunteer.state(uid)
+            body = self._side.remote(uid)
+            begins = state is VolunteerState.KEEPING and uid not in self._begun and body is not None
+            if begins and body is not None:
+                self._begun[uid] = body
+            elif state is not VolunteerState.KEEPING:
+                self._begun.pop(uid, None)
+        if begins and body is not None:
+            log.info("keeping registration %s of another node", uid)
+            described = InformationType(
+                name=body.type.name, version=body.type.version, local=local_name(body.type.name)
+            )
+            self._keeping.decide(uid, (described.rep(), *body.entries))
+            self._fetch_soon(uid)
+        elif state is VolunteerState.SILENT:
+            self._keeping.decide(uid, None)
+
+    def _fetch_soon(self, uid: str, tries: int = FETCHES_MOST) -> None:
+        """Ask others for what they have of a registration that we keep."""
+        if not self._stopping.is_set():
+            self._fetchers.submit(self._fetch, uid, tries)
+
+    def _fetch(self, uid: str, tries: int) -> None:
+        body = self._begun.get(uid)
+        if body is None or self._keeping is None:
+            return
+        lacks = ""
+        with guarded("volunteer fetch"):
+            try:
+                request = QueryRequest(type=body.type.name, version=body.type.version, registrations=(uid,))
+                answers = self._side.query(request)
+                for obj in answers:
+                    self._keeping.keep(uid, packed(_as_said(obj)).in_memory())
+                    if self._stopping.is_set():
+                        answers.cancel()
+                lacks = answers.lacks
+            except JbiError as exc:
+                lacks = exc.message
+        if lacks and tries > 1 and not self._stopping.wait(FETCH_AGAIN):
+            self._fetch_soon(uid, tries - 1)
+
+    # -- times ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> float:
+        """See what is there, offer, and say what is to be said; seconds until the next time."""
+        now = time.monotonic()
+        wanted, present = frozenset(self._side.persistent()), self._side.present()
+        with self._lock:
+            self._look(wanted, present, now)
+            offers = list(self._volunteer.offers(now))
+        if self._keeping is not None:
+            self._look_after(self._keeping, now)
+        for offer in offers:
+            body = msgspec.msgpack.encode(OfferBody(VERSION, offer.uid, offer.nonce))
+            self._say(NodeMessage(DatagramKind.OFFER, DatagramMode.RELIABLE, body, expiration=OFFER_LIFE, to=offer.to))
+        self._speak()
+        self._tell_deletions()
+        return max(0.0, min(LOOK_SECONDS, self._volunteer.due() - time.monotonic()))
+
+    def _look(self, wanted: frozenset[str], present: Collection[bytes], now: float) -> None:
+        """Under the lock: see which registrations of ours are to be kept, and by whom they are."""
+        self._words |= {word.uid: word for word in self._coordinator.look(present, now)}
+        for uid in wanted:
+            if not self._coordinator.has(uid) or now - self._said.get(uid, now) > WORD_LIFE / 2000:
+                self._words[uid] = self._coordinator.ask(uid)
+        for uid in self._coordinator.uids() - wanted:
+            self._said.pop(uid, None)
+            if (word := self._coordinator.end(uid)) is not None:
+                self._words[uid] = word
+
+    def _look_after(self, keeping: VolunteerKeeping, now: float) -> None:
+        """See which registrations of others have come, or are over, and which lack something."""
+        for uid in keeping.undecided():
+            body = self._side.remote(uid)
+            if body is not None and not body.is_persistent:
+                keeping.decide(uid, None)
+        for uid in self._volunteer.silent_since(now - UNKNOWN_SECONDS):
+            if self._side.remote(uid) is None:
+                with self._lock:
+                    self._volunteer.over(uid)
+        for uid in {*self._volunteer.kept(), *self._begun}:
+            self._begin_or_end(uid)
+        for uid in keeping.lacking():
+            self._fetch_soon(uid)
+
+    def _tell_deletions(self) -> None:
+        """Say those that are due, as far as there is room."""
+        if self._deletions is None:
+            return
+        for key, body, life in self._deletions.due(time.time()):
+            message = NodeMessage(DatagramKind.DELETION, DatagramMode.DURABLE, body, expiration=life, durability=key)
+            if not self._say(message):
+                break
+            self._deletions.said(key, time.time())
+
+    def _speak(self) -> None:
+        """Say the last words."""
+        with self._lock:
+            words, self._words = self._words, {}
+        for uid, word in words.items():
+            body = AssistanceBody(
+                VERSION, uid, self._base + word.number, word.needed, word.accepted, word.is_request
+            )  # fmt: skip
+            is_said = self._say(NodeMessage(
+                DatagramKind.ASSISTANCE if word.is_request else DatagramKind.ACCEPTED, DatagramMode.DURABLE,
+                msgspec.msgpack.encode(body), expiration=WORD_LIFE, durability=_key(uid),
+                update=body.number,
+            ))  # fmt: skip
+            with self._lock:
+                if not is_said:
+                    self._words.setdefault(uid, word)
+                elif self._coordinator.has(uid):
+                    self._said[uid] = time.monotonic()
+
+    def _say(self, message: NodeMessage) -> bool:
+        """Whether there was room for it."""
+        try:
+            self._side.say(message, 0.0)
+        except BackPressureError:
+            return False
+        return True
+
+
+def _key(uid: str) -> bytes:
+    return hashlib.blake2b(b"kept " + uid.encode(), digest_size=16).digest()
+
+
+def _as_said(obj: InfoObject) -> InfoObject:
+    """An object as its node said it: without the platform that has answered with it."""
+    via = obj.platform.via
+    if len(via) < 2:
+        return obj
+    return msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, via=via[:-1], hops=len(via) - 1))
