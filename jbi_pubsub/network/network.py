@@ -30,6 +30,8 @@ PACED_SECONDS: Final = 0.02
 """Seconds of a link's rate that go at once, and that may wait in the kernel: then a slow one holds one datagram."""
 BATCH: Final = 88
 """Datagrams that a link is given at once."""
+GATHER_SECONDS: Final = 0.005
+"""Seconds of a link's rate that go together where more waits than may go: so they are trains."""
 RATE: Final = 5e6
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
@@ -205,6 +207,8 @@ class Network:
         try:
             with self._lock:
                 came = list(self._exchange.received(at, opened, time.monotonic()))
+                if not came:
+                    return
                 messages = [each for each in came if each.kind != DatagramKind.STREAM]
                 self._deliveries.expect(len(messages))
             for each in came:
@@ -219,8 +223,13 @@ class Network:
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
         link, bucket, held, counts = self._links[at], self._buckets[at], self._held[at], self._counts[at]
+        together = GATHER_SECONDS * bucket.rate
         for _ in range(STEP_MOST):
             now = time.monotonic()
+            if not held and (lack := together - bucket.fill(now)) > 0:
+                with self._lock:
+                    return lack / bucket.rate if self._exchange.has_outgoing(at) else LONGEST_WAIT
+            together = 0.0
             room = PACED_SECONDS * bucket.rate - (waiting := link.waiting())
             if waiting and room <= 0:
                 return min(LONGEST_WAIT / 10, max(BUSY_SECONDS, waiting / bucket.rate / 4))

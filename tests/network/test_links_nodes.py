@@ -1,0 +1,107 @@
+"""Nodes that do not all hear each other, over each kind of link: what one says comes at all others, once, in order."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.links.link import DatagramLink
+from jbi_pubsub.network.links.tcp import TcpLink
+from jbi_pubsub.network.links.udp import UdpLink
+from jbi_pubsub.network.links.zenoh import ZenohLink
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.network import Network, NetworkLink
+
+from .linked import free_port, new_group
+
+COUNT = 300
+
+
+def udp_peers() -> list[DatagramLink]:
+    """A chain of four."""
+    here = [("::1", free_port(host="::1")) for _ in range(4)]
+    ways = [here[1:2], [here[0], here[2]], [here[1], here[3]], here[2:3]]
+    return [UdpLink("", port, peers=peers) for (_, port), peers in zip(here, ways, strict=True)]
+
+
+def udp_group() -> list[DatagramLink]:
+    """A group of three, and one that is a peer of one of these."""
+    group, port, other = new_group(), free_port(), free_port()
+    near: list[DatagramLink] = [UdpLink(group, port, interfaces=["lo"]) for _ in range(2)]
+    between = UdpLink(group, port, interfaces=["lo"], peers=[("127.0.0.1", other)])
+    return [*near, between, UdpLink("", other, peers=[("127.0.0.1", port)])]
+
+
+def tcp() -> list[DatagramLink]:
+    """One that listens, and three that connect to it."""
+    at = ("127.0.0.1", free_port(socket.SOCK_STREAM))
+    return [TcpLink(*at), *(TcpLink(peers=[at]) for _ in range(3))]
+
+
+def zenoh() -> list[DatagramLink]:
+    """A router, and three clients."""
+    if importlib.util.find_spec("zenoh") is None:
+        pytest.skip("eclipse-zenoh is not installed (extra zenoh)")
+    at, name = ("127.0.0.1", free_port(socket.SOCK_STREAM)), uuid.uuid4().hex
+    router = ZenohLink(name, host=at[0], port=at[1], mode="router")
+    return [router, *(ZenohLink(name, peers=[at], mode="client") for _ in range(3))]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., list[tuple[Network, list[Any]]]]]:
+    """Nodes on such links, started, each with what it has heard."""
+    alone = tmp_path / "zenoh.json5"
+    alone.write_text(json.dumps({"scouting": {"multicast": {"enabled": False}}}))
+    monkeypatch.setenv("ZENOH_CONFIG", str(alone))
+    made: list[Network] = []
+
+    def start(links: list[DatagramLink]) -> list[tuple[Network, list[Any]]]:
+        found = []
+        for number, link in enumerate(links, 1):
+            heard: list[NodeMessage] = []
+            settings = ExchangeSettings(name=f"node {number}", announce_seconds=0.3)
+            made.append(Network(bytes([number]) * 16, 1, [NetworkLink(link, 20e6)], heard.append, settings))
+            made[-1].start()
+            found.append((made[-1], heard))
+        return found
+
+    yield start
+    for network in made:
+        network.stop()
+
+
+@pytest.mark.parametrize("links", [udp_peers, udp_group, tcp, zenoh])
+def test_each_node_hears_all_that_others_say(
+    links: Callable[[], list[DatagramLink]], nodes: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given four nodes that know each other
+    made = nodes(links())
+    eventually(
+        lambda: all(len(network.peers()) == 3 for network, _ in made), what=lambda: [n.status() for n, _ in made]
+    )
+
+    # When the first and the last say messages of several blocks each
+    said = {}
+    for at in (0, 3):
+        me = bytes([at + 1]) * 16
+        said[me] = [b"%d %04d" % (at, number) + bytes(3_000) for number in range(COUNT)]
+        for body in said[me]:
+            made[at][0].say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body, me), 20.0)
+
+    # Expect all others to hear all of them, once
+    wanted = {0: COUNT, 1: 2 * COUNT, 2: 2 * COUNT, 3: COUNT}
+    eventually(lambda: all(len(made[at][1]) >= count for at, count in wanted.items()), timeout=20.0)
+    for at, (_, heard) in enumerate(made):
+        for me, bodies in said.items():
+            if me != bytes([at + 1]) * 16:
+                assert sorted(each.body for each in heard if each.origin == me) == bodies
+    assert all(network.status()["faults"] == {} for network, _ in made)
