@@ -122,17 +122,18 @@ class _Assembly:
 
 
 class _ProcessedHashes:
-    """Hashes of messages that were complete, the last `most` to twice as many."""
+    """Hashes of messages that were complete, with their origins and those's starts, the last `most` to twice as many.
+    What is said again after a start is said anew."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._new: set[tuple[bytes, bytes]] = set()
-        self._old: set[tuple[bytes, bytes]] = set()
+        self._new: set[tuple[bytes, bytes, int]] = set()
+        self._old: set[tuple[bytes, bytes, int]] = set()
 
-    def __contains__(self, key: tuple[bytes, bytes]) -> bool:
+    def __contains__(self, key: tuple[bytes, bytes, int]) -> bool:
         return key in self._new or key in self._old
 
-    def add(self, key: tuple[bytes, bytes]) -> None:
+    def add(self, key: tuple[bytes, bytes, int]) -> None:
         """Remember one more."""
         if len(self._new) >= self._most:
             self._old, self._new = self._new, set()
@@ -172,17 +173,17 @@ class Assembler:
         """Messages that are not complete."""
         return self._count
 
-    def has_processed(self, origin: bytes, name: bytes) -> bool:
-        """Whether a message was complete before."""
-        return (origin, name) in self._processed
+    def has_processed(self, origin: bytes, name: bytes, epoch: int = 0) -> bool:
+        """Whether a message of that start of its origin was complete before."""
+        return (origin, name, epoch) in self._processed
 
     def add(self, datagram: Datagram, now: float, *, is_known: bool = True) -> NodeMessage | None:
         """A block has come: the message, when it is complete for the first time. Raises ProtocolError for one whose
         blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks.
         `is_known`: its origin has announced itself."""
-        if datagram.kind != DatagramKind.REQUEST and (datagram.origin, datagram.message) in self._processed:
+        epoch, serial = (datagram.footer.epoch, datagram.footer.serial) if datagram.footer is not None else (0, 0)
+        if datagram.kind != DatagramKind.REQUEST and self.has_processed(datagram.origin, datagram.message, epoch):
             return None
-        serial = datagram.footer.serial if datagram.footer is not None else 0
         self.refused = [serial]
         if datagram.total * len(datagram.data) > self._message_most + len(datagram.data):
             raise ProtocolError(f"a message of more than {self._message_most} bytes")
@@ -251,7 +252,8 @@ class Assembler:
         if hash_of(body, datagram.algorithm) != datagram.message:
             raise ProtocolError("a message that is not what its hash says")
         if datagram.kind != DatagramKind.REQUEST:
-            self._processed.add((datagram.origin, datagram.message))
+            epoch = datagram.footer.epoch if datagram.footer is not None else 0
+            self._processed.add((datagram.origin, datagram.message, epoch))
         level, footer = datagram.extension(Extension.LEVEL), datagram.footer
         return NodeMessage(
             datagram.kind, datagram.mode, body, datagram.origin, datagram.message,

@@ -24,15 +24,14 @@ log = logging.getLogger("jbi_pubsub.node")
 
 TOLD_SECONDS: Final = 30 * 86_400.0
 """For which a deletion is told."""
-AGAIN_SECONDS: Final = 86_400.0
-"""Until it is said again: others may have had no room for it."""
 BATCHES_MOST: Final = 10_000
 """Messages that are told at a time; the oldest go."""
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS deletions (key BLOB PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL)"
 
 
 class ToldDeletion(NamedTuple):
-    """A message of deletions that is to be said: its durability identifier, body, and milliseconds that it lives."""
+    """A message of deletions that is to be said: its durability identifier, body, and milliseconds that it lives. With
+    b"" what was said is over."""
 
     key: bytes
     body: bytes
@@ -46,8 +45,8 @@ class NodeDeletions:
         """Raises StorageError."""
         self._path = path
         self._lock = threading.Lock()
-        self._said: dict[bytes, float] = {}
-        """When each was said last by this process (seconds)."""
+        self._said: set[bytes] = set()
+        """Those that this process has said."""
         with self._translated():
             self._base = opened(path, self._set_up, timeout=5.0)
 
@@ -67,19 +66,26 @@ class NodeDeletions:
             base.execute("DELETE FROM deletions WHERE rowid <= (SELECT max(rowid) FROM deletions) - ?", (BATCHES_MOST,))
 
     def due(self, now: float) -> Iterator[ToldDeletion]:
-        """Those that are to be said now: not said by this process, or long ago. Raises StorageError."""
+        """Those that are to be said now, as this process has not, or as they are over. Raises StorageError."""
         with self._lock, self._translated():
-            with transaction(self._base) as base:
-                base.execute("DELETE FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,))
+            over = self._base.execute("SELECT key FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,)).fetchall()
+            if over:
+                with transaction(self._base) as base:
+                    base.execute("DELETE FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,))
             rows = self._base.execute("SELECT key, at, body FROM deletions ORDER BY rowid").fetchall()
-            self._said = {key: said for key, said in self._said.items() if now - said < AGAIN_SECONDS}
+        for (key,) in over:
+            if key in self._said:
+                yield ToldDeletion(key, b"", 1_000)
         for key, at, body in rows:
             if key not in self._said:
                 yield ToldDeletion(key, body, int(min(TOLD_SECONDS, at + TOLD_SECONDS - now) * 1000))
 
-    def said(self, key: bytes, now: float) -> None:
+    def said(self, deletion: ToldDeletion) -> None:
         """One was said."""
-        self._said[key] = now
+        if deletion.body:
+            self._said.add(deletion.key)
+        else:
+            self._said.discard(deletion.key)
 
     def close(self) -> None:
         """Close the file."""

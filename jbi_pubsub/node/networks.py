@@ -138,7 +138,8 @@ class NodeNetworks:
         """A message of another node; on the network's delivery thread."""
         try:
             if message.kind in KINDS:
-                self._persistence.hear(message)
+                if message.body:  # or something that holds no more
+                    self._persistence.hear(message)
                 return
             if message.kind == DatagramKind.PUBLICATION:
                 self._persistence.came(message)

@@ -46,8 +46,9 @@ KINDS: Final = (DatagramKind.ASSISTANCE, DatagramKind.OFFER, DatagramKind.ACCEPT
 LOOK_SECONDS: Final = 0.5
 """Between two looks at who is there."""
 WORD_LIFE: Final = 3_600_000
-"""Milliseconds of a word on who keeps what; it is said again after half of them."""
+"""Milliseconds of a word on who keeps what; the network says it again before."""
 OFFER_LIFE: Final = 10_000
+CANCEL_LIFE: Final = 10_000
 FETCH_AGAIN: Final = 10.0
 """Seconds until nodes are asked again that have not answered, so many times at most:"""
 FETCHES_MOST: Final = 3
@@ -103,8 +104,8 @@ class NodePersistence:
         self._volunteer = PersistenceVolunteer(me, section.offer_seconds, chance.uniform)
         self._words: dict[str, Assistance] = {}
         """The last one of each registration, until it is said."""
-        self._said: dict[str, float] = {}
-        """When the last word of a registration was said (monotonic seconds)."""
+        self._ended: dict[str, float] = {}
+        """Registrations of ours that have ended, and when their last words are over (monotonic seconds)."""
         self._begun: dict[str, SequenceBody] = {}
         """Registrations of others that are kept here."""
         self._fetchers = ThreadPoolExecutor(FETCHERS, "volunteer-fetch")
@@ -239,19 +240,20 @@ class NodePersistence:
             body = msgspec.msgpack.encode(OfferBody(VERSION, offer.uid, offer.nonce))
             self._say(NodeMessage(DatagramKind.OFFER, DatagramMode.RELIABLE, body, expiration=OFFER_LIFE, to=offer.to))
         self._speak()
+        self._cancel_ended(now)
         self._tell_deletions()
         return max(0.0, min(LOOK_SECONDS, self._volunteer.due() - time.monotonic()))
 
     def _look(self, wanted: frozenset[str], present: Collection[bytes], now: float) -> None:
         """Under the lock: see which registrations of ours are to be kept, and by whom they are."""
         self._words |= {word.uid: word for word in self._coordinator.look(present, now)}
-        for uid in wanted:
-            if not self._coordinator.has(uid) or now - self._said.get(uid, now) > WORD_LIFE / 2000:
-                self._words[uid] = self._coordinator.ask(uid)
+        for uid in wanted - self._coordinator.uids():
+            self._words[uid] = self._coordinator.ask(uid)
+            self._ended.pop(uid, None)
         for uid in self._coordinator.uids() - wanted:
-            self._said.pop(uid, None)
             if (word := self._coordinator.end(uid)) is not None:
                 self._words[uid] = word
+                self._ended[uid] = now + UNKNOWN_SECONDS
 
     def _look_after(self, keeping: VolunteerKeeping, now: float) -> None:
         """See which registrations of others have come, or are over, and which lack something."""
@@ -272,11 +274,23 @@ class NodePersistence:
         """Say those that are due, as far as there is room."""
         if self._deletions is None:
             return
-        for key, body, life in self._deletions.due(time.time()):
-            message = NodeMessage(DatagramKind.DELETION, DatagramMode.DURABLE, body, expiration=life, durability=key)
-            if not self._say(message):
+        for each in self._deletions.due(time.time()):
+            if not self._say(NodeMessage(
+                DatagramKind.DELETION, DatagramMode.DURABLE, each.body, expiration=each.life, durability=each.key,
+                update=self._base + (not each.body),
+            )):  # fmt: skip
                 break
-            self._deletions.said(key, time.time())
+            self._deletions.said(each)
+
+    def _cancel_ended(self, now: float) -> None:
+        """Let the network forget what was said of registrations that are over."""
+        for uid in [uid for uid, over in self._ended.items() if over <= now]:
+            if not self._say(NodeMessage(
+                DatagramKind.ACCEPTED, DatagramMode.DURABLE, b"", expiration=CANCEL_LIFE, durability=_key(uid),
+                update=self._base + self._coordinator.next_number(),
+            )):  # fmt: skip
+                break
+            del self._ended[uid]
 
     def _speak(self) -> None:
         """Say the last words."""
@@ -291,11 +305,9 @@ class NodePersistence:
                 msgspec.msgpack.encode(body), expiration=WORD_LIFE, durability=_key(uid),
                 update=body.number,
             ))  # fmt: skip
-            with self._lock:
-                if not is_said:
+            if not is_said:
+                with self._lock:
                     self._words.setdefault(uid, word)
-                elif self._coordinator.has(uid):
-                    self._said[uid] = time.monotonic()
 
     def _say(self, message: NodeMessage) -> bool:
         """Whether there was room for it."""

@@ -111,7 +111,6 @@ class PersistenceOffer(NamedTuple):
 class _Election:
     """A registration of ours, and who keeps it: whether that node was seen there, and since when it is accepted."""
 
-    number: int
     accepted: dict[bytes, tuple[bool, float]] = field(default_factory=dict)
 
 
@@ -123,10 +122,11 @@ class PersistenceCoordinator:
         self._volunteers, self._patience = volunteers, patience
         self._elections: dict[str, _Election] = {}
         self._number = 0
+        """Number of what was said last."""
 
     def ask(self, uid: str) -> Assistance:
         """A registration is to be kept elsewhere: what is to be said. Again: the same once more."""
-        return self._word(uid, self._elections.setdefault(uid, _Election(0)), is_request=True)
+        return self._word(uid, self._elections.setdefault(uid, _Election()), is_request=True)
 
     def offered(self, origin: bytes, uid: str, now: float) -> Assistance | None:
         """A node has offered: what is to be said; None: nothing, it is ignored."""
@@ -153,6 +153,11 @@ class PersistenceCoordinator:
         election = self._elections.pop(uid, None)
         return self._word(uid, election, is_request=False)._replace(needed=0) if election is not None else None
 
+    def next_number(self) -> int:
+        """A number behind all that were said."""
+        self._number += 1
+        return self._number
+
     def has(self, uid: str) -> bool:
         """Whether it is to be kept elsewhere."""
         return uid in self._elections
@@ -167,9 +172,8 @@ class PersistenceCoordinator:
         return tuple(election.accepted) if election is not None else ()
 
     def _word(self, uid: str, election: _Election, *, is_request: bool) -> Assistance:
-        election.number += 1
         needed = self._volunteers - len(election.accepted)
-        return Assistance(uid, election.number, needed, tuple(election.accepted), is_request)
+        return Assistance(uid, self.next_number(), needed, tuple(election.accepted), is_request)
 
 
 @dataclass(slots=True)

@@ -165,6 +165,26 @@ def test_of_a_durable_message_the_last_update_counts() -> None:
     assert heard[-1] == 19
 
 
+@pytest.mark.row("G-89")
+def test_what_a_node_says_again_after_a_start_is_heard_again() -> None:
+    # Given a node that has said two things, and is started anew
+    net = Net()
+    segment = net.segment()
+    first, other = net.node(segment), net.node(segment)
+    net.world.run(0.5)
+    for number in range(2):
+        first.say(b"%d" % number, DatagramMode.DURABLE, durability=b"%d" % number * 16, update=1, expiration=3_600_000)
+    net.world.run(net.world.now + 1.0)
+    first.is_up = False
+    # When it says one of them again, word for word
+    again = Node(net.world, 1, [segment], ExchangeSettings(), epoch=2)
+    net.world.run(net.world.now + 3.0)
+    again.say(b"0", DatagramMode.DURABLE, durability=b"0" * 16, update=1, expiration=3_600_000)
+    net.world.run(net.world.now + 3.0)
+    # Expect it to be news: what was said before the start is over
+    assert [(each.body, each.epoch) for each in other.heard] == [(b"0", 1), (b"1", 1), (b"0", 2)]
+
+
 @pytest.mark.row("Q-17", "G-88")
 def test_an_unreliable_message_is_not_asked_for() -> None:
     net = Net()
