@@ -7,6 +7,7 @@ port and its place among the others.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,10 @@ class LookupServer:
     def address(self) -> str:
         """host:port to connect to."""
         return self._presence.endpoint.address
+
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that has come by another way (Endpoint.adopt)."""
+        self._presence.endpoint.adopt(sock, address)
 
     def start(self) -> None:
         """Serve, join the other lookup services, and announce."""

@@ -56,7 +56,7 @@ TOP: Final = Path(__file__).parent.parent
 PAGES: Final = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
 NO_CODE: Final = {"text", "mermaid"}
 PARSED: Final = {"toml", "json", "xml", "ini", "sh"}
-PORTS: Final = ("4160", "4161", "8025", "8170", "8171", "9100", "9101")
+PORTS: Final = ("4160", "4161", "4162", "8025", "8170", "8171", "9100", "9101")
 """Stand for free ones."""
 SECONDS: Final = 60.0
 """For one command or block: a hang, not a busy machine."""

@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -41,7 +42,6 @@ HOMES: Final = {
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("tools", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
-    "dissect": ("dissect", "Read a capture of the datagrams between nodes."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "emulate": ("emulate", "Emulate bad networks between nodes of this machine."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
@@ -68,6 +68,8 @@ HOMES: Final = {
 
 AT_NODES: Final = ("archive", "node", "publish", "query", "types")
 """Commands whose `--at` or `--delegate` may be a node."""
+LOOKING_THERE: Final = ("client", "explain", "services", "subscribe", "subscriptions", "top", "web")
+"""Commands that look at what a node's lookup service knows, instead of at what ours do."""
 COMPLETION_SECONDS: Final = 0.5
 """For a lookup service to answer while a shell waits."""
 
@@ -141,8 +143,17 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
     flags |= {key: value for key, value in own.items() if value is not None}
     context.obj = settings = CommandSettings(given["config_file"], flags, node)
     command = context.command.get_command(context, context.invoked_subcommand or "") if node else None  # type: ignore[attr-defined]  # a group
+    settings.looks_there = command is not None and command.name in LOOKING_THERE
+    if node:
+        context.call_on_close(_leave)
     if command is not None and command.name in AT_NODES:
         context.default_map = {command.name: _at_node(command, settings)}
+
+
+def _leave() -> None:
+    from jbi_pubsub.core.wire import detour
+
+    detour.leave()
 
 
 def _at_node(command: click.Command, settings: CommandSettings) -> dict[str, object]:
@@ -161,13 +172,17 @@ def _at_node(command: click.Command, settings: CommandSettings) -> dict[str, obj
 def _nodes(typed: str) -> list[str]:
     """For completions in a shell: the names of those that are found at once."""
     from jbi_pubsub.core.errors import JbiError
+    from jbi_pubsub.node.reaching import near_node
 
     from .settings import CommandSettings, nodes
 
-    try:
-        return [name for name in nodes(CommandSettings(None, {}).load(), COMPLETION_SECONDS) if name.startswith(typed)]
-    except JbiError:
-        return []
+    names: set[str] = set()
+    with suppress(JbiError):
+        config = CommandSettings(None, {}).load()
+        near = near_node(config)
+        names.update(near.names() if near is not None else ())
+        names.update(nodes(config, COMPLETION_SECONDS))
+    return sorted(name for name in names if name.startswith(typed))
 
 
 def _lines(text: str) -> str:

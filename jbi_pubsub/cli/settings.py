@@ -13,12 +13,15 @@ from typing import Final
 import click
 
 from jbi_pubsub.core.config import Config, Origins, default_file, load
-from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError, UnknownUidError
 
 from .near import told
 
 SILENT_SECONDS: Final = 1.5
 """Longest that a command says nothing while it looks for others: with a lookup service there it takes a tenth."""
+
+NEAR_SECONDS: Final = 1.0
+"""For a lookup service to know a node that the node of this host hears."""
 
 
 class CommandSettings:
@@ -30,6 +33,10 @@ class CommandSettings:
         self._flags = dict(flags)
         self._node = node
         self._is_for_node = False
+        self._at = ""
+        """Where the node is, once it was looked for."""
+        self.looks_there = False
+        """The command looks at all that the node's own lookup service knows."""
 
     def words(self) -> list[str]:
         """The command line that gives another `jbi` the same."""
@@ -45,10 +52,12 @@ class CommandSettings:
         """The same with the origin of each value. Raises ConfigurationError also for a node that was named to a command
         that has not asked for it."""
         if self._node and not self._is_for_node:
-            raise ConfigurationError(
-                f"--node {self._node}: this command asks no single node, or was told whom to ask",
-                hint="It goes with publish, query, status, archive, types and node, instead of --at and --delegate",
-            )
+            if not self.looks_there:
+                raise ConfigurationError(
+                    f"--node {self._node}: this command asks no single node, or was told whom to ask",
+                    hint="It goes with commands that look, publish or subscribe, instead of --at and --delegate",
+                )
+            self._look_there()
         flags = self._flags | {k.replace("__", "."): v for k, v in own.items() if v is not None}
         file = Path(self._file) if self._file else default_file(os.environ, Path.cwd(), Path.home())
         return load(file=file, environment=os.environ, flags=flags)
@@ -58,31 +67,61 @@ class CommandSettings:
         self._is_for_node = True
         return self._node
 
-    def _living(self, addresses: list[str]) -> list[str]:
-        from jbi_pubsub.core.wire import ServiceRef
-        from jbi_pubsub.core.wire.endpoint import is_gone
-
-        security = self.load().security()
-        return [at for at in addresses if not is_gone(ServiceRef("", "", (at,)), security)]
-
     def node_at(self) -> str | None:
         """Its address, as host:port; None where none is meant. Raises UnknownUidError with the nearest name,
         LookupNotFoundError."""
         name = self.node()
-        if not name:
-            return None
-        found = nodes(self.load())
-        if name not in found:
-            raise UnknownUidError(told("node", name, found), hint="`jbi services` lists what there is")
-        first, *others = found[name]
+        if name and not self._at:
+            self._at = self._found(name, self.load())
+        return self._at or None
+
+    def _found(self, name: str, config: Config) -> str:
+        """By a lookup service, or else by the networks of the node of this host."""
+        from jbi_pubsub.node.reaching import is_id, near_node
+
+        near = near_node(config)
+        names = near.names() if near is not None else ()
+        try:
+            found = nodes(config, NEAR_SECONDS if name in names else None)
+        except LookupNotFoundError:
+            if not names:
+                raise
+            found = {}
+        if name in found:
+            return self._living(name, found[name], config)
+        if near is None or not (name in names or is_id(name)):
+            raise UnknownUidError(told("node", name, (*found, *names)), hint="`jbi services` lists what there is")
+        endpoints, locators = near.reach(name)
+        self._flags |= {"lookup.locators": list(locators), "lookup.multicast": False}
+        return endpoints[0]
+
+    @staticmethod
+    def _living(name: str, addresses: list[str], config: Config) -> str:
+        from jbi_pubsub.core.wire import ServiceRef
+        from jbi_pubsub.core.wire.endpoint import is_gone
+
+        first, *others = addresses
         if others:  # one that was killed and is back is held twice
-            first, *others = self._living(found[name]) or found[name]
+            security = config.security()
+            first, *others = [at for at in addresses if not is_gone(ServiceRef("", "", (at,)), security)] or addresses
         if others:
             raise UnknownUidError(
                 f"{1 + len(others)} nodes are called {name}",
                 hint=f"They are at {first}, {others[0]}: name one by --at, or give one another [node] name",
             )
         return first
+
+    def _look_there(self) -> None:
+        """Have lookup services of the node be those that are asked. Raises what `node_at` does, WireError."""
+        from jbi_pubsub.node.admin import NodeProxy
+
+        at = self.node_at()
+        assert at is not None
+        config = self.load()
+        with closing(NodeProxy(at, config.security(), timeout=config.lookup.timeout)) as node:
+            lookup = node.details().lookup
+        if lookup:  # without one of its own it is found through those that were asked
+            self._flags |= {"lookup.locators": [lookup], "lookup.multicast": False}
 
 
 def nodes(config: Config, seconds: float | None = None) -> dict[str, list[str]]:

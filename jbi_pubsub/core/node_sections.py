@@ -52,6 +52,8 @@ class NodeSection(Section, frozen=True):
     """Bytes that it keeps of what was said, to give it to those who lack it."""
     query_seconds: Term = 30.0
     """Seconds for which a query waits for other nodes, if it says nothing else."""
+    reachable: tuple[Literal["delegate", "lookup"], ...] = ("delegate", "lookup")
+    """Servers of this node that applications at other nodes reach through the networks (`jbi --node`); none: ()."""
     answer: bool = True
     """Whether it answers queries of other nodes from its archive."""
     persist_elsewhere: bool = False

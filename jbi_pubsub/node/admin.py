@@ -42,6 +42,7 @@ from jbi_pubsub.qos import measurement
 
 from .log import NodeLog
 from .status import NetworksStatus
+from .tunnel import TunnelDoor
 
 log = logging.getLogger("jbi_pubsub.node")
 
@@ -56,6 +57,9 @@ TYPES_MEASURED: Final = 100
 """Types with a series of their own, those with most objects."""
 DRAIN_MOST: Final = 60.0
 LINES_MOST: Final = 1_000
+NAMES_MOST: Final = 1_000
+NAME_MOST: Final = 200
+"""Characters of a name that somebody asks for."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +116,14 @@ class NodeState(Protocol):
         """Networks, and the nodes that are heard there."""
         ...
 
+    def peer_names(self) -> tuple[str, ...]:
+        """Names of the nodes that are heard on its networks."""
+        ...
+
+    def door(self, name: str, service: str) -> TunnelDoor:
+        """A way to a server of another node. Raises UnknownUidError, WireError."""
+        ...
+
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
         """Raises AccessDeniedError."""
         ...
@@ -126,7 +138,7 @@ class NodeState(Protocol):
 
 
 class NodeCalls:
-    """The exported object `node`. All but the first is for administrators."""
+    """The exported object `node`. All but the first three are for administrators."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
@@ -136,6 +148,19 @@ class NodeCalls:
         """For clients, which may `connect`."""
         self._node.allow(caller, "connect", Subject())
         return self._node.details()
+
+    @exported
+    def peer_names(self, caller: Caller) -> tuple[str, ...]:
+        """Names of the nodes that it hears, NAMES_MOST at most, for clients, which may `connect`."""
+        self._node.allow(caller, "connect", Subject())
+        return self._node.peer_names()[:NAMES_MOST]
+
+    @exported
+    def peer_address(self, caller: Caller, name: str, service: str) -> TunnelDoor:
+        """An address of this host by which another node's server is reached (`delegate`, `lookup`), for whom may `peer`
+        with a node of that name. Raises UnknownUidError, WireError, BackPressureError."""
+        self._node.allow(caller, "peer", Subject(name=name[:NAME_MOST]))
+        return self._node.door(name, service[:NAME_MOST])
 
     @exported
     def clients(self, caller: Caller) -> list[ClientStatus]:
@@ -220,6 +245,14 @@ class NodeProxy:
     def details(self) -> NodeFacts:
         """See NodeCalls."""
         return self._client.call("details", NodeFacts)
+
+    def peer_names(self) -> tuple[str, ...]:
+        """See NodeCalls."""
+        return self._client.call("peer_names", tuple[str, ...])
+
+    def peer_address(self, name: str, service: str) -> TunnelDoor:
+        """See NodeCalls."""
+        return self._client.call("peer_address", TunnelDoor, name, service)
 
     def clients(self) -> list[dict[str, Any]]:
         """See NodeCalls."""

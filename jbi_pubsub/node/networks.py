@@ -6,6 +6,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,9 @@ from .identity import Identity
 from .infosphere import ANSWERS, Infosphere
 from .keeping import DelegateStore
 from .persistence import KINDS, NodePersistence
+from .reaching import DELEGATE, named
 from .status import NetworksStatus, NetworkStatus, PeerStatus
+from .tunnel import TunnelDoor, Tunnels, TunnelService
 
 
 class NodeDirection(Direction):
@@ -53,14 +56,16 @@ class NodeNetworks:
     """The networks of a node. `start` and `stop` are called once, by the same thread."""
 
     def __init__(
-        self, config: Config, identity: Identity, name: str, addresses: tuple[str, ...], delegate: Delegate
+        self, config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], delegate: Delegate
     ) -> None:
-        """Opens the links. `addresses`: where its delegate is. Raises ConfigurationError, PortInUseError,
-        StorageError."""
+        """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. Raises
+        ConfigurationError, PortInUseError, StorageError."""
         node = config.node
         self._names = list(config.network)
         bridge = f"{identity.id}-{identity.epoch}"
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
+        reachable: dict[str, TunnelService] = {each: servers[each] for each in node.reachable if each in servers}
+        self._tunnels = Tunnels(lambda: self._network, reachable)
         self.links: list[DatagramLink] = []
         seals = [_seal(config, each, identity) for each in config.network]
         try:
@@ -73,8 +78,8 @@ class NodeNetworks:
         rates = [section.rate or RATE for section in config.network.values()]
         self._network = Network(
             bytes.fromhex(identity.id), identity.epoch, list(map(NetworkLink, self.links, rates, seals)),
-            self._deliver,
-            _settings(config, name, addresses), peers_changed=self.infosphere.peers_changed, idle=self.infosphere.idle,
+            self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
+            peers_changed=self.infosphere.peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
         )  # fmt: skip
         own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
         everything = Transformation(("*",), ("jbi.*",), ())
@@ -94,7 +99,16 @@ class NodeNetworks:
         """Be there for other nodes."""
         self._persistence.start()
         self._network.start()
+        self._tunnels.start()
         self._mirror.start()
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the nodes that are heard."""
+        return tuple(sorted({each.name for each in self._network.peers().values()}))
+
+    def door(self, name: str, service: str) -> TunnelDoor:
+        """A way to a server of another node. Raises UnknownUidError, WireError."""
+        return self._tunnels.door(named(self._network.peers(), name), service)
 
     def status(self) -> NetworksStatus:
         """Links, and the nodes that are heard."""
@@ -131,6 +145,7 @@ class NodeNetworks:
     def stop(self) -> None:
         """Leave: what was said goes on by those who have it."""
         self._mirror.close()
+        self._tunnels.stop()
         self._persistence.stop()
         self._network.stop()
 

@@ -28,7 +28,7 @@ import msgspec
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.access import AccessPolicy, Action, Subject
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
@@ -44,7 +44,9 @@ from jbi_pubsub.trust.settings import signer_of
 from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
 from .identity import Identity, NodeFolder, default_folder
 from .log import NodeLog
+from .reaching import DELEGATE, LOOKUP
 from .status import NetworksStatus
+from .tunnel import TunnelDoor, TunnelService, adopted_by
 
 _log = logging.getLogger("jbi_pubsub.node")
 
@@ -70,6 +72,10 @@ class Lookup(Protocol):
         """host:port to connect to."""
         ...
 
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """See Dissemination."""
+        ...
+
     def start(self) -> None:
         """Serve."""
         ...
@@ -89,6 +95,10 @@ class Dissemination(Protocol):
 
     def start(self) -> None:
         """Serve, and be found."""
+        ...
+
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that has come by another way than its ports; `address`: what that is called."""
         ...
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
@@ -140,6 +150,14 @@ class NodeBridge(Protocol):
         """Links and other nodes."""
         ...
 
+    def names(self) -> tuple[str, ...]:
+        """Names of the other nodes."""
+        ...
+
+    def door(self, name: str, service: str) -> TunnelDoor:
+        """A way to a server of another node. Raises UnknownUidError, WireError."""
+        ...
+
 
 class NodeReporter(Protocol):
     """Tells as information objects what happens at the node, and how much."""
@@ -188,12 +206,14 @@ def _over_http(config: Config) -> NodeGateway:
     return HttpGateway(config)
 
 
-def _networking(config: Config, identity: Identity, name: str, dissemination: Dissemination) -> NodeBridge:
+def _networking(
+    config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], dissemination: Dissemination
+) -> NodeBridge:
     """As [network.NAME] says; what is off is not imported."""
     from .networks import NodeNetworks
 
     assert isinstance(dissemination, DisseminationServer)
-    return NodeNetworks(config, identity, name, dissemination.addresses, dissemination.delegate)
+    return NodeNetworks(config, identity, name, servers, dissemination.delegate)
 
 
 @dataclass(frozen=True)
@@ -210,7 +230,7 @@ class Parts:
     ] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
     gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
-    networks: Callable[[Config, Identity, str, Dissemination], NodeBridge] = _networking
+    networks: Callable[[Config, Identity, str, Mapping[str, TunnelService], Dissemination], NodeBridge] = _networking
 
 
 class NodeService:
@@ -253,7 +273,7 @@ class NodeService:
             self._reports = parts.reports(config, self.delegate, self.name)
             self._networks: NodeBridge | None = None
             if config.network:
-                self._networks = parts.networks(config, self.identity, self.name, self.delegate)
+                self._networks = parts.networks(config, self.identity, self.name, self._servers(), self.delegate)
                 undo.callback(self._networks.stop)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
@@ -329,6 +349,25 @@ class NodeService:
     def networks(self) -> NetworksStatus:
         """Networks, and the nodes that are heard there."""
         return self._networks.status() if self._networks is not None else NetworksStatus()
+
+    def peer_names(self) -> tuple[str, ...]:
+        """Names of the nodes that are heard."""
+        return self._networks.names() if self._networks is not None else ()
+
+    def door(self, name: str, service: str) -> TunnelDoor:
+        """A way to a server of another node. Raises UnknownUidError, WireError."""
+        if self._networks is None:
+            raise UnknownUidError(
+                f"this node is on no network, and hears no {name[:NAME_MOST]}", hint="See [network.NAME]"
+            )
+        return self._networks.door(name, service)
+
+    def _servers(self) -> dict[str, TunnelService]:
+        """Those that other nodes may reach."""
+        servers = {DELEGATE: TunnelService(self.delegate.addresses, adopted_by(self.delegate.adopt))}
+        if self.lookup is not None:
+            servers[LOOKUP] = TunnelService((self.lookup.address,), adopted_by(self.lookup.adopt))
+        return servers
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
         """Raises AccessDeniedError."""

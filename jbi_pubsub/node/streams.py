@@ -175,14 +175,16 @@ class Streams:
 
     # -- from here ------------------------------------------------------------------------------------------------
 
-    def open(self, node: bytes, service: str, now: float, *, asks: bool = False) -> NodeStream:
-        """Open a stream to a node's service. Raises BackPressureError."""
+    def open(self, node: bytes, service: str, now: float, *, epoch: int = -1, asks: bool = False) -> NodeStream:
+        """Open a stream to a node's service; `epoch`: how often that had been started, as far as we know. Raises
+        BackPressureError."""
         if not self._has_room(node):
             raise BackPressureError(
                 f"{self._of[node]} streams to that node are open, {len(self)} in all",
                 hint=f"There may be {STREAMS_PER_NODE} and {STREAMS_MOST}: end some first",
             )
         stream = self._add(StreamKey(node, self._number(), True), service, now, asks=asks)
+        stream.epoch = epoch
         self._say(stream, StreamOpen(VERSION, stream.key.id, service, asks))
         return stream
 

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import selectors
@@ -73,6 +74,18 @@ class TunnelService(NamedTuple):
 
     endpoints: tuple[str, ...]
     connect: Callable[[str], socket.socket]
+
+
+def adopted_by(adopt: Callable[[socket.socket, str], None]) -> Callable[[str], socket.socket]:
+    """Connections of a server of this process that takes them as they are (Endpoint.adopt)."""
+    numbers = itertools.count(1)
+
+    def connect(caller: str) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        adopt(theirs, f"{caller}:{next(numbers)}")
+        return ours
+
+    return connect
 
 
 class TunnelDoor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -326,7 +339,7 @@ class Tunnels:
         door.used = time.monotonic()
         try:
             with self._lock:
-                stream = self._streams.open(door.node, door.service, door.used)
+                stream = self._streams.open(door.node, door.service, door.used, epoch=door.epoch)
         except BackPressureError as exc:  # whoever is on this host can cause as many as he likes
             log.debug("tunnel to node %s: %s", door.node.hex()[:8], exc)
             self._refused += 1
@@ -353,6 +366,7 @@ class Tunnels:
 
     def _serve(self, stream: NodeStream) -> None:
         """Another node asks for a service of ours."""
+        stream.epoch = self._epochs().get(stream.key.node, -1)
         service = self._services.get(stream.service)
         with self._lock:
             if service is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -276,6 +277,10 @@ class DisseminationServer:
     def addresses(self) -> tuple[str, ...]:
         """All of them, that first."""
         return self.endpoints.addresses
+
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that has come by another way (Endpoint.adopt)."""
+        self.endpoints.first.adopt(sock, address)
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""

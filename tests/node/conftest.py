@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from jbi_pubsub.core.node_sections import NetworkSection, NodeSection
 from jbi_pubsub.node.identity import Identity
 from jbi_pubsub.node.networks import NodeNetworks
 from jbi_pubsub.node.service import Dissemination, NodeService, Parts
+from jbi_pubsub.node.tunnel import TunnelService
 from jbi_pubsub.pad.server.server import DisseminationServer
 
 
@@ -60,24 +61,35 @@ class NodesOnNetworks:
         self.cut: set[str] = set()
         self.running: dict[str, NodeService] = {}
 
-    def start(self, name: str, networks: Sequence[str] = ("lab",), *, key: str = "", **node: Any) -> NodeService:
-        """A node on some networks, with a file for their key, and changes to [node]."""
+    def start(
+        self,
+        name: str,
+        networks: Sequence[str] = ("lab",),
+        *,
+        key: str = "",
+        config: Config | None = None,
+        **node: Any,
+    ) -> NodeService:
+        """A node on some networks, with a file for their key, and changes to [node]; `config`: of all else."""
         section = NodeSection(folder=str(self._folder / name), name=name, **{
             "archive": False, "announce_seconds": 0.2, "node_timeout": 2.0, "sequence_timeout": 3.0,
             "statistics_seconds": 0.0, **node,
         })  # fmt: skip
         sections = {each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key) for each in networks}
         service = NodeService(
-            msgspec.structs.replace(self._config, node=section, network=sections), Parts(networks=self._networks)
+            msgspec.structs.replace(config or self._config, node=section, network=sections),
+            Parts(networks=self._networks),
         )
         self._stack.callback(service.stop, 0.5)
         service.start()
         self.running[name] = service
         return service
 
-    def _networks(self, config: Config, identity: Identity, name: str, server: Dissemination) -> NodeNetworks:
+    def _networks(
+        self, config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], server: Dissemination
+    ) -> NodeNetworks:
         assert isinstance(server, DisseminationServer)
-        made = NodeNetworks(config, identity, name, server.addresses, server.delegate)
+        made = NodeNetworks(config, identity, name, servers, server.delegate)
         for link in made.links:
             receive = link.receive
             link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test

@@ -210,8 +210,8 @@ def test_events_that_nobody_can_be_told_in_time_are_bounded_and_counted(
 # -- rights -------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, tuple[Any, ...]] = {
-    "details": (), "clients": (), "networks": (), "sequences": (), "log": (0, 10),
-    "set": ("log.level", "debug"), "shutdown": (0.0,),
+    "details": (), "peer_names": (), "peer_address": ("bravo", "delegate"), "clients": (), "networks": (),
+    "sequences": (), "log": (0, 10), "set": ("log.level", "debug"), "shutdown": (0.0,),
 }  # fmt: skip
 
 

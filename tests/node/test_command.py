@@ -122,7 +122,7 @@ def test_a_node_is_meant_by_its_name(
         (("--node", "tend-3", "status"), "no node tend-3; did you mean tent-", 1),
         (("--node", "tend-3", "node", "clients"), "no node tend-3; did you mean tent-", 1),
         (("--node", "tend-3", "publish", *schema), "no node tend-3; did you mean tent-", 1),
-        (("--node", "tent-3", "subscribe", "--type", "x"), "this command asks no single node", 2),
+        (("--node", "tent-3", "doctor"), "this command asks no single node", 2),
         (("--node", "tent-3", "node", "start"), "this command asks no single node", 2),
         (("--node", "tent-3", "publish", "--peer", *schema), "give either", 2),
         (("--node", "tent-3", "types", "list", "--at", first["address"]), "or was told whom to ask", 2),

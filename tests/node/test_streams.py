@@ -275,6 +275,13 @@ def test_streams_end_with_their_node(then: dict[bytes, int], why: str) -> None:
     assert (here.why, len(ends.near), list(ends.near.out)) == (why, 0, [])
 
 
+def test_a_node_that_was_started_anew_before_it_was_looked_at_first_is_another_one() -> None:
+    streams = Streams(lambda: 1)
+    here = streams.open(FAR, "delegate", 0.0, epoch=1)
+    assert streams.tick({FAR: 2}, 0.1) == [here]
+    assert here.why == "the node was started anew"
+
+
 def test_nothing_waits_for_ever() -> None:
     ends = Ends()
     # one that nobody takes

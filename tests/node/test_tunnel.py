@@ -60,7 +60,7 @@ class _TunnelNode:
         """Leave; or be gone without a word."""
         if suddenly:
             self.link.loss = 1.0
-            self.link.send = lambda _: True  # type: ignore[method-assign]
+            self.link.send = len  # type: ignore[method-assign,assignment]
             return
         self.tunnels.stop()
         self.network.stop()
