@@ -56,7 +56,7 @@ TOP: Final = Path(__file__).parent.parent
 PAGES: Final = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
 NO_CODE: Final = {"text", "mermaid"}
 PARSED: Final = {"toml", "json", "xml", "ini", "sh"}
-PORTS: Final = ("4160", "4161", "4162", "8025", "8170", "8171", "9100", "9101")
+PORTS: Final = ("4160", "4161", "4162", "4172", "8025", "8170", "8171", "9100", "9101")
 """Stand for free ones."""
 SECONDS: Final = 60.0
 """For one command or block: a hang, not a busy machine."""
@@ -326,6 +326,10 @@ def reader(tmp_path: Path, world: str, eventually: Callable[..., Any]) -> Iterat
     made = Reader(tmp_path, environment, ports, eventually)
     yield made
     made.kill()
+    for each in Path("/proc").glob("[0-9]*/cwd"):  # what a page has detached, and not ended as it failed before
+        with contextlib.suppress(OSError):
+            if each.readlink() == tmp_path:
+                os.kill(int(each.parent.name), signal.SIGKILL)
 
 
 WRONG: Final = {

@@ -200,6 +200,8 @@ def _seal(config: Config, name: str, identity: Identity) -> DatagramSealing:
 
 def _place(link: dict[str, Any]) -> str:
     """Where a link is, for people."""
+    if "place" in link:
+        return str(link["place"])
     group, interfaces = link.get("group", ""), link.get("interfaces", [])
     places = [f"{group} port {link['port']}" if group and "port" in link else group, ", ".join(interfaces)]
     return " on ".join(filter(None, places)) or f"{link.get('peers', 0)} peers"

@@ -224,11 +224,11 @@ class TcpLink:
 
     def status(self) -> dict[str, Any]:
         """See DatagramLink. `lost`: datagrams that one of several had no room for."""
+        listens = [with_port(*self._listener.getsockname()[:2])] if self._listener is not None else []
         return {
             "plugin": "tcp",
-            "port": self._listener.getsockname()[1] if self._listener is not None else 0,
+            "place": ", ".join((*(f"at {each}" for each in listens), *(each.name for each in self._peers))),
             "connections": [each.name for each in self._connections if each.id],
-            "peers": len(self._peers),
             "faults": dict(self._faults),
             "lost": self._lost,
         }

@@ -214,9 +214,7 @@ class ZenohLink:
             peers = [str(each) for each in self._session.info.peers_zid()]
         return {
             "plugin": "zenoh",
-            "name": self._name,
-            "routers": routers,
-            "peers": len(peers),
+            "place": f"jbi/{self._name}, {len(routers)} routers, {len(peers)} peers",
             "faults": self._faults.counts(),
         }
 
