@@ -18,7 +18,7 @@ from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
 from jbi_pubsub.network.datagram import DatagramKind, is_repair
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
-from jbi_pubsub.network.links.link import DatagramLink, Waitable
+from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer, PeerChange
@@ -174,11 +174,10 @@ class Network:
 
     def _step(self, pause: float) -> float:
         """Wait so many seconds at most, and do what is to be done; seconds to wait then."""
-        for at, sock in self._ready(pause):
-            for data in self._links[at].receive(sock):
-                self._counts[at].received += 1
-                self._counts[at].received_bytes += len(data)
-                self._receive(at, data)
+        for at, data in self._waiter.came(pause):
+            self._counts[at].received += 1
+            self._counts[at].received_bytes += len(data)
+            self._receive(at, data)
         now = time.monotonic()
         with self._lock:
             if self._exchange.due() <= now:
@@ -194,9 +193,6 @@ class Network:
         with self._lock:
             due = self._exchange.due()
         return max(0.0, min(LONGEST_WAIT, due - time.monotonic(), *waits))
-
-    def _ready(self, pause: float) -> list[tuple[int, Waitable]]:
-        return self._waiter.ready(pause)
 
     def _receive(self, at: int, data: bytes) -> None:
         opened = self._seals[at].open(data)

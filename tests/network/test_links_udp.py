@@ -13,9 +13,10 @@ import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
-from jbi_pubsub.network.links import trains, udp
+from jbi_pubsub.network.links import trains, udp, waiting
 from jbi_pubsub.network.links.trains import TRAIN_MOST, UdpSocket
 from jbi_pubsub.network.links.udp import UdpLink
+from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 
@@ -180,10 +181,44 @@ def test_what_the_kernel_had_no_room_for_is_counted() -> None:
         net.step()
         net.send(0, [b"more"])
         net.until(lambda: net.came[1][-1:] == [b"more"])
-        assert net.links[1].status()["dropped"] > 0
+        assert net.links[1].status()["faults"]["no room"] > 0
 
 
 @pytest.mark.row("G-66")
+def test_a_burst_is_taken_before_any_of_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link with little room in the kernel, and whoever takes long to look at what comes
+    group, port = new_group(), free_port()
+    one, other = on_lo(group, port), on_lo(group, port, receive_buffer=60_000)
+    waiter = LinkWaiter([other])
+    came: list[bytes] = []
+    monkeypatch.setattr(waiting, "SLICE", 10)
+    try:
+        # When more and more comes while a little is looked at each time, expect none to be lost
+        for number in range(60):
+            one.send([b"%04d" % number + bytes(1_000)] * 20)
+            came += [data for _, data in waiter.came(1.0)]
+        while found := waiter.came(0.0):
+            came += [data for _, data in found]
+        assert len(came) == 60 * 20
+        assert "no room" not in other.status()["faults"]
+
+        # When too much waits here, expect it to stay in the kernel, and what comes then to be lost there
+        monkeypatch.setattr(waiting, "COMING_MOST", 10_000)
+        for _ in range(200):
+            one.send([bytes(1_000)] * 40)
+            waiter.came(0.01)
+        while waiter.came(0.0):
+            pass
+        one.send([b"more"])
+        while not any(data == b"more" for _, data in waiter.came(1.0)):
+            one.send([b"more"])
+        assert other.status()["faults"]["no room"] > 0
+    finally:
+        waiter.close()
+        one.close()
+        other.close()
+
+
 def test_buffers_are_as_they_are_wished() -> None:
     group, port = new_group(), free_port()
     with driven(on_lo(group, port, send_buffer=30_000, receive_buffer=40_000)) as net:

@@ -115,8 +115,10 @@ class UdpLink:
         return max((each.waiting() for each in self._sockets), default=0)
 
     def status(self) -> dict[str, Any]:
-        """See DatagramLink. `dropped`: datagrams, or trains of them, that the kernel had no room for."""
+        """See DatagramLink. Fault `no room`: datagrams that came, or trains of them, and the kernel had no room."""
         faults = sum((each.faults for each in self._sockets), self._faults)
+        if dropped := self._dropped + sum(each.dropped for each in self._sockets):
+            faults["no room"] = dropped
         return {
             "plugin": "udp",
             "group": str(self._group or ""),
@@ -124,7 +126,6 @@ class UdpLink:
             "interfaces": [each.name for each in self._sockets if each.index],
             "peers": len(self._peers),
             "faults": dict(faults),
-            "dropped": self._dropped + sum(each.dropped for each in self._sockets),
             "trouble": dict(self._told),
         }
 

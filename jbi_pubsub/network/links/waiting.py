@@ -1,15 +1,24 @@
-"""Whoever drives links waits for all of their sockets at once, and can be woken."""
+"""Whoever drives links waits for all of their sockets at once, and can be woken.
+
+What has come is taken from the kernel before any of it is looked at, and again after each SLICE of it: the kernel's
+buffers are small, and what has no room there is lost. So a burst waits here, up to a bound.
+"""
 
 from __future__ import annotations
 
 import os
 import selectors
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from jbi_pubsub.network.links.link import DatagramLink, Waitable
 
+SLICE: Final = 64
+"""Datagrams that are looked at before more are taken."""
+COMING_MOST: Final = 32 << 20
+"""Bytes that wait here; then they stay where they are."""
 _WAKING: Final = -1
 
 
@@ -19,9 +28,23 @@ class LinkWaiter:
     def __init__(self, links: Sequence[DatagramLink]) -> None:
         self._links = links
         self._registered: list[Sequence[Waitable]] = [()] * len(links)
+        self._coming: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        """Of these."""
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_in, selectors.EVENT_READ, (_WAKING, None))
+
+    def came(self, pause: float) -> list[tuple[int, bytes]]:
+        """The next datagrams, each with the position of its link, within so many seconds."""
+        if self._bytes < COMING_MOST:
+            for at, sock in self.ready(0.0 if self._coming else pause):
+                for data in self._links[at].receive(sock):
+                    self._coming.append((at, data))
+                    self._bytes += len(data)
+        found = [self._coming.popleft() for _ in range(min(SLICE, len(self._coming)))]
+        self._bytes -= sum(len(data) for _, data in found)
+        return found
 
     def ready(self, pause: float) -> list[tuple[int, Waitable]]:
         """Sockets that can be read within so many seconds, each with the position of its link."""
