@@ -34,6 +34,7 @@ from jbi_pubsub.network.own import OwnLogs, stream_to
 from jbi_pubsub.network.peers import NodePeer, Peers
 from jbi_pubsub.network.recovery import LogRecovery, Request
 from jbi_pubsub.network.relay import Relay
+from jbi_pubsub.network.senders import Asker
 from jbi_pubsub.network.side import NetworkSide, SideTerms
 
 ANNOUNCE_SECONDS: Final = 2.0
@@ -229,9 +230,9 @@ class Exchange:
         """Answer what is asked for on a network; what we do not hold any more is asked for where it came from."""
         side = self.sides[at]
         wanted = {log_id: ranges for log_id, ranges in request.wanted.items() if self._concerns_us(log_id)}
-        is_known = self.logs.is_known(asker)
+        told = Asker(sender, self.logs.is_known(asker), self.peers.is_overrun(asker), side.rate)
         request = request._replace(wanted=wanted)
-        answers, lacking = side.recovery.note_request(request, now, is_known=is_known, asker=sender)
+        answers, lacking = side.recovery.note_request(request, now, told)
         self._repair(side, answers)
         for log_id, serial in lacking:
             log = self.logs.get(log_id)

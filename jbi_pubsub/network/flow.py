@@ -40,6 +40,9 @@ MUCH: Final = 0.1
 PERIOD_LEAST: Final = 0.1
 """Seconds over which the share of repairs is counted, at least; and so many datagrams."""
 PERIOD_DATAGRAMS: Final = 50
+GROWING_LEAST: Final = 0.02
+"""Seconds between two steps up, at least."""
+ABOUT: Final = 0.7
 SLOW_SHARE: Final = 0.2
 """Part of the median's speed below which a member is slow."""
 SLOW_SECONDS: Final = 10.0
@@ -138,12 +141,12 @@ class FoundRate:
     def __init__(self, rate: float = FIRST_RATE) -> None:
         self.rate = rate
         self._usual = 0.0
-        """Share of repairs that there was at half the rate too."""
+        """Share that is lost at half the rate too."""
+        self._tried = 0.0
+        """Bytes a second that came before the rate was halved last; 0: it was not."""
         self._sent = self._repaired = self._datagrams = 0
         self._begun = 0.0
         self._grown_at = 0.0
-        self._is_measuring = False
-        """It was halved: the next share is that of the lower rate."""
 
     def note(self, size: int, now: float, round_trip: float, *, is_repair: bool) -> None:
         """A datagram has left, while others waited."""
@@ -152,7 +155,7 @@ class FoundRate:
         self._sent += size
         self._repaired += size * is_repair
         self._datagrams += 1
-        if now - self._grown_at >= round_trip:
+        if now - self._grown_at >= max(round_trip, GROWING_LEAST):
             self.rate = min(self.rate * (1 + 1 / 20), MOST_RATE)
             self._grown_at = now
         if self._datagrams >= PERIOD_DATAGRAMS and now - self._begun >= max(PERIOD_LEAST, 2 * round_trip):
@@ -160,12 +163,16 @@ class FoundRate:
             self._sent = self._repaired = self._datagrams = 0
 
     def judge(self, share: float) -> None:
-        """A share of what was sent was lost."""
-        if self._is_measuring:
-            self._usual, self._is_measuring = share, False
+        """A share of what was sent was lost. If about as much comes at half the rate, it was too high; if half as much
+        comes, the link loses that at any rate, and the rate is as it was."""
+        came = self.rate * (1 - share)
+        tried, self._tried = self._tried, 0.0
+        if tried and came < ABOUT * tried:
+            self.rate = min(2 * self.rate, MOST_RATE)
+            self._usual = share
         elif share > max(MUCH, 1.5 * self._usual):
+            self._tried = came
             self.rate = max(self.rate / 2, LEAST_RATE)
-            self._is_measuring = True
         else:
             self._usual = min(self._usual, share)
 
@@ -194,8 +201,6 @@ class SeenWindow:
         self._serials: list[int] = []
         self._places: list[int] = []
         self._said = 0
-        self._first = 0
-        """Bytes up to the first of the serials that are remembered."""
         self._usual = 0.0
         """Speed of the members in the middle, bytes a second: the last one, or somewhat less than one before."""
         self._judged = 0.0
@@ -208,7 +213,6 @@ class SeenWindow:
             self._places.append(self._said)
             old = bisect_right(self._places, self._said - 2 * self._most)
             if old > len(self._places) // 2:
-                self._first = self._places[old - 1]
                 del self._serials[:old], self._places[:old]
 
     def note_seen(self, member: bytes, serial: int, now: float) -> None:
@@ -241,7 +245,10 @@ class SeenWindow:
         self._usual = max(median(speeds.values()) if speeds else 0.0, FADING * self._usual)
         for name, each in self._members.items():
             is_slow = each.place < self._said - STEP_BYTES and speeds[name] < SLOW_SHARE * self._usual
-            each.slow_since = (each.slow_since or now) if is_slow else 0.0
+            if is_slow:
+                each.slow_since = each.slow_since or now
+            elif each.place > self._said - self._most // 2:  # else it only has less to catch up with
+                each.slow_since = 0.0
             each.began = each.place
 
     def slow(self, now: float) -> Mapping[bytes, int]:
@@ -256,7 +263,7 @@ class SeenWindow:
         at = bisect_right(self._serials, serial)
         if not self._serials or (at == len(self._serials) and serial > self._serials[-1]):
             return self._said
-        return self._places[at - 1] if at else self._first
+        return self._places[at - 1] if at else 0
 
 
 def _place(level: int) -> int:

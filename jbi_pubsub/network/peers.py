@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final, NamedTuple
 
 from jbi_pubsub.network.bodies import NodeAnnouncement
 
 PEERS_MOST: Final = 10_000
+OVERRUN_LOSS: Final = 50.0
+"""Percent of a sender's datagrams."""
+OVERRUN_SECONDS: Final = 30.0
 
 
 class NodePeer(NamedTuple):
@@ -61,6 +65,8 @@ class _HeardPeer:
     announcement: NodeAnnouncement
     at: int
     heard: float
+    overrun_at: float = -inf
+    """When it told of great losses last."""
 
 
 class Peers:
@@ -89,6 +95,11 @@ class Peers:
         peer = self._peers.get(origin)
         return peer.announcement.epoch if peer is not None else 0
 
+    def is_overrun(self, origin: bytes) -> bool:
+        """Whether a node has lost most of what somebody sends, lately: it takes much less than comes."""
+        peer = self._peers.get(origin)
+        return peer is not None and peer.heard - peer.overrun_at < OVERRUN_SECONDS
+
     def hear(self, origin: bytes, announcement: NodeAnnouncement, at: int, now: float) -> bool:
         """A node has announced itself; False: it was of an earlier start, or there are too many."""
         known = self._peers.get(origin)
@@ -100,7 +111,10 @@ class Peers:
             return False
         elif announcement.epoch > known.announcement.epoch:
             self._changes.append(PeerChange(PeerEvent.RESTARTED, origin, announcement.epoch))
-        self._peers[origin] = _HeardPeer(announcement, known.at if known else at, now)
+        overrun_at = known.overrun_at if known else -inf
+        if max(announcement.losses.values(), default=0.0) > OVERRUN_LOSS:
+            overrun_at = now
+        self._peers[origin] = _HeardPeer(announcement, known.at if known else at, now, overrun_at)
         return True
 
     def hear_twin(self, epoch: int) -> None:

@@ -25,7 +25,7 @@ from jbi_pubsub.core.intervals import Range, RangeSet
 from jbi_pubsub.core.pacing import RoundTrip
 from jbi_pubsub.network.log import RANGES_MOST, SERIAL_MOST, LogBook, LogId, OriginLog
 from jbi_pubsub.network.missing import MISSING_OF_LOG, Asking, MissingRoom, MissingSerials
-from jbi_pubsub.network.senders import Senders, SentNumbers
+from jbi_pubsub.network.senders import Asker, Senders, SentNumbers
 
 DELAY_LEAST: Final = 0.010
 """Seconds that waiting for others takes, at least."""
@@ -176,12 +176,13 @@ class LogRecovery:
             self._announce(here, first, last)
         self._follow(here, now)
 
-    def note_request(self, request: Request, now: float, *, is_known: bool, asker: bytes) -> tuple[Answers, Answers]:
+    def note_request(self, request: Request, now: float, asker: Asker) -> tuple[Answers, Answers]:
         """Somebody lacks some; blocks that we are to send at once, rising, and those that we have put here and do not
-        hold any more. Each may ask for so many a second."""
+        hold any more. Each may ask for so many a second. One who loses most of all gets little, and by nobody but who
+        has put it here: else the others would get nothing."""
         delay, answers, lacking = self.delay, Answers(), Answers()
         closed = max(request.closed.get(self.me, 0), self._left.before(now - LONG * delay))
-        bucket = self.senders.bucket(asker, is_known=is_known)
+        bucket = self.senders.bucket(asker, now)
         for log_id, ranges in request.wanted.items():
             here = self._here.get(log_id)
             if here is None and log_id in self._logs:
@@ -191,7 +192,7 @@ class LogRecovery:
                 continue
             wanted = RangeSet(ranges[:room])
             serials = _first(here.log.held, wanted, room)
-            answers += self._answers(log_id, here, serials, closed, now)
+            answers += self._answers(log_id, here, serials, closed, now, may_help=not asker.is_overrun)
             gaps = RangeSet(gap for low, high in wanted for gap in here.log.held.gaps(max(low, here.log.floor), high))
             lacked = _first(here.put, gaps, room)
             lacking += [(log_id, serial) for serial in lacked]
@@ -322,7 +323,7 @@ class LogRecovery:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _announcement_due(self) -> float:
-        if self._announced == len(ANNOUNCED_AFTER):
+        if self._announced == len(ANNOUNCED_AFTER) or self._is_lossless:
             return inf
         return self._last_sent + ANNOUNCED_AFTER[self._announced] * self.delay
 
@@ -360,7 +361,9 @@ class LogRecovery:
                     break
         self._next = min(self._next, missing.due())
 
-    def _answers(self, log_id: LogId, here: _Recovered, serials: Iterable[int], closed: int, now: float) -> Answers:
+    def _answers(
+        self, log_id: LogId, here: _Recovered, serials: Iterable[int], closed: int, now: float, *, may_help: bool
+    ) -> Answers:
         """Those of our blocks that go at once; others are noted."""
         answers, delay = [], self.delay
         for serial in serials:
@@ -372,7 +375,7 @@ class LogRecovery:
                 continue
             wish = here.wishes.get(serial)
             if wish is None:
-                if len(here.wishes) >= WISHES_OF_LOG:
+                if len(here.wishes) >= WISHES_OF_LOG or not (may_help or here.log.is_gone):
                     continue
                 wish = here.wishes[serial] = _Wish(now)
             if wish.answer_at == inf and (here.log.is_gone or now - wish.first_asked > delay):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import Final
+from typing import Final, NamedTuple
 
 from jbi_pubsub.core.pacing import TokenBucket
 
@@ -21,11 +21,25 @@ NUMBERS_MOST: Final = 1 << 32
 ANSWERS_PER_SECOND: Final = 20_000
 """Serials that are looked up for one who asks, in a second."""
 ANSWERS_TO_UNKNOWN: Final = 2_000
+OVERRUN_PART: Final = 0.1
+"""Part of a network's rate that goes to all together that lose most of what comes."""
+BLOCK_BYTES: Final = 1_500
 LATE_MOST: Final = 1_000
 """Times that are remembered of a sender, for the reorder window."""
 LEFT_MOST: Final = 100
 LOSS_TOLD: Final = 1.0
 """Percent of loss that is told, at least."""
+
+
+class Asker(NamedTuple):
+    """One who asks, on a network of so many bytes a second."""
+
+    sender: bytes
+    is_known: bool
+    """It has announced itself."""
+    is_overrun: bool
+    """It loses most of what somebody sends."""
+    rate: float
 
 
 class _Sender:
@@ -86,6 +100,7 @@ class Senders:
     def __init__(self) -> None:
         self._senders: dict[bytes, _Sender] = {}
         self._of_unknown = TokenBucket(ANSWERS_TO_UNKNOWN, ANSWERS_TO_UNKNOWN)
+        self._of_overrun = TokenBucket(1.0, 1.0)
 
     def __len__(self) -> int:
         return len(self._senders)
@@ -101,10 +116,17 @@ class Senders:
         if has_block:
             found.put_at = now
 
-    def bucket(self, sender: bytes, *, is_known: bool) -> TokenBucket:
-        """Answers to a sender."""
-        found = self._senders.get(sender)
-        return found.answers if found is not None and is_known else self._of_unknown
+    def bucket(self, asker: Asker, now: float) -> TokenBucket:
+        """Answers to one who asks."""
+        found = self._senders.get(asker.sender)
+        if found is None or not asker.is_known:
+            return self._of_unknown
+        if asker.is_overrun:
+            rate = max(asker.rate * OVERRUN_PART / BLOCK_BYTES, 1.0)
+            if rate != self._of_overrun.rate:
+                self._of_overrun.set(rate, rate, now)
+            return self._of_overrun
+        return found.answers
 
     def closed(self, before: float, now: float, first: Container[bytes]) -> dict[bytes, int]:
         """For each that was heard lately the number up to which nothing more comes, where all was sent before a time;

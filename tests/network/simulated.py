@@ -9,6 +9,10 @@ from collections.abc import Callable
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.side import SideTerms
+
+BUFFER_SECONDS = 0.05
+"""Seconds of what a node takes that may wait for it."""
 
 
 class Segment:
@@ -19,7 +23,7 @@ class Segment:
     ) -> None:
         self._world = world
         self.loss, self.rate, self.delay, self.overtaking = loss, rate, delay, overtaking
-        self.is_cut = False
+        self.is_cut = self.is_lossless = self.reduced_relay = False
         self.members: list[tuple[Node, int]] = []
         self._is_busy = False
         self._turn = 0
@@ -67,11 +71,15 @@ class Node:
         self._world = world
         self.id = number.to_bytes(4) + bytes(12)
         chance = random.Random(world.chance.random())
-        self.exchange = Exchange(self.id, epoch, len(segments), chance.uniform, settings)
+        terms = [SideTerms(each.rate, each.is_lossless, each.reduced_relay) for each in segments]
+        self.exchange = Exchange(self.id, epoch, len(segments), chance.uniform, settings, terms)
         self.segments = segments
         self.heard: list[NodeMessage] = []
         self.said: set[bytes] = set()
         self.is_up = True
+        self.most = float("inf")
+        """Bytes a second that it takes; of more it loses what comes."""
+        self._free_at = 0.0
         self._armed = float("inf")
         for at, segment in enumerate(segments):
             segment.members.append((self, at))
@@ -86,6 +94,10 @@ class Node:
 
     def hear(self, at: int, data: bytes) -> None:
         """A datagram has come."""
+        now = self._world.now
+        if self._free_at > now + BUFFER_SECONDS:
+            return
+        self._free_at = max(self._free_at, now) + len(data) / self.most
         if self.is_up:
             self.heard.extend(self.exchange.received(at, data, self._world.now))
             self._kick()

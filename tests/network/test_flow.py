@@ -1,0 +1,178 @@
+"""Flow between nodes: what goes first, how fast, and who is waited for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
+from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.flow import BlockRepair, FoundRate, OutgoingBlock, SeenWindow, SendingQueues, Turn
+from jbi_pubsub.network.log import LogId
+
+from .simulated import Node, Segment, World
+
+pytestmark = pytest.mark.unit
+
+LOG = LogId(bytes(16), 1)
+SIZE = 1_000
+
+
+def _block(data: bytes = b"") -> OutgoingBlock:
+    return OutgoingBlock(
+        Datagram(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, bytes(16), bytes(16), data), math.inf
+    )
+
+
+def _turns(queues: SendingQueues, *, is_relaying: bool = False) -> list[Turn]:
+    found = []
+    while (turn := queues.next(is_relaying=is_relaying)) is not None:
+        found.append(turn)
+        if turn == "relayed":
+            break
+    return found
+
+
+def test_the_more_important_goes_first_and_repairs_before_what_is_new() -> None:
+    queues = SendingQueues()
+    low, usual, high, question = _block(b"low"), _block(b"usual"), _block(b"high"), _block(b"question").datagram
+    queues.add([low], 1)
+    queues.add([usual], 0)
+    queues.repair(LOG, 1, 3)
+    queues.repair(LOG, 2, 5)
+    queues.control([question])
+    queues.add([high], 4)
+    assert queues.waiting == 12
+    assert _turns(queues) == [question, BlockRepair(LOG, 2), high, BlockRepair(LOG, 1), usual, low]
+    assert not queues
+    assert queues.waiting == 0
+
+
+def test_what_others_ask_for_leaves_turns_for_what_is_new() -> None:
+    queues = SendingQueues()
+    for serial in range(1_000):
+        queues.repair(LOG, serial, 5)
+    queues.add([_block() for _ in range(100)], 1)
+    first = [queues.next(is_relaying=False) for _ in range(100)]
+    assert sum(isinstance(each, OutgoingBlock) for each in first) == 20
+
+
+def test_what_comes_from_other_networks_goes_between() -> None:
+    queues = SendingQueues()
+    queues.add([_block(b"new")], 3)
+    queues.repair(LOG, 1, 3)
+    high = _block(b"high")
+    queues.add([high], 4)
+    assert _turns(queues, is_relaying=True) == [high, BlockRepair(LOG, 1), "relayed"]
+
+
+def test_requests_that_wait_are_bounded() -> None:
+    queues = SendingQueues()
+    for number in range(1_000):
+        queues.control([_block(b"%d" % number).datagram])
+    turns = _turns(queues)
+    assert len(turns) == 64
+    assert isinstance(turns[-1], Datagram)
+    assert turns[-1].data == b"999"
+
+
+def _found(seconds: float, capacity: float, loss: float = 0.0) -> float:
+    """The rate that is found, in the middle, on a link of so many bytes a second that loses a share besides."""
+    rate, found = FoundRate(), []
+    for step in range(int(seconds * 500)):
+        lost = max(0.0, rate.rate - capacity) / rate.rate
+        lost += (1 - lost) * loss
+        rate.note(int(rate.rate / 500), step / 500, 0.01, is_repair=step * lost % 1 < lost)
+        found.append(rate.rate)
+    found = found[len(found) // 2 :]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("capacity", [2e5, 3e6, 2e7])
+def test_a_rate_is_found(capacity: float) -> None:
+    assert 0.5 * capacity <= _found(20.0, capacity) <= 1.5 * capacity
+
+
+@pytest.mark.parametrize("loss", [0.12, 0.2, 0.5])
+def test_a_link_that_loses_at_any_rate_is_not_left_idle(loss: float) -> None:
+    assert 0.4 * 3e6 <= _found(20.0, 3e6, loss) <= 2.5 * 3e6
+
+
+def test_a_window_is_full_until_all_who_are_counted_have_seen() -> None:
+    # Given a window of a million bytes, and two members
+    window = SeenWindow(1_000_000, 6.0)
+    window.note_said(1, SIZE)
+    window.note_seen(b"a", 1, 0.0)
+    window.note_seen(b"b", 1, 0.0)
+    for serial in range(2, 1_202):
+        window.note_said(serial, SIZE)
+    assert window.room(1.0) < 0
+    window.note_seen(b"a", 1_201, 1.0)
+    assert window.room(1.0) < 0
+    window.note_seen(b"b", 1_100, 1.0)
+    assert window.room(1.0) > 800_000
+    # When one is silent for long, or leaves, expect it not to be counted
+    for serial in range(1_202, 2_402):
+        window.note_said(serial, SIZE)
+    window.note_seen(b"a", 2_401, 8.0)
+    assert window.room(8.0) > 900_000
+    window.note_seen(b"b", 0, 8.0)
+    assert window.room(8.0) < 0
+    window.forget(b"b")
+    assert window.room(8.0) > 900_000
+
+
+def test_one_who_comes_late_is_not_waited_for() -> None:
+    window = SeenWindow(1_000_000, 6.0)
+    for serial in range(1, 2_001):
+        window.note_said(serial, SIZE)
+    window.note_seen(b"late", 100, 0.0)
+    assert window.room(0.0) > 900_000
+    window.note_seen(b"late", 1_900, 1.0)
+    assert window.room(1.0) < 900_000
+
+
+@pytest.mark.parametrize(("part", "is_waited_for"), [(0.1, False), (0.8, True)])
+def test_a_member_that_is_much_slower_is_not_waited_for(part: float, is_waited_for: bool) -> None:
+    # Given five members that see all, and one that sees a part of it in the same time
+    window, said, slow = SeenWindow(5_000_000, 6.0), 0, 0
+    for second in range(120):
+        if window.room(second) > 0:
+            for _ in range(1_000):
+                said += 1
+                window.note_said(said, SIZE)
+        slow = min(said, slow + int(1_000 * part))
+        for name in (b"a", b"b", b"c", b"d", b"e"):
+            window.note_seen(name, said, second)
+        window.note_seen(b"slow", slow, second)
+        window.judge(second)
+    # Expect the others to get what there is, or what it can take
+    assert (b"slow" not in window.slow(120)) == is_waited_for
+    assert said / 120_000 > (0.75 if is_waited_for else 0.85)
+    assert said - slow < 6_000 or not is_waited_for
+
+
+def test_a_node_at_a_tenth_of_the_speed_does_not_hold_up_the_others() -> None:
+    # Given four nodes, and one that takes a tenth of what comes
+    world = World(1)
+    segment = Segment(world, rate=1e5)
+    settings = ExchangeSettings(cache_bytes=800_000, queue_bytes=5_000, announce_seconds=1.0)
+    first, *others = [Node(world, number, [segment], settings) for number in range(1, 6)]
+    slow = others[-1]
+    slow.most = 1e4
+    world.run(3.0)
+    # When much is said for some time, as far as there is room
+    said = 0
+
+    def say() -> None:
+        nonlocal said
+        while not first.exchange.room(world.now) and said < 100_000:
+            first.say(b"%06d" % said + bytes(SIZE), expiration=600_000)
+            said += 1
+        world.at(world.now + 0.02, say)
+
+    say()
+    world.run(43.0)
+    # Expect the others to get most of what the link carries
+    assert min(len(each.heard) for each in others[:-1]) * SIZE >= 0.6 * 40 * 1e5
