@@ -252,9 +252,9 @@ class Direction:
         """Objects did not come from the source; with numbers up to `up_to` of that registration, if it is known: its
         subscribers are told."""
         with self._lock:
-            self.lost += count
-            is_due = self._clock() - self._lost_told.get(cause, -LOST_PAUSE) >= LOST_PAUSE
-            self._lost_told[cause] = self._clock() if is_due else self._lost_told[cause]
+            self.lost += count * (cause != "filtered")  # that is what somebody there has left out
+            is_due = self._clock() - self._lost_told.get(cause, -LOST_PAUSE) >= LOST_PAUSE and cause != "filtered"
+            self._lost_told |= {cause: self._clock()} if is_due else {}
             relay = self._relays.setdefault(uid, Relayed()) if uid and len(self._relays) < RELAYS_MOST else None
         if relay is not None:
             with relay.lock:

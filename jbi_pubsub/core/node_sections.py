@@ -56,6 +56,9 @@ class NodeSection(Section, frozen=True):
     """Servers of this node that applications at other nodes reach through the networks (`jbi --node`); none: ()."""
     answer: bool = True
     """Whether it answers queries of other nodes from its archive."""
+    silent_receivers: bool = True
+    """Whether nodes may be there that hear and say nothing: all that is published goes out. If not, only objects of
+    types that a node's subscribers want."""
     persist_elsewhere: bool = False
     """Whether other nodes are asked to keep what its publishers mark as persistent: they may do so then without an
     archive here."""

@@ -8,10 +8,13 @@ import msgspec
 
 from jbi_pubsub.bridge.platform import BridgedRegistration
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.quality import Importance
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.sending import SENDING, Sending
+from jbi_pubsub.protocol.wanted import Wanted
 
 VERSION: Final = 1
 NAME_MOST: Final = 1_024
@@ -38,12 +41,22 @@ class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body
     has_ended: bool = False
     is_persistent: bool = False
     """Whether other nodes are asked to keep its objects."""
+    importance: Importance | None = None
+    sending: Sending = SENDING
 
     def registration(self) -> BridgedRegistration:
         """The same as a bridge sees it."""
         return BridgedRegistration(
-            self.uid, self.type, self.entries, self.signing, self.via, expiration=self.expiration, first=0
-        )
+            self.uid, self.type, self.entries, self.signing, self.via, expiration=self.expiration,
+            importance=self.importance, sending=self.sending, first=0,
+        )  # fmt: skip
+
+
+class WantedBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="wanted"):
+    """Interest of a node's subscribers."""
+
+    version: int
+    wanted: Wanted
 
 
 class SchemaBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="schema"):
@@ -82,7 +95,7 @@ class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
     lacks: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
 
-NodeBody = SequenceBody | SchemaBody | LeftOutBody | QueryBody | ResultBody
+NodeBody = SequenceBody | SchemaBody | WantedBody | LeftOutBody | QueryBody | ResultBody
 _body: Final[msgspec.msgpack.Decoder[NodeBody]] = decoder_of(NodeBody)  # type: ignore[arg-type]  # a union is a type here
 
 

@@ -98,6 +98,16 @@ class NodeFolder:
         self._write(file, msgspec.json.encode(told))
         return told
 
+    def renew(self) -> Identity:
+        """Be a new node from now on: another one has our id. Raises StorageError."""
+        told = Identity(uuid4().hex, 1)
+        try:
+            self._write(self.path / IDENTITY, msgspec.json.encode(told))
+        except OSError as exc:
+            raise _unusable(self.path, exc) from exc
+        self.identity = told
+        return told
+
     def tell(self, told: NodeProcess) -> None:
         """Say on this host that the node runs. Raises StorageError."""
         try:

@@ -11,13 +11,12 @@ Rules:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -25,7 +24,7 @@ import msgspec
 from jbi_pubsub.bridge.platform import BridgedRegistration, ObjectReceiver
 from jbi_pubsub.core.errors import ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeName, packed
+from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
@@ -34,8 +33,20 @@ from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
 
-from .bodies import VERSION, LeftOutBody, NodeBody, QueryBody, SchemaBody, SequenceBody, decoded_body, encoded
-from .ordering import Numbered, ObjectOrder
+from .bodies import (
+    VERSION,
+    LeftOutBody,
+    NodeBody,
+    QueryBody,
+    SchemaBody,
+    SequenceBody,
+    WantedBody,
+    decoded_body,
+    encoded,
+)
+from .ordering import Numbered
+from .own import OwnSequence, digest
+from .remote import RemoteSequences
 from .remote_queries import NetworkQueries
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -45,11 +56,11 @@ ANSWERS: Final = "answers"
 """Role of a node that answers queries of others."""
 DURABLE_LIFE: Final = 3_600_000
 """Milliseconds that a durable message lives that its node says no more."""
-SEQUENCES_MOST: Final = 10_000
-"""Registrations of one node; of all together ten times as many."""
+ENDED_LIFE: Final = 24 * DURABLE_LIFE
+"""The same of the end of a registration: nodes that were away for less hear of it."""
+_WANTED: Final = digest(b"wanted")
+"""Key of the message that tells what a node's subscribers want."""
 SCHEMAS_MOST: Final = 2_000
-ENDED_SECONDS: Final = 30.0
-"""For the last objects of a registration that has ended."""
 
 
 class NodeNetwork(Protocol):
@@ -68,34 +79,6 @@ class NodeNetwork(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Own:
-    """A registration of ours, and the number of its last object that was said."""
-
-    body: SequenceBody
-    last: int = 0
-
-
-class _Remote:
-    """A registration of another node. `body` None: its objects have come before it."""
-
-    def __init__(self, origin: bytes, epoch: int) -> None:
-        self.origin, self.epoch = origin, epoch
-        self.body: SequenceBody | None = None
-        self.order: ObjectOrder[InfoObject | LeftOutBody] = ObjectOrder()
-        self.ended = 0.0
-        """When its end was told (monotonic seconds); 0.0: it stands."""
-
-    def is_over(self, now: float, seconds: float) -> bool:
-        """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live
-        which say no expiration."""
-        if not self.ended or self.body is None:
-            return False
-        has_all = self.order.next > self.body.last
-        life = ENDED_SECONDS if has_all else max(ENDED_SECONDS, self.body.expiration or seconds)
-        return now - self.ended > life
-
-
 class Infosphere:
     """See the module. Any thread; messages come on the network's delivery thread."""
 
@@ -105,14 +88,13 @@ class Infosphere:
         """`network`: the one that is there, when it is; `bridge`: id of the bridge that this is a side of."""
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()
-        self._own: dict[str, _Own] = {}
+        self._own: dict[str, OwnSequence] = {}
         self._updates: Counter[bytes] = Counter()
         """Updates of our durable messages."""
         self._schemas: dict[bytes, SchemaBundle] = {}
-        self._remote: dict[str, _Remote] = {}
-        self._epochs: dict[bytes, int] = {}
-        self._heard: dict[bytes, float] = {}
-        """When a node was heard last (monotonic seconds)."""
+        self._remote = RemoteSequences()
+        self._wanted: Wanted | None = None
+        """Interest of our subscribers that others have not been told yet."""
         self._faults: Counter[str] = Counter()
         self._changed: Callable[[], None] = lambda: None
         self._arrived: ObjectReceiver | None = None
@@ -126,30 +108,18 @@ class Infosphere:
         self._look()
         with self._lock:
             found = [replace(each.body.registration(), bridge=self._bridge, first=None) for each in self._own.values()]
-            bodies = [each.body for each in self._remote.values() if each.origin in self._heard]
-            return found + [each.registration() for each in bodies if each and each.schema in self._schemas]
+            return found + [each.registration() for each in self._remote.known() if each.schema in self._schemas]
 
     def _look(self) -> None:
         """Forget nodes that are not heard any more, and registrations that are over."""
-        now = time.monotonic()
+        now, section = time.monotonic(), self._section
         peers = self._network().peers()
         with self._lock:
-            for origin, peer in peers.items():
-                self._heard[origin] = now
-                self._begin_epoch(origin, peer.epoch)
-            for origin in [e for e, when in self._heard.items() if now - when > self._section.sequence_timeout]:
-                del self._heard[origin]
-            seconds = self._section.object_seconds
-            for uid in [uid for uid, each in self._remote.items() if each.is_over(now, seconds)]:
-                del self._remote[uid]
-        self._queries.left(frozenset(self._heard))
-
-    def _begin_epoch(self, origin: bytes, epoch: int) -> None:
-        """Under the lock: what the node said before is over."""
-        if epoch > self._epochs.get(origin, -1):
-            self._epochs[origin] = epoch
-            for uid in [uid for uid, e in self._remote.items() if e.origin == origin and e.epoch < epoch]:
-                del self._remote[uid]
+            self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
+            wanted, self._wanted = self._wanted, None
+        self._queries.left(frozenset(peers))
+        if wanted is not None:
+            self._tell(_WANTED, encoded(WantedBody(VERSION, wanted)))
 
     def watch(self, changed: Callable[[], None]) -> None:
         """See BridgePlatform."""
@@ -191,20 +161,20 @@ class Infosphere:
     ) -> None:
         """See BridgePlatform."""
         data = encoded(SchemaBody(VERSION, bundle))
-        digest = _digest(data)
+        name = digest(data)
         with self._lock:
-            is_new = digest not in self._schemas
-            self._schemas[digest] = bundle
+            is_new = all(each.body.schema != name for each in self._own.values())
+            self._schemas[name] = bundle
         if is_new:
-            self._tell(digest, data)
+            self._tell(name, data)
         body = SequenceBody(
-            VERSION, published.uid, type_, digest, published.entries, published.signing, via, published.expiration,
+            VERSION, published.uid, type_, name, published.entries, published.signing, via, published.expiration,
             is_persistent=published.is_persistent and self._section.persist_elsewhere,
+            importance=published.importance, sending=published.sending,
         )  # fmt: skip
         with self._lock:
-            known = self._own.get(body.uid)
-            self._own[body.uid] = _Own(body, known.last if known is not None else 0)
-        self._tell(_digest(body.uid.encode()), encoded(body))
+            self._own[body.uid] = OwnSequence(body, self._own.get(body.uid))
+        self._tell(digest(body.uid.encode()), encoded(body))
         self._changed()
 
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # what was said is the network's
@@ -213,38 +183,49 @@ class Infosphere:
             own = self._own.pop(uid, None)
         if own is not None:
             ended = msgspec.structs.replace(own.body, last=own.last, has_ended=True)
-            self._tell(_digest(uid.encode()), encoded(ended))
+            self._tell(digest(uid.encode()), encoded(ended), ENDED_LIFE)
             self._changed()
         return True
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """See BridgePlatform."""
-        parcel = packed(obj).relayed(source).in_memory()
-        self._publish(uid, obj.platform.sequence, DatagramKind.PUBLICATION, b"".join(parcel.parts), timeout)
+        own = self._known(uid)
+        with self._lock:
+            is_wanted = self._section.silent_receivers or self._remote.is_wanted(own.body.type)
+            is_reliable = self._remote.demand(own.body.type, "reliable")
+        if is_wanted:
+            for message in own.messages(obj, source, self._section.object_seconds, is_reliable=is_reliable):
+                self.say(message, timeout)
+        else:
+            own.skip(obj.platform.sequence)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """See BridgePlatform."""
-        self._publish(uid, up_to, DatagramKind.SEQUENCE, encoded(LeftOutBody(VERSION, uid, count, up_to)), timeout)
+        self.say(self._known(uid).left_out(count, up_to, self._section.object_seconds), timeout)
+
+    def want(self, wanted: Wanted) -> None:
+        """Have other nodes told what our subscribers want, soon."""
+        with self._lock:
+            self._wanted = wanted
+        self._changed()
+
+    def _known(self, uid: str) -> OwnSequence:
+        own = self._own.get(uid)
+        if own is None:
+            raise UnknownUidError(f"{uid} is not registered in the network")
+        return own
 
     def unfinished(self, uid: str) -> int:  # noqa: ARG002  # what was said is the network's
         """See BridgePlatform: what was said is the network's."""
         return 0
 
-    def _publish(self, uid: str, number: int, kind: DatagramKind, data: bytes, timeout: float) -> None:
-        own = self._own.get(uid)
-        if own is None:
-            raise UnknownUidError(f"{uid} is not registered in the network")
-        life = int((own.body.expiration or self._section.object_seconds) * 1000)
-        self.say(NodeMessage(kind, DatagramMode.RELIABLE, data, expiration=life), timeout)
-        own.last = number
-
-    def _tell(self, key: bytes, body: bytes) -> None:
+    def _tell(self, key: bytes, body: bytes, life: int = DURABLE_LIFE) -> None:
         """Say something that holds until it is said otherwise."""
         with self._lock:
             self._updates[key] += 1
             update = self._updates[key]
         self.say(NodeMessage(
-            DatagramKind.SEQUENCE, DatagramMode.DURABLE, body, expiration=DURABLE_LIFE, durability=key, update=update
+            DatagramKind.SEQUENCE, DatagramMode.DURABLE, body, expiration=life, durability=key, update=update
         ), self._section.node_timeout)  # fmt: skip
 
     def say(self, message: NodeMessage, timeout: float) -> None:
@@ -271,7 +252,10 @@ class Infosphere:
         if isinstance(body, SequenceBody):
             self._hear(message, body)
         elif isinstance(body, SchemaBody):
-            self._learn(_digest(message.body), body.bundle)
+            self._learn(digest(message.body), body.bundle)
+        elif isinstance(body, WantedBody):
+            with self._lock:
+                self._remote.hear(message.origin, message.epoch, time.monotonic()).wanted = body.wanted
         elif isinstance(body, LeftOutBody):
             self._take(message, body)
         elif isinstance(body, QueryBody):
@@ -282,7 +266,7 @@ class Infosphere:
     def idle(self) -> None:
         """Let go what waits for objects that do not come; on the network's delivery thread, from time to time."""
         with self._lock:
-            waiting = [each for each in self._remote.values() if len(each.order)]
+            waiting = [each for each in self._remote if len(each.order)]
         for remote in waiting:
             self._go(remote.order.settled(remote.epoch, self._network().settled(remote.origin, remote.epoch)))
 
@@ -293,35 +277,21 @@ class Infosphere:
 
     def _hear(self, message: NodeMessage, body: SequenceBody) -> None:
         with self._lock:
-            remote = self._remote_of(body.uid, message)
+            remote = self._remote.of(body.uid, message) if body.uid not in self._own else None
             if remote is None:
                 return
             remote.body = body
             remote.ended = time.monotonic() if body.has_ended else 0.0
         self._changed()
 
-    def _remote_of(self, uid: str, message: NodeMessage) -> _Remote | None:
-        """Under the lock: a registration of the node that says something of it. None: it is another's, or over."""
-        self._begin_epoch(message.origin, message.epoch)
-        if message.epoch < self._epochs[message.origin] or uid in self._own:
-            return None
-        remote = self._remote.get(uid)
-        if remote is None:
-            own = sum(each.origin == message.origin for each in self._remote.values())
-            if own >= SEQUENCES_MOST or len(self._remote) >= 10 * SEQUENCES_MOST:
-                self._faults["more registrations than a node may have"] += 1
-                return None
-            remote = self._remote[uid] = _Remote(message.origin, message.epoch)
-        return remote if remote.origin == message.origin else None
-
-    def _learn(self, digest: bytes, bundle: SchemaBundle) -> None:
+    def _learn(self, name: bytes, bundle: SchemaBundle) -> None:
         with self._lock:
             if len(self._schemas) >= SCHEMAS_MOST:
                 used = {each.body.schema for each in self._own.values()}
-                used |= {each.body.schema for each in self._remote.values() if each.body is not None}
+                used |= {each.body.schema for each in self._remote if each.body is not None}
                 self._schemas = {key: each for key, each in self._schemas.items() if key in used}
             if len(self._schemas) < SCHEMAS_MOST:
-                self._schemas[digest] = bundle
+                self._schemas[name] = bundle
         self._changed()
 
     def _take(self, message: NodeMessage, thing: InfoObject | LeftOutBody) -> None:
@@ -330,9 +300,11 @@ class Infosphere:
         else:
             uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
         with self._lock:
-            remote = self._remote_of(uid, message)
+            remote = self._remote.of(uid, message) if uid not in self._own else None
         if remote is not None:
-            self._go(remote.order.add(Numbered(last, first, message.epoch, message.serial, thing)))
+            numbered = Numbered(last, first, message.epoch, message.serial, thing)
+            is_reliable = message.mode != DatagramMode.UNRELIABLE
+            self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
 
     def _go(self, things: Iterable[InfoObject | LeftOutBody]) -> None:
         arrived = self._arrived
@@ -371,18 +343,17 @@ class Infosphere:
     def registrations(self) -> Counter[bytes]:
         """Number of registrations of each node."""
         with self._lock:
-            return Counter(each.origin for each in self._remote.values() if each.body is not None and not each.ended)
+            return self._remote.counts()
 
     def status(self) -> dict[str, Any]:
         """See BridgePlatform."""
         with self._lock:
-            stands = sum(each.body is not None and not each.ended for each in self._remote.values())
             return {
                 "kind": NAME,
                 "connected": True,
                 "own": len(self._own),
-                "published": stands,
-                "waiting": sum(len(each.order) for each in self._remote.values()),
+                "published": self._remote.counts().total(),
+                "waiting": sum(len(each.order) for each in self._remote),
                 "schemas": len(self._schemas),
                 "faults": dict(self._faults),
             }
@@ -394,7 +365,3 @@ class Infosphere:
     def close(self) -> None:
         """See BridgePlatform."""
         self._queries.close()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

@@ -6,7 +6,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import RATE, Network, NetworkLink
+from jbi_pubsub.network.peers import PeerChange, PeerEvent
 from jbi_pubsub.network.sealing import check_open, seal_of
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.subscriber.owner import user_secret
@@ -56,10 +57,16 @@ class NodeNetworks:
     """The networks of a node. `start` and `stop` are called once, by the same thread."""
 
     def __init__(
-        self, config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], delegate: Delegate
+        self,
+        config: Config,
+        identity: Identity,
+        name: str,
+        servers: Mapping[str, TunnelService],
+        delegate: Delegate,
+        twin: Callable[[], None],
     ) -> None:
-        """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. Raises
-        ConfigurationError, PortInUseError, StorageError."""
+        """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. `twin` is
+        called when another node speaks under our id. Raises ConfigurationError, PortInUseError, StorageError."""
         node = config.node
         self._names = list(config.network)
         bridge = f"{identity.id}-{identity.epoch}"
@@ -79,9 +86,10 @@ class NodeNetworks:
         self._network = Network(
             bytes.fromhex(identity.id), identity.epoch, list(map(NetworkLink, self.links, rates, seals)),
             self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
-            peers_changed=self.infosphere.peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
+            peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
         )  # fmt: skip
-        own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
+        self._twin = twin
+        own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
         everything = Transformation(("*",), ("jbi.*",), ())
         directions = (
             NodeDirection(own, self.infosphere, everything, bridge=bridge),
@@ -101,6 +109,7 @@ class NodeNetworks:
         self._network.start()
         self._tunnels.start()
         self._mirror.start()
+        self._own.wanted(self.infosphere.want)
 
     def names(self) -> tuple[str, ...]:
         """Names of the nodes that are heard."""
@@ -148,6 +157,13 @@ class NodeNetworks:
         self._tunnels.stop()
         self._persistence.stop()
         self._network.stop()
+
+    def _peers_changed(self, change: PeerChange) -> None:
+        """A node has come or left; on the network's delivery thread."""
+        if change.event is PeerEvent.TWIN:
+            self._twin()
+        else:
+            self.infosphere.peers_changed(change)
 
     def _deliver(self, message: NodeMessage) -> None:
         """A message of another node; on the network's delivery thread."""

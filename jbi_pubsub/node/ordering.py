@@ -47,6 +47,12 @@ class ObjectOrder(Generic[Thing]):
             heapq.heappush(self._waiting, (numbered.first, self._count, numbered))
         yield from self._ready()
 
+    def skip_to(self, numbered: Numbered[Thing]) -> Iterator[Thing]:
+        """One has come for which none before it is waited for; itself, if it is newer than all that have gone."""
+        if numbered.last >= self.next:
+            self.next = numbered.last + 1
+            yield numbered.thing
+
     def settled(self, epoch: int, serial: int) -> Iterator[Thing]:
         """Nothing more comes of the log up to that serial; those that go now."""
         while self._waiting and (self._waiting[0][2].epoch, self._waiting[0][2].serial) <= (epoch, serial):

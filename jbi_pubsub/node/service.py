@@ -15,10 +15,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Protocol
@@ -207,13 +209,18 @@ def _over_http(config: Config) -> NodeGateway:
 
 
 def _networking(
-    config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], dissemination: Dissemination
+    config: Config,
+    identity: Identity,
+    name: str,
+    servers: Mapping[str, TunnelService],
+    dissemination: Dissemination,
+    twin: Callable[[], None],
 ) -> NodeBridge:
     """As [network.NAME] says; what is off is not imported."""
     from .networks import NodeNetworks
 
     assert isinstance(dissemination, DisseminationServer)
-    return NodeNetworks(config, identity, name, servers, dissemination.delegate)
+    return NodeNetworks(config, identity, name, servers, dissemination.delegate, twin)
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,9 @@ class Parts:
     ] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
     gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
-    networks: Callable[[Config, Identity, str, Mapping[str, TunnelService], Dissemination], NodeBridge] = _networking
+    networks: Callable[
+        [Config, Identity, str, Mapping[str, TunnelService], Dissemination, Callable[[], None]], NodeBridge
+    ] = _networking
 
 
 class NodeService:
@@ -272,8 +281,11 @@ class NodeService:
             undo.callback(self.delegate.stop, 0.0)
             self._reports = parts.reports(config, self.delegate, self.name)
             self._networks: NodeBridge | None = None
+            self._renewing = threading.Lock()
+            """Held while the networks are made anew, or left."""
             if config.network:
-                self._networks = parts.networks(config, self.identity, self.name, self._servers(), self.delegate)
+                self._make_networks = partial(parts.networks, config)
+                self._networks = self._networks_of(self.identity)
                 undo.callback(self._networks.stop)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
@@ -312,9 +324,11 @@ class NodeService:
         for gateway in reversed(self._gateways):
             with guarded("stopping a gateway"):
                 gateway.stop()
-        if self._networks is not None:
+        with self._renewing:
+            networks, self._networks = self._networks, None
+        if networks is not None:
             with guarded("leaving the networks"):
-                self._networks.stop()
+                networks.stop()
         with guarded("stopping what the node tells"):
             self._reports.stop()
         with guarded("stopping the delegate"):
@@ -382,6 +396,26 @@ class NodeService:
         if not (self.config.node.events or self.config.node.statistics_seconds):
             raise ConfigurationError("this node was started to tell nothing", hint="Start it with [node] events = true")
         self._reports.every(seconds)
+
+    def _networks_of(self, identity: Identity) -> NodeBridge:
+        return self._make_networks(identity, self.name, self._servers(), self.delegate, self._meet_twin)
+
+    def _meet_twin(self) -> None:
+        """Another node has our id: its folder or ours is a copy. In the networks we go on under a new one."""
+        threading.Thread(target=self._renew, name="node-renewal", daemon=True).start()
+
+    def _renew(self) -> None:
+        with guarded("a new id for the node"), self._renewing:
+            if self._networks is None:  # it stops
+                return
+            before, identity = self.identity.id, self.folder.renew()
+            _log.error(
+                "another node speaks under our id %s, as if our folder had been copied: in the networks this node is %s"
+                " from now on, and everywhere when it is started again", before, identity.id,
+            )  # fmt: skip
+            self._networks.stop()
+            self._networks = self._networks_of(identity)
+            self._networks.start()
 
     def _open_lookup(self, config: Config, parts: Parts) -> Lookup | None:
         """Rules hold there for others; the node's own delegate logs in by a secret of this process."""

@@ -86,10 +86,16 @@ class NodesOnNetworks:
         return service
 
     def _networks(
-        self, config: Config, identity: Identity, name: str, servers: Mapping[str, TunnelService], server: Dissemination
+        self,
+        config: Config,
+        identity: Identity,
+        name: str,
+        servers: Mapping[str, TunnelService],
+        server: Dissemination,
+        twin: Callable[[], None],
     ) -> NodeNetworks:
         assert isinstance(server, DisseminationServer)
-        made = NodeNetworks(config, identity, name, servers, server.delegate)
+        made = NodeNetworks(config, identity, name, servers, server.delegate, twin)
         for link in made.links:
             receive = link.receive
             link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test

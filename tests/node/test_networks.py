@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.node.service import NodeService
+from jbi_pubsub.protocol.sending import Sending
 
 from .conftest import NodesOnNetworks, of
 
@@ -197,3 +200,66 @@ def test_a_network_beyond_loopback_is_refused_without_a_key(settings: Config) ->
     with pytest.raises(ConfigurationError, match="without a key") as caught:
         NodeService(msgspec.structs.replace(settings, network=network))
     assert "[network.lab] key" in caught.value.hint
+
+
+def test_of_two_nodes_with_one_id_each_goes_on_as_another(
+    nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a node's folder and a copy of it
+    alpha = nodes.start("alpha")
+    before = alpha.identity.id
+    alpha.stop(0.0)
+    shutil.copytree(tmp_path / "alpha", tmp_path / "copy")
+    # When nodes are started on both
+    alpha, copy = nodes.start("alpha"), nodes.start("copy")
+
+    # Expect them to hear each other under ids of which one at least is new, and objects to pass
+    def heard() -> bool:
+        ids = [{each.id for each in node.networks().peers} for node in (alpha, copy)]
+        return ids == [{copy.identity.id}, {alpha.identity.id}]
+
+    eventually(heard, timeout=30.0)
+    assert {alpha.identity.id, copy.identity.id} != {before}
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(copy)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        publisher.publish(1, 3)
+        assert _numbers(subscriber, subscription, 3) == [1, 2, 3]
+    publisher.adapter.close()
+
+
+def test_a_node_without_silent_receivers_sends_what_somebody_wants_alone(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a node that sends what is wanted, and another one where nobody wants anything
+    alpha, bravo = nodes.start("alpha", silent_receivers=False), nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    eventually(lambda: bravo.networks().published == 1, timeout=20.0)
+    eventually(lambda: not alpha._networks.infosphere._remote.is_wanted(TypeName(TYPE)), timeout=20.0)  # type: ignore[union-attr]
+    publisher.publish(1, 10)
+    eventually(lambda: alpha.delegate.status()["delivered"] >= 10, timeout=20.0)
+    # When somebody subscribes there
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        eventually(lambda: alpha._networks.infosphere._remote.is_wanted(TypeName(TYPE)), timeout=20.0)  # type: ignore[union-attr]
+        publisher.publish(11, 12)
+        # Expect objects from then on, and none of those before
+        assert _numbers(subscriber, subscription, 2) == [11, 12]
+    publisher.adapter.close()
+
+
+@pytest.mark.parametrize("mode", ["unreliable", "durable"])
+def test_objects_go_in_the_mode_that_their_publisher_says(nodes: NodesOnNetworks, figures: Any, mode: str) -> None:
+    # Given two nodes, and a publisher that says how its objects are to go
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    key = "//publisher" if mode == "durable" else ""
+    publisher = Publisher(alpha, figures, sending=Sending(mode=mode, key=key))  # type: ignore[arg-type]
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        # When they come one after the other on a network that loses nothing, expect all
+        for number in range(1, 6):
+            publisher.publish(number, number)
+            assert _numbers(subscriber, subscription, 1) == [number]
+    publisher.adapter.close()
