@@ -126,8 +126,9 @@ def test_durable_messages_are_bounded_by_those_of_who_has_most() -> None:
 
 def test_on_a_lossless_network_a_gap_is_no_loss() -> None:
     # Given a network where all comes, late and in another order; and one who comes late
-    world, segment, (first,) = _world(1, overtaking=0.05)
+    world, segment, _ = _world(0, overtaking=0.05)
     segment.is_lossless = True
+    first = Node(world, 1, [segment], ExchangeSettings())
     sent = _watch(segment)
     other = Node(world, 2, [segment], ExchangeSettings())
     world.run(0.5)
