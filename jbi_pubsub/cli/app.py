@@ -42,6 +42,7 @@ HOMES: Final = {
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("tools", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
+    "dissect": ("dissect", "Read a capture of the datagrams between nodes."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "emulate": ("emulate", "Emulate bad networks between nodes of this machine."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
