@@ -8,81 +8,18 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
 from jbi_pubsub.core.errors import BackPressureError, WireError
-from jbi_pubsub.network.exchange import ExchangeSettings
-from jbi_pubsub.network.links.local import LocalLink
-from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.node import tunnel
 from jbi_pubsub.node.streams import STREAMS_PER_NODE, WINDOW
-from jbi_pubsub.node.tunnel import Tunnels, TunnelService
 
-Make = Callable[..., "_TunnelNode"]
+from .tunnels import TunnelNode
 
-
-class _LossyLink(LocalLink):
-    """A link of the process that loses a share of what comes."""
-
-    def __init__(self, name: str, loss: float) -> None:
-        super().__init__(name)
-        self.loss, self._chance = loss, random.Random(7)
-
-    def receive(self, sock: socket.socket) -> list[bytes]:
-        """Those that are not lost."""
-        return [each for each in super().receive(sock) if self._chance.random() >= self.loss]
-
-
-class _TunnelNode:
-    """A node: network, tunnels, and a server `echo`, which gives `connect` what it is asked with."""
-
-    def __init__(self, segment: str, name: str, epoch: int, loss: float, id_: bytes) -> None:
-        self.id = id_ or os.urandom(16)
-        self.link = _LossyLink(segment, loss)
-        self.callers: list[tuple[str, socket.socket]] = []
-        self._threads: list[threading.Thread] = []
-        self.tunnels = Tunnels(lambda: self, {"echo": TunnelService(("10.0.0.3:7", "[::1]:7"), self._echo)})
-        settings = ExchangeSettings(name=name, announce_seconds=0.2, node_timeout=2.0)
-        self.network = Network(
-            self.id, epoch, [NetworkLink(self.link, 40e6)], lambda _: None, settings, streams=self.tunnels.came
-        )
-        self.say, self.peers = self.network.say, self.network.peers
-
-    def start(self) -> None:
-        """Be there."""
-        self.network.start()
-        self.tunnels.start()
-
-    def stop(self, *, suddenly: bool = False) -> None:
-        """Leave; or be gone without a word."""
-        if suddenly:
-            self.link.loss = 1.0
-            self.link.send = len  # type: ignore[method-assign,assignment]
-            return
-        self.tunnels.stop()
-        self.network.stop()
-        for _, sock in self.callers:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for each in self._threads:
-            each.join(5.0)
-
-    def _echo(self, caller: str) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        self.callers.append((caller, ours))
-        self._threads.append(threading.Thread(target=_echoed, args=(ours,), daemon=True))
-        self._threads[-1].start()
-        return theirs
-
-
-def _echoed(sock: socket.socket) -> None:
-    """Sends what comes back, and ends when that does."""
-    with closing(sock), suppress(OSError):
-        while data := sock.recv(65_536):
-            sock.sendall(data)
+Make = Callable[..., TunnelNode]
 
 
 @pytest.fixture
@@ -91,8 +28,8 @@ def make() -> Iterator[Make]:
     segment = f"tunnel-{os.urandom(6).hex()}"
     with ExitStack() as stack:
 
-        def made(name: str, *, loss: float = 0.0, epoch: int = 1, id: bytes = b"") -> _TunnelNode:  # noqa: A002
-            node = _TunnelNode(segment, name, epoch, loss, id)
+        def made(name: str, *, loss: float = 0.0, epoch: int = 1, id: bytes = b"") -> TunnelNode:  # noqa: A002
+            node = TunnelNode(segment, name, epoch=epoch, loss=loss, id=id)
             stack.callback(node.stop)
             node.start()
             return node
@@ -101,10 +38,10 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture
-def pair(make: Make, eventually: Any) -> Callable[..., tuple[_TunnelNode, _TunnelNode]]:
+def pair(make: Make, eventually: Any) -> Callable[..., tuple[TunnelNode, TunnelNode]]:
     """pair(loss=0.2) starts two nodes, and waits until they hear each other."""
 
-    def made(loss: float = 0.0) -> tuple[_TunnelNode, _TunnelNode]:
+    def made(loss: float = 0.0) -> tuple[TunnelNode, TunnelNode]:
         near, far = make("near", loss=loss), make("far", loss=loss)
         eventually(lambda: far.id in near.peers() and near.id in far.peers())
         return near, far
@@ -112,7 +49,7 @@ def pair(make: Make, eventually: Any) -> Callable[..., tuple[_TunnelNode, _Tunne
     return made
 
 
-def connect(node: _TunnelNode, to: _TunnelNode, service: str = "echo") -> socket.socket:
+def connect(node: TunnelNode, to: TunnelNode, service: str = "echo") -> socket.socket:
     """A connection by a door."""
     host, _, port = node.tunnels.door(to.id, service).address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=60.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ import pytest
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.wire.endpoint import Endpoint
+from jbi_pubsub.core.wire import detour
+from jbi_pubsub.core.wire.endpoint import Endpoint, split_endpoint
 from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.network.emulation import Link
+from jbi_pubsub.node.tunnel import TunnelService
 from tests.hla.parties import Federate
+from tests.node.tunnels import TunnelNode
 
 FILE = """
 name = "span"
@@ -436,6 +441,30 @@ def test_a_save_completes_over_a_bad_link_and_what_is_cut_ends_alike_on_both_sid
         # and the bridge to come again, and the next save to be one
         eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
         save(a, b, label="U")
+
+
+@pytest.mark.row("X-09")
+def test_a_save_completes_through_nodes_whose_network_loses_a_fifth_of_all(
+    joint: Joint, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two nodes that lose a fifth of what they say to each other, by which alone the RTIs are reached
+    host, port = split_endpoint(joint.server.address)
+    reached = {"rti": TunnelService((joint.server.address,), lambda _: socket.create_connection((host, port)))}
+    segment = f"save-{os.urandom(6).hex()}"
+    near, far = (TunnelNode(segment, name, loss=0.2, services=reached) for name in ("near", "far"))
+    for node in (near, far):
+        joint.federation.stack.callback(node.stop)
+        node.start()
+    eventually(lambda: far.id in near.peers() and near.id in far.peers())
+    door = near.tunnels.door(far.id, "rti").address
+    monkeypatch.setattr(detour, "way_to", lambda endpoint: door if endpoint == joint.server.address else endpoint)
+    # When two federations are bridged, expect an aircraft to be seen, and saves to complete
+    bridge = joint.bridge()
+    a, b, _, _ = flying(joint, bridge, eventually)
+    for number in range(3):
+        save(a, b, label=f"S{number}")
+    assert near.tunnels.status()["streams"] >= 2
+    assert far.network.status()["links"][0]["repairs"] > 0
 
 
 def ending(one: Federate) -> str:
