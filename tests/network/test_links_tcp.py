@@ -235,6 +235,21 @@ def test_where_no_more_can_be_accepted_it_is_tried_later(monkeypatch: pytest.Mon
             net.until(lambda: has(net.links[0], 1))
 
 
+def test_where_no_more_can_be_connected_it_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = socket.socket
+
+    def full(*_: Any) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    port = port_of()
+    monkeypatch.setattr(tcp.socket, "socket", full)
+    link = TcpLink(peers=[("127.0.0.1", port)])
+    assert link.status()["faults"] == {"Too many open files": 1}
+    monkeypatch.setattr(tcp.socket, "socket", make)
+    with driven(TcpLink("127.0.0.1", port), link) as net:
+        net.until(lambda: has(link, 1))
+
+
 def test_what_can_not_be_is_told() -> None:
     with pytest.raises(ConfigurationError, match="neither listens nor connects") as told:
         TcpLink()

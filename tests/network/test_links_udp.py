@@ -428,3 +428,28 @@ def test_a_network_leaves_no_more_than_a_datagram_in_front_of_a_slow_interface(
 
     # Expect one to be in the kernel at a time, with what the kernel needs to keep it
     assert 1_300 < max(most) < 2 * 1_500 + 1_000
+
+
+def test_where_no_more_sockets_can_be_opened_it_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link whose interface is in trouble, in a process that has no room for another socket
+    group, port, make = new_group(), free_port(), socket.socket
+    with driven(on_lo(group, port), on_lo(group, port)) as net:
+        switch = fail(monkeypatch, errno.ENETDOWN)
+        net.links[0].send([b"lost"])
+
+        def full(*_: Any) -> socket.socket:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(udp.socket, "socket", full)
+        net.links[0]._look_at = 0.0  # type: ignore[attr-defined]  # the second is over
+        assert net.links[0].sockets() == ()
+        assert net.links[0].send([b"lost"]) == 1
+        assert net.links[0].status()["trouble"] == {"lo": "Too many open files"}
+
+        # When there is room, expect it to be joined
+        monkeypatch.setattr(udp.socket, "socket", make)
+        switch["is_on"] = False
+        net.links[0]._look_at = 0.0  # type: ignore[attr-defined]  # as above
+        net.step()
+        net.send(0, [b"there"])
+        net.until(lambda: net.came[1] == [b"there"])

@@ -244,7 +244,12 @@ class TcpLink:
         self._selector.close()
 
     def _connect(self, peer: _TcpPeer, now: float) -> None:
-        sock = socket.socket(peer.family, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(peer.family, socket.SOCK_STREAM)
+        except OSError as exc:  # this process has no room for one more
+            self._faults[exc.strerror or str(exc)] += 1
+            peer.retry_at = now + peer.backoff.pause()
+            return
         connection = _TcpConnection(sock, peer.name, peer, now)
         error = sock.connect_ex(peer.address)
         peer.is_open = True

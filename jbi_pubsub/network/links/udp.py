@@ -175,10 +175,19 @@ class UdpLink:
         if waited != self._waited:
             self._waited = waited
 
+    def _made(self, family: socket.AddressFamily, name: str) -> socket.socket | None:
+        try:
+            return socket.socket(family, socket.SOCK_DGRAM)
+        except OSError as exc:  # this process has no room for one more, or the system none of that family
+            self._tell(name, exc)
+            return None
+
     def _open(self, name: str, index: int) -> None:
         assert self._group is not None
         is_six = self._group.version == 6
-        sock = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET, socket.SOCK_DGRAM)
+        sock = self._made(socket.AF_INET6 if is_six else socket.AF_INET, name)
+        if sock is None:
+            return
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             to = self._join_six(sock, index) if is_six else self._join_four(sock, index)
@@ -212,7 +221,9 @@ class UdpLink:
         return to
 
     def _open_for_peers(self, family: socket.AddressFamily, name: str, to: Sequence[tuple[Any, ...]]) -> None:
-        sock = socket.socket(family, socket.SOCK_DGRAM)
+        sock = self._made(family, name)
+        if sock is None:
+            return
         try:
             if self._group is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
