@@ -26,6 +26,8 @@ OVERRUN_PART: Final = 0.1
 BLOCK_BYTES: Final = 1_500
 LATE_MOST: Final = 1_000
 """Times that are remembered of a sender, for the reorder window."""
+COUNTED_LEAST: Final = 50
+"""Datagrams of which a loss is counted, at least."""
 LEFT_MOST: Final = 100
 LOSS_TOLD: Final = 1.0
 """Percent of loss that is told, at least."""
@@ -78,9 +80,9 @@ class _Sender:
                 del self._late[::2]
 
     def count_loss(self) -> None:
-        """Count what has not come since this was done last."""
+        """Count what has not come since this was done last, if it was enough to say something."""
         sent = self.top - self._counted
-        if sent > 0:
+        if sent >= COUNTED_LEAST:
             self.loss = 100 * max(0.0, 1 - self._came / sent)
             self._came, self._counted = 0, self.top
 
