@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,13 @@ def _own(node: NodeService) -> list[str]:
     scopes = tuple({Scope(source.type) for source in archive.keeping.sources() if source.type.name == TYPE})
     found = archive.answers(HistoryQuery(scopes=scopes)) if scopes else ()
     return [Parcel.received(each.data).head.object_id for each in found]
+
+
+def _delete(node: NodeService, ids: list[str]) -> None:
+    """Delete objects, as an administrator does."""
+    proxy = HistoryProxy(_server(node).endpoints.ref("", ()), Security(), timeout=20.0)
+    assert proxy.delete(QueryRequest(object_ids=tuple(ids)), 20.0).count == len(ids)
+    proxy.close()
 
 
 def _kept(node: NodeService) -> int:
@@ -128,9 +136,7 @@ def test_what_is_deleted_at_one_node_is_deleted_at_all_also_at_one_that_was_away
     # When one is cut off, and objects are deleted at another
     nodes.cut.add("charlie")
     every = sorted(_own(alpha))
-    proxy = HistoryProxy(_server(alpha).endpoints.ref("", ()), Security(), timeout=20.0)
-    assert proxy.delete(QueryRequest(object_ids=tuple(every[:2])), 20.0).count == 2
-    proxy.close()
+    _delete(alpha, every[:2])
     # Expect them gone there, and at the one that was cut off as soon as it is back
     eventually(lambda: sorted(_own(bravo)) == every[2:], timeout=20.0)
     assert sorted(_own(charlie)) == every
@@ -144,3 +150,47 @@ def test_without_an_archive_nothing_is_taken_that_nobody_is_asked_to_keep(nodes:
     alpha = nodes.start("alpha")
     with pytest.raises(ConfigurationError, match="needs an archive"):
         Publisher(alpha, figures, persist=True)
+
+
+def test_a_deletion_comes_to_who_was_away_though_the_node_where_it_was_made_is_gone(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given three nodes that keep the same, of which one is cut off
+    alpha = nodes.start("alpha", persist_elsewhere=True, **SOON)
+    bravo, charlie = (nodes.start(name, **SOON) for name in ("bravo", "charlie"))
+    publisher = Publisher(alpha, figures, persist=True)
+    publisher.publish(1, 4)
+    eventually(lambda: all(_kept(each) == 4 for each in (alpha, bravo, charlie)), timeout=20.0)
+    nodes.cut.add("charlie")
+    # When objects are deleted at another, which leaves
+    every = sorted(_own(alpha))
+    _delete(alpha, every[:2])
+    eventually(lambda: sorted(_own(bravo)) == every[2:], timeout=20.0)
+    publisher.adapter.close()
+    alpha.stop(0.0)
+    eventually(lambda: not {"alpha"} & {each.name for each in bravo.networks().peers}, timeout=20.0)
+    # Expect the third to tell it
+    nodes.cut.clear()
+    eventually(lambda: sorted(_own(charlie)) == every[2:], timeout=20.0)
+
+
+def test_a_volunteer_that_is_back_has_what_was_published_while_it_was_away(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two volunteers
+    alpha = nodes.start("alpha", persist_elsewhere=True, object_seconds=2.0)
+    bravo, charlie = (nodes.start(name, **SOON) for name in ("bravo", "charlie"))
+    publisher = Publisher(alpha, figures, persist=True)
+    publisher.publish(1, 5)
+    eventually(lambda: _kept(bravo) == _kept(charlie) == 5, timeout=20.0)
+    # When one is stopped, and started again after what was published meanwhile has expired
+    bravo.stop(0.0)
+    publisher.publish(6, 10)
+    eventually(lambda: _kept(charlie) == 10, timeout=20.0)
+    time.sleep(2.5)
+    bravo = nodes.start("bravo", **SOON)
+    # Expect it to keep all, from the other one
+    eventually(lambda: _kept(bravo) == 10, timeout=20.0)
+    publisher.publish(11, 11)
+    eventually(lambda: _kept(bravo) == _kept(charlie) == 11, timeout=20.0)
+    publisher.adapter.close()
