@@ -34,7 +34,7 @@ from .deletions import NodeDeletions
 from .identity import Identity
 from .infosphere import ANSWERS, Infosphere
 from .keeping import DelegateStore
-from .persistence import KINDS, NodePersistence
+from .persistence import KINDS, STORES, NodePersistence
 from .reaching import DELEGATE, named
 from .status import NetworksStatus, NetworkStatus, PeerStatus
 from .tunnel import TunnelDoor, Tunnels, TunnelService
@@ -147,6 +147,8 @@ class NodeNetworks:
             own=side["own"],
             published=side["published"],
             waiting=side["waiting"],
+            kept=len(self._persistence.keeping()),
+            lacking=self._persistence.lacking(),
             faults=told["faults"] | side["faults"],
             troubles=[trouble for way in self._mirror.status()["directions"] for trouble in way["trouble"]],
         )  # fmt: skip
@@ -197,9 +199,10 @@ def _persistence(config: Config, identity: Identity, side: Infosphere, delegate:
 def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> ExchangeSettings:
     node = config.node
     block = min(each.block for each in config.network.values())
+    roles = (ANSWERS,) * node.answer + (STORES,) * (node.volunteer and bool(config.archive.folder))
     form = MessageForm(block, _HASHES[node.hash], node.compression, node.max_hops)
     return ExchangeSettings(
-        name=name, addresses=addresses, roles=(ANSWERS,) if node.answer else (), form=form,
+        name=name, addresses=addresses, roles=roles, form=form,
         announce_seconds=node.announce_seconds, node_timeout=node.node_timeout, cache_bytes=node.cache_bytes,
         reorder_seconds=node.reorder_seconds,
     )  # fmt: skip

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -43,6 +44,8 @@ log = logging.getLogger("jbi_pubsub.node")
 
 KINDS: Final = (DatagramKind.ASSISTANCE, DatagramKind.OFFER, DatagramKind.ACCEPTED, DatagramKind.DELETION)
 """Kinds of messages that are told here."""
+STORES: Final = "stores"
+"""Role of a node that keeps what others ask for."""
 LOOK_SECONDS: Final = 0.5
 """Between two looks at who is there."""
 WORD_LIFE: Final = 3_600_000
@@ -53,6 +56,8 @@ FETCH_AGAIN: Final = 10.0
 """Seconds until nodes are asked again that have not answered, so many times at most:"""
 FETCHES_MOST: Final = 3
 FETCHERS: Final = 2
+HEARD_SECONDS: Final = 15.0
+"""Until all nodes are heard that are there: who has come meanwhile is asked as well."""
 UNKNOWN_SECONDS: Final = 60.0
 """For a registration that others ask for to be said, or to come back when its node was started anew."""
 
@@ -81,6 +86,19 @@ class PersistenceSide(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A registration that is kept here, since when, and the nodes that were there when they were asked for it."""
+
+    body: SequenceBody
+    since: float
+    asked: frozenset[bytes] = frozenset()
+
+    def is_new(self, now: float) -> bool:
+        """Whether nodes may be there that are not heard yet."""
+        return now - self.since < HEARD_SECONDS
+
+
 class NodePersistence:
     """See the module. Any thread; `hear` and `came` on the network's delivery thread."""
 
@@ -106,7 +124,7 @@ class NodePersistence:
         """The last one of each registration, until it is said."""
         self._ended: dict[str, float] = {}
         """Registrations of ours that have ended, and when their last words are over (monotonic seconds)."""
-        self._begun: dict[str, SequenceBody] = {}
+        self._begun: dict[str, _Kept] = {}
         """Registrations of others that are kept here."""
         self._fetchers = ThreadPoolExecutor(FETCHERS, "volunteer-fetch")
         self._stopping = threading.Event()
@@ -137,6 +155,11 @@ class NodePersistence:
     def keeping(self) -> Collection[str]:
         """Registrations of others that are kept here."""
         return list(self._begun)
+
+    def lacking(self) -> int:
+        """Number of registrations of ours that fewer others keep than are to."""
+        with self._lock:
+            return sum(self._coordinator.needed(uid) > 0 for uid in self._coordinator.uids())
 
     # -- what others say ------------------------------------------------------------------------------------------
 
@@ -188,7 +211,7 @@ class NodePersistence:
             body = self._side.remote(uid)
             begins = state is VolunteerState.KEEPING and uid not in self._begun and body is not None
             if begins and body is not None:
-                self._begun[uid] = body
+                self._begun[uid] = _Kept(body, time.monotonic())
             elif state is not VolunteerState.KEEPING:
                 self._begun.pop(uid, None)
         if begins and body is not None:
@@ -203,12 +226,13 @@ class NodePersistence:
 
     def _fetch_soon(self, uid: str, tries: int = FETCHES_MOST) -> None:
         """Ask others for what they have of a registration that we keep."""
-        if not self._stopping.is_set():
-            self._fetchers.submit(self._fetch, uid, tries)
+        kept = self._begun.get(uid)
+        if kept is not None and not self._stopping.is_set():
+            kept.asked = frozenset(self._side.present())
+            self._fetchers.submit(self._fetch, uid, kept.body, tries)
 
-    def _fetch(self, uid: str, tries: int) -> None:
-        body = self._begun.get(uid)
-        if body is None or self._keeping is None:
+    def _fetch(self, uid: str, body: SequenceBody, tries: int) -> None:
+        if uid not in self._begun or self._keeping is None:
             return
         lacks = ""
         with guarded("volunteer fetch"):
@@ -267,7 +291,9 @@ class NodePersistence:
                     self._volunteer.over(uid)
         for uid in {*self._volunteer.kept(), *self._begun}:
             self._begin_or_end(uid)
-        for uid in keeping.lacking():
+        present = frozenset(self._side.present())
+        late = {uid for uid, each in list(self._begun.items()) if each.is_new(now) and not present <= each.asked}
+        for uid in late | keeping.lacking():
             self._fetch_soon(uid)
 
     def _tell_deletions(self) -> None:

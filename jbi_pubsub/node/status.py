@@ -59,6 +59,10 @@ class NetworksStatus(Status, frozen=True):
     """Registrations of other nodes that are known here."""
     waiting: Count = 0
     """Objects that wait for those before them."""
+    kept: Count = 0
+    """Registrations of other nodes that this one keeps for them."""
+    lacking: Count = 0
+    """Registrations of its own that fewer other nodes keep than are to."""
     faults: dict[str, Count] = msgspec.field(default_factory=dict)
     troubles: list[str] = msgspec.field(default_factory=list)
     """Things that the bridge between the networks and the delegate can't do now."""

@@ -166,6 +166,10 @@ class PersistenceCoordinator:
         """Registrations that are to be kept elsewhere."""
         return frozenset(self._elections)
 
+    def needed(self, uid: str) -> int:
+        """Number of volunteers that it still wants."""
+        return self._volunteers - len(self.volunteers(uid))
+
     def volunteers(self, uid: str) -> tuple[bytes, ...]:
         """Ids of the nodes that keep it."""
         election = self._elections.get(uid)

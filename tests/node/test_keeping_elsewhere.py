@@ -75,7 +75,10 @@ def test_what_a_node_publishes_that_keeps_nothing_is_found_when_it_is_gone(
     eventually(lambda: _kept(bravo) == 20, timeout=20.0)
     publisher.publish(21, 40)
     eventually(lambda: _kept(bravo) == 40, timeout=20.0)
-    # Expect a query at any node to find these alone: at their own, and elsewhere
+    # Expect both to say so
+    assert (alpha.networks().lacking, bravo.networks().kept) == (1, 1), "of five that are wanted there is one"
+    assert [each.roles for each in alpha.networks().peers if each.name == "bravo"] == [["answers", "stores"]]
+    # And a query at any node to find these alone: at their own, and elsewhere
     assert len(set(_ids(alpha))) == len(_ids(charlie)) == 40
     # And when their own is gone
     for each in (publisher, other):

@@ -192,8 +192,9 @@ def air() -> Air:
 def make(air: Air, tmp_path: Path) -> Iterator[Make]:
     made: list[PersistentNode] = []
 
-    def make(number: int, *, has_archive: bool = True, **settings: Any) -> PersistentNode:
-        made.append(PersistentNode(air, number, tmp_path, store=Store() if has_archive else None, **settings))
+    def make(number: int, *, has_archive: bool = True, store: Store | None = None, **settings: Any) -> PersistentNode:
+        store = store or (Store() if has_archive else None)
+        made.append(PersistentNode(air, number, tmp_path, store=store, **settings))
         return made[-1]
 
     yield make
@@ -237,6 +238,18 @@ def test_who_is_gone_is_replaced_and_the_new_one_has_all(air: Air, make: Make, e
 
     eventually(lambda: late.has_it == ids(1, 2, 3))
     assert late.asked[0].registrations == (UID,)
+
+
+def test_who_is_heard_later_is_asked_as_well(air: Air, make: Make, eventually: Any) -> None:
+    origin, early = make(1, has_archive=False, volunteers=1), make(2)
+    origin.publish()
+    eventually(lambda: early.persistence.keeping() == [UID])
+    eventually(lambda: early.asked)
+    store = Store()
+    store.take_in([parcel(1), parcel(2)], {})
+    make(3, store=store)
+
+    eventually(lambda: early.has_it == ids(1, 2))
 
 
 @pytest.mark.row("G-67")
