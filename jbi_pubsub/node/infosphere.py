@@ -127,8 +127,12 @@ class Infosphere:
 
     def persistent(self) -> frozenset[str]:
         """Registrations of ours that other nodes are asked to keep."""
+        if not self._section.persist_elsewhere:
+            return frozenset()
         with self._lock:
-            return frozenset(uid for uid, each in self._own.items() if each.body.is_persistent)
+            demanded = self._remote.demand
+            bodies = [each.body for each in self._own.values()]
+            return frozenset(each.uid for each in bodies if each.is_persistent or demanded(each.type, "persist"))
 
     def remote(self, uid: str) -> SequenceBody | None:
         """A registration of another node, as that says it; None: it has not, or all of it is over."""
@@ -191,7 +195,9 @@ class Infosphere:
         """See BridgePlatform."""
         own = self._known(uid)
         with self._lock:
-            is_wanted = self._section.silent_receivers or self._remote.is_wanted(own.body.type)
+            is_wanted = (
+                self._section.silent_receivers or self._remote.is_wanted(own.body.type) or own.body.is_persistent
+            )
             is_reliable = self._remote.demand(own.body.type, "reliable")
         if is_wanted:
             for message in own.messages(obj, source, self._section.object_seconds, is_reliable=is_reliable):

@@ -198,7 +198,7 @@ class NodePersistence:
             self._keeping.came(uid, parcel)
             return
         body = self._side.remote(uid)
-        if body is None or body.is_persistent:
+        if state is not VolunteerState.OVER or body is None or body.is_persistent:
             self._keeping.wait(uid, parcel)
 
     # -- keeping --------------------------------------------------------------------------------------------------
@@ -283,7 +283,8 @@ class NodePersistence:
         """See which registrations of others have come, or are over, and which lack something."""
         for uid in keeping.undecided():
             body = self._side.remote(uid)
-            if body is not None and not body.is_persistent:
+            _, state = self._volunteer.state(uid)
+            if state is VolunteerState.OVER and body is not None and not body.is_persistent:
                 keeping.decide(uid, None)
         for uid in self._volunteer.silent_since(now - UNKNOWN_SECONDS):
             if self._side.remote(uid) is None:

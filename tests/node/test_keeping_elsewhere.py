@@ -149,6 +149,25 @@ def test_what_is_deleted_at_one_node_is_deleted_at_all_also_at_one_that_was_away
     publisher.adapter.close()
 
 
+@pytest.mark.row("G-206")
+def test_what_a_subscriber_demands_to_be_kept_is_kept_whatever_its_publisher_says(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher that does not say, at a node without an archive where nothing is sent that nobody wants
+    alpha = nodes.start("alpha", persist_elsewhere=True, silent_receivers=False)
+    bravo, charlie = nodes.start("bravo", **SOON), nodes.start("charlie")
+    publisher = Publisher(alpha, figures)
+    eventually(lambda: bravo.networks().published == 1, timeout=20.0)
+    # When a subscriber elsewhere demands it
+    with SubscriberAdapter(of(charlie)) as subscriber:
+        subscriber.register_subscriber(type_name=TYPE, demands=("persist",))
+        eventually(lambda: bravo.networks().kept == 1, timeout=20.0)
+        publisher.publish(1, 3)
+        # Expect a third node to keep it
+        eventually(lambda: _kept(bravo) == 3, timeout=20.0)
+    publisher.adapter.close()
+
+
 def test_without_an_archive_nothing_is_taken_that_nobody_is_asked_to_keep(nodes: NodesOnNetworks, figures: Any) -> None:
     alpha = nodes.start("alpha")
     with pytest.raises(ConfigurationError, match="needs an archive"):
@@ -180,8 +199,8 @@ def test_a_deletion_comes_to_who_was_away_though_the_node_where_it_was_made_is_g
 def test_a_volunteer_that_is_back_has_what_was_published_while_it_was_away(
     nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
 ) -> None:
-    # Given two volunteers
-    alpha = nodes.start("alpha", persist_elsewhere=True, object_seconds=2.0)
+    # Given two volunteers, and nobody who subscribes
+    alpha = nodes.start("alpha", persist_elsewhere=True, object_seconds=2.0, silent_receivers=False)
     bravo, charlie = (nodes.start(name, **SOON) for name in ("bravo", "charlie"))
     publisher = Publisher(alpha, figures, persist=True)
     publisher.publish(1, 5)
