@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from string import hexdigits
@@ -16,6 +16,7 @@ from jbi_pubsub.network.peers import NodePeer
 
 from .admin import NodeProxy
 from .identity import default_folder, running
+from .tunnel import TunnelDoor
 
 ID_LEAST: Final = 8
 """Digits of an id that name a node."""
@@ -65,12 +66,20 @@ class NearNode:
     def reach(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """From now on this process reaches that node, and nobody else: endpoints of its delegate, and of its lookup
         service, if it has one. Raises UnknownUidError, AccessDeniedError, WireError."""
+        doors = self._doors(name)
+        detour.take(f"node {name}", lambda: _ways(self._doors(name)))
+        return doors[0].endpoints, doors[1].endpoints if len(doors) > 1 else ()
+
+    def _doors(self, name: str) -> list[TunnelDoor]:
         with closing(self._calls()) as calls:
             doors = [calls.peer_address(name, DELEGATE)]
             with suppress(WireError):  # it is found through others'
                 doors.append(calls.peer_address(name, LOOKUP))
-        detour.take(f"node {name}", {endpoint: door.address for door in doors for endpoint in door.endpoints})
-        return doors[0].endpoints, doors[1].endpoints if len(doors) > 1 else ()
+        return doors
+
+
+def _ways(doors: Iterable[TunnelDoor]) -> dict[str, str]:
+    return {endpoint: door.address for door in doors for endpoint in door.endpoints}
 
 
 def near_node(config: Config) -> NearNode | None:

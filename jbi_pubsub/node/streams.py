@@ -31,7 +31,7 @@ TOLD_EACH: Final = WINDOW // 4
 STREAMS_MOST: Final = 256
 STREAMS_PER_NODE: Final = 64
 REFUSED_MOST: Final = 4_096
-"""Messages that wait to be said; beyond that strangers' streams are refused without a word."""
+"""Messages that wait to be said; beyond that none is opened, and strangers' streams are refused without a word."""
 OPEN_SECONDS: Final = 10.0
 """For the other node to take a stream, or to be heard."""
 GAP_SECONDS: Final = 60.0
@@ -178,6 +178,8 @@ class Streams:
     def open(self, node: bytes, service: str, now: float, *, epoch: int = -1, asks: bool = False) -> NodeStream:
         """Open a stream to a node's service; `epoch`: how often that had been started, as far as we know. Raises
         BackPressureError."""
+        if len(self.out) >= REFUSED_MOST:
+            raise BackPressureError("the network has no room for another stream", hint="Try again")
         if not self._has_room(node):
             raise BackPressureError(
                 f"{self._of[node]} streams to that node are open, {len(self)} in all",

@@ -228,6 +228,9 @@ class Tunnels:
         BackPressureError."""
         with self._lock:
             door = self._doors.get((node, service))
+            if door is not None and door.epoch != self._epochs().get(node, -1):
+                self._close(door)
+                door = None
             if door is None:
                 endpoints = self._ask(node, service)
                 door = self._doors.get((node, service)) or self._open(node, service, endpoints)
@@ -257,15 +260,17 @@ class Tunnels:
             idle = [each for each in self._doors.values() if not each.pipes]
             if not idle:
                 raise BackPressureError(f"{DOORS_MOST} tunnels are in use", hint="End some first")
-            gone = min(idle, key=lambda each: each.used)
-            del self._doors[gone.node, gone.service]
-            self._do(partial(self._shut, gone))
+            self._close(min(idle, key=lambda each: each.used))
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         listener.setblocking(False)
         epoch = self._epochs().get(node, -1)
         door = self._doors[node, service] = _TunnelDoor(listener, node, service, endpoints, epoch, time.monotonic())
         self._do(partial(self._watch, door))
         return door
+
+    def _close(self, door: _TunnelDoor) -> None:
+        del self._doors[door.node, door.service]
+        self._do(partial(self._shut, door))
 
     def _epochs(self) -> dict[bytes, int]:
         return {node: each.epoch for node, each in self._network().peers().items()}
@@ -306,7 +311,8 @@ class Tunnels:
         with self._lock:
             changed, self._changed = self._changed, {}
         for stream in changed:
-            self._look_at(stream)
+            with guarded("tunnels"):
+                self._look_at(stream)
         self._flush()
 
     def _tick(self, now: float) -> None:
@@ -316,15 +322,17 @@ class Tunnels:
             for door in list(self._doors.values()):
                 is_idle = not door.pipes and now - door.used > DOOR_SECONDS
                 if is_idle or heard.get(door.node, -1) != door.epoch:
-                    del self._doors[door.node, door.service]
-                    self._do(partial(self._shut, door))
+                    self._close(door)
+                else:
+                    self._watch(door)
             if ended:
                 self._lock.notify_all()
         for stream in ended:
             self._look_at(stream)
 
     def _watch(self, door: _TunnelDoor) -> None:
-        self._selector.register(door.listener, selectors.EVENT_READ, door)
+        if door.listener.fileno() >= 0 and door.listener not in self._selector.get_map():
+            self._selector.register(door.listener, selectors.EVENT_READ, door)
 
     def _shut(self, door: _TunnelDoor) -> None:
         with suppress(KeyError, ValueError):  # it was not watched yet
@@ -334,7 +342,11 @@ class Tunnels:
     def _accept(self, door: _TunnelDoor) -> None:
         try:
             sock, _ = door.listener.accept()
-        except OSError:  # it is gone already, or no file is free: tried again
+        except BlockingIOError:  # it is gone already
+            return
+        except OSError as exc:  # a full file table: others need the time to close
+            log.warning("tunnel to node %s: accept failed, trying again: %s", door.node.hex()[:8], exc)
+            self._selector.unregister(door.listener)  # until the next look at all of them
             return
         door.used = time.monotonic()
         try:

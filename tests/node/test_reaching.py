@@ -22,8 +22,9 @@ from jbi_pubsub.core.config import PolicySection
 from jbi_pubsub.core.errors import UnknownUidError
 from jbi_pubsub.core.wire import detour
 from jbi_pubsub.network.peers import NodePeer
+from jbi_pubsub.node.admin import NodeProxy
 from jbi_pubsub.node.identity import NodeProcess, running
-from jbi_pubsub.node.reaching import named
+from jbi_pubsub.node.reaching import named, near_node
 from jbi_pubsub.node.service import NodeService
 
 from .conftest import NodesOnNetworks
@@ -277,6 +278,34 @@ def test_a_shell_completes_names_that_only_the_near_node_hears(pair: Any, monkey
     monkeypatch.setenv("JBI_LOOKUP_LOCATORS", "127.0.0.1:1")
     complete = ShellComplete(jbi, {}, "jbi", "_JBI_COMPLETE")
     assert [item.value for item in complete.get_completions(["--node"], "br")] == ["bravo"]
+
+
+def test_ways_to_a_node_that_was_started_anew_are_found_again(
+    nodes: NodesOnNetworks, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given ways to a node, as who goes on to ask for them gets them
+    taken: list[Callable[[], dict[str, str]]] = []
+    monkeypatch.setattr(detour, "take", lambda _, ask: taken.append(ask))
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    eventually(lambda: alpha.peer_names() == ("bravo",))
+    by(alpha)
+    near = near_node(alpha.config)
+    assert near is not None
+    delegate, lookup = near.reach("bravo")
+    [ask] = taken
+    assert set(ask()) == {*delegate, *lookup} == {*bravo.delegate.addresses, bravo.lookup.address}  # type: ignore[union-attr]
+    # When it has left, expect to be told
+    bravo.stop(0.0)
+    eventually(lambda: alpha.peer_names() == ())
+    with pytest.raises(UnknownUidError, match="no node bravo is heard"):
+        ask()
+    # and when it is back, elsewhere, to come there
+    again = nodes.start("bravo")
+    eventually(lambda: alpha.peer_names() == ("bravo",))
+    [address] = again.delegate.addresses
+    assert address not in delegate
+    with closing(NodeProxy(ask()[address], alpha.config.security())) as calls:
+        assert calls.details().epoch == 2
 
 
 def _port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -255,6 +256,31 @@ def test_a_door_that_nobody_uses_is_shut(pair: Any, eventually: Any, monkeypatch
         return False
 
     eventually(is_shut)
+
+
+def test_a_door_goes_on_when_no_file_was_free_for_a_moment(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a node that can't open one more file, once
+    near, far = pair()
+    near.tunnels.door(far.id, "echo")
+    [door] = near.tunnels._doors.values()
+    listener, failed = door.listener, []
+
+    class Failing:
+        def accept(self) -> Any:
+            if not failed:
+                failed.append(True)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    monkeypatch.setattr(door, "listener", Failing())
+    # Expect who comes to be served all the same
+    with connect(near, far) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    assert failed
 
 
 def test_who_stops_resets_what_is_open(make: Make, eventually: Any) -> None:

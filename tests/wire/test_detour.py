@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
+from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef, detour
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, Login, Security
@@ -48,14 +48,14 @@ def asked(*endpoints: str, security: Security | None = None) -> Any:
 
 
 def test_an_endpoint_of_elsewhere_is_reached_by_one_of_here(server: Endpoint) -> None:
-    detour.take("node tent-3", {"10.9.8.7:4170": server.address, "[fe80::1]:4170": server.address})
+    detour.take("node tent-3", lambda: {"10.9.8.7:4170": server.address, "[fe80::1]:4170": server.address})
     for endpoint in ("10.9.8.7:4170", "jbi://10.9.8.7:4170", "[FE80::1]:4170"):
         assert asked(endpoint) == 42
 
 
 def test_what_has_the_same_name_here_is_not_meant(server: Endpoint) -> None:
     # Given a detour to another network, and a server here whose address may stand there for somebody else
-    detour.take("node tent-3", {"10.9.8.7:4170": server.address})
+    detour.take("node tent-3", lambda: {"10.9.8.7:4170": server.address})
     # Expect neither it nor a Unix socket to be reached, but the next endpoint
     for endpoint in (server.address, "unix:///run/jbi/x.sock"):
         with pytest.raises(WireError, match="is not reached through the network of nodes, only node tent-3 itself is"):
@@ -72,8 +72,26 @@ def test_no_password_is_shown_on_the_way_without_tls(server: Endpoint) -> None:
     # Given a server of elsewhere that is at an address of loopback there
     login = Login("alice", "secret")
     assert Security(login=login).may_show_password("127.0.0.1:4170")
-    detour.take("node tent-3", {"127.0.0.1:4170": server.address})
+    detour.take("node tent-3", lambda: {"127.0.0.1:4170": server.address})
     # Expect that the way to it is not taken for one within this host
     with pytest.raises(ConfigurationError, match="refusing to show the password"):
         asked("127.0.0.1:4170", security=Security(login=login))
     assert Security(login=login, insecure=True).may_show_password("127.0.0.1:4170")
+
+
+def test_ways_are_asked_for_anew(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a detour whose ways change, and are asked for here
+    monkeypatch.setattr(detour, "RENEWED_SECONDS", 0.0)
+    ways: dict[str, str] = {}
+
+    def ask() -> dict[str, str]:
+        assert asked(server.address) == 42
+        if not ways:
+            raise UnknownUidError("no node tent-3 is heard", hint="Wait")
+        return ways
+
+    detour.take("node tent-3", ask)
+    with pytest.raises(WireError, match="no way to node tent-3: no node tent-3 is heard"):
+        asked("10.9.8.7:4170")
+    ways["10.9.8.7:4170"] = server.address
+    assert asked("10.9.8.7:4170") == 42
