@@ -50,6 +50,12 @@ class NodeSection(Section, frozen=True):
     """Seconds within which datagrams overtake each other on its networks: nothing is asked for before."""
     cache_bytes: Limit = 256 << 20
     """Bytes that it keeps of what was said, to give it to those who lack it."""
+    durable_cache: Limit = 10_000
+    """Messages that hold until they are said otherwise, of all nodes: registrations, schemas, durable objects."""
+    processed_hashes: Limit = 1_000_000
+    """Messages that are remembered as complete, so that they do not come again."""
+    ack_ranges: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
+    """Ranges of what it holds of others in an announcement; the rest comes in the next ones."""
     query_seconds: Term = 30.0
     """Seconds for which a query waits for other nodes, if it says nothing else."""
     reachable: tuple[Literal["delegate", "lookup"], ...] = ("delegate", "lookup")
@@ -126,6 +132,9 @@ class NetworkSection(Section, frozen=True):
     """Bytes of the socket's buffer; 0: as the system has it."""
     receive_buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 4 << 20
     """As for sending."""
+    reduced_relay: bool = False
+    """Whether publications alone are carried on from it and to it: what was lost there is asked for on the network
+    where it came from, by those who are there."""
     key: str = ""
     """File with the secret that all nodes of this network have; it is made when it is missing. "": nothing is sealed,
     on loopback alone."""

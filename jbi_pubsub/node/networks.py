@@ -24,7 +24,7 @@ from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.network.message import MessageForm, NodeMessage
-from jbi_pubsub.network.network import RATE, Network, NetworkLink
+from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
 from jbi_pubsub.network.sealing import check_open, seal_of
 from jbi_pubsub.pad.delegate.delegate import Delegate
@@ -82,9 +82,10 @@ class NodeNetworks:
             for link in self.links:
                 link.close()
             raise
-        rates = [section.rate or RATE for section in config.network.values()]
+        sections = zip(self.links, config.network.values(), seals, strict=True)
+        links = [NetworkLink(link, each.rate, seal, each.reduced_relay) for link, each, seal in sections]
         self._network = Network(
-            bytes.fromhex(identity.id), identity.epoch, list(map(NetworkLink, self.links, rates, seals)),
+            bytes.fromhex(identity.id), identity.epoch, links,
             self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
             peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
         )  # fmt: skip
@@ -204,7 +205,8 @@ def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> Exchange
     return ExchangeSettings(
         name=name, addresses=addresses, roles=roles, form=form,
         announce_seconds=node.announce_seconds, node_timeout=node.node_timeout, cache_bytes=node.cache_bytes,
-        reorder_seconds=node.reorder_seconds,
+        reorder_seconds=node.reorder_seconds, durable_cache=node.durable_cache,
+        processed_hashes=node.processed_hashes, ack_ranges=node.ack_ranges,
     )  # fmt: skip
 
 
