@@ -37,6 +37,7 @@ from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
 
 FEDERATIONS: Final = Path(__file__).parent.parent / "examples" / "data" / "hla"
 IMAGERY: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
@@ -250,7 +251,9 @@ port = 9101
 ```
 
 To watch first: `rate(jbi_lost_total[5m])` by cause, `jbi_queued_bytes` against `[pad] max_queued_bytes`,
-`jbi_mails_waiting`, `jbi_faults_total` (a fault in our code: report it), `jbi_lookup_store_fault`.
+`jbi_mails_waiting`, `jbi_faults_total` (a fault in our code: report it), `jbi_lookup_store_fault`; of nodes with networks
+`jbi_network_neighbours` (0: nobody is heard), `jbi_peer_loss`, `jbi_networks_twin`. A node shows `jbi_networks_...`,
+`jbi_network_...` and `jbi_peer_...` only if it has [networks](network.md), and of other nodes the 100 of which most is lost.
 """
 
 POLICIES: Final = """\
@@ -259,6 +262,13 @@ name = "satcom"
 rate = "10 Mbps"
 """
 """With these a delegate shows what it has of quality of service."""
+
+NETWORKS: Final = NetworksStatus(
+    links=[NetworkStatus(name="lab", faults={"cause": 1})],
+    peers=[PeerStatus(name="bravo", network="lab")],
+    faults={"cause": 1},
+)
+"""Networks of a node of which a delegate shows what it has."""
 
 FAULTS: Final = ("jbi_faults_total", "counter", "where", "Steps of threads that failed unexpectedly")
 """Shown by each server as soon as there is one."""
@@ -334,6 +344,7 @@ def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     server.start()
     config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(alone, locators=(server.address,)))
     pad = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
+    pad.show_networks(lambda: NETWORKS)
     pad.start()
     try:
         with SubscriberAdapter(config) as subscriber, PublisherAdapterLight(config) as publisher:

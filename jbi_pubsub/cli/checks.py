@@ -34,6 +34,7 @@ from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 
 from .found_checks import clock, locators, servers, versions
+from .network_checks import networks
 from .parties import (
     MDNS_SECONDS,
     SERVERS_MOST,
@@ -488,6 +489,6 @@ def _date(seconds: float) -> str:
 CHECKS: Final[dict[str, Check]] = {
     "python": python, "extras": extras, "java": java, "files": files, "memory": memory, "disk": disk, "ports": ports,
     "multicast": multicast, "clock": clock, "tls": tls, "policy": policy, "mail": mail, "locators": locators,
-    "servers": servers, "versions": versions,
+    "servers": servers, "versions": versions, "networks": networks,
 }  # fmt: skip
 """In the order in which they are told."""

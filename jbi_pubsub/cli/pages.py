@@ -384,6 +384,49 @@ def _managed(seen: PageFacts) -> list[tuple[Server, QualityStatus]]:
     return [(s, facts.qos) for s, facts in _knots(seen.shot) if facts.qos is not UNSET]
 
 
+def networks(seen: PageFacts) -> list[Table]:
+    """Networks of the nodes, and the other nodes that each hears."""
+    found = [(s, facts.networks) for s, facts in _knots(seen.shot) if facts.networks is not UNSET]
+    links = [
+        (
+            link.name, s.title, _count(link.neighbours), _count(link.sent), _per(s, f"network.{link.name}.sent"),
+            _count(link.received), _per(s, f"network.{link.name}.received"), _percent(link.repairs),
+            SortedCell(link.rate, f"{sized(link.rate)}/s"), SortedCell(link.waiting, sized(link.waiting)), link.plugin,
+            "; ".join(filter(None, (link.trouble, "a twin speaks under its id" if told.twin else "", *told.troubles))),
+        )
+        for s, told in found for link in told.links
+    ]  # fmt: skip
+    peers = [
+        (
+            each.name, each.id[:8], each.network, SortedCell(each.heard, f"{each.heard:.1f} s"), _percent(each.loss),
+            _count(each.registrations), ", ".join(each.roles), s.title,
+        )
+        for s, told in found for each in told.peers
+    ]  # fmt: skip
+    unseen = sum(told.nodes - len(told.peers) for _, told in found)
+    return [Table(_NETWORKS, links), Table(_PEERS, peers, f"{unseen} more are not told" if unseen > 0 else "")] if (
+        found
+    ) else [_ALONE]  # fmt: skip
+
+
+_NETWORKS: Final = (
+    Column("network", name=True), Column("at", long=True, name=True), Column("nodes", right=True),
+    Column("sent", right=True, spare=3), Column("sent/s", right=True), Column("received", right=True, spare=3),
+    Column("received/s", right=True), Column("again", right=True), Column("rate", right=True, spare=1),
+    Column("waiting", right=True), Column("plugin", spare=2), Column("trouble", long=True),
+)  # fmt: skip
+_PEERS: Final = (
+    Column("node heard", long=True, name=True), Column("id", spare=2), Column("network", name=True),
+    Column("heard", right=True), Column("loss", right=True), Column("registrations", right=True, spare=1),
+    Column("does", long=True, spare=3), Column("at", long=True, name=True),
+)  # fmt: skip
+_ALONE: Final = Table((Column("networks", long=True),), [("no node here has networks: [network.NAME] makes one",)])
+
+
+def _percent(share: float) -> SortedCell:
+    return SortedCell(share, f"{share:.1f} %")
+
+
 def _time(seconds: float | UnsetType | None) -> SortedCell:
     """A short time; "-" for none."""
     if not isinstance(seconds, float | int):
@@ -399,6 +442,7 @@ PAGES: Final[dict[str, Page]] = {
     "parties": Page("who publishes and subscribes", parties),
     "links": Page("links and bins, and the policies in force", links),
     "types": Page("types as their subscribers get them", types),
+    "networks": Page("networks of nodes, and the nodes that are heard there", networks),
 }
 """By name, in the order of their keys."""
 

@@ -141,9 +141,9 @@ class _Top(JsonArguments):
 @command(None, _Top)
 def top(given: _Top) -> None:
     """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties, links
-    and bins, types.
+    and bins, types, networks of nodes.
 
-    Keys: 1 to 7, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
+    Keys: 1 to 8, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
     lines, after two seconds. Rates are those of the last 10 s.
 
     \b

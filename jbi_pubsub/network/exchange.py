@@ -93,7 +93,7 @@ class Exchange:
         self._uniform = uniform
         self.peers = Peers(me, settings.node_timeout)
         self.logs = LogBook(me, epoch, self.peers)
-        self._held = HeldBlocks(settings.cache_bytes, DURABLE_BYTES, settings.durable_cache)
+        self.held = HeldBlocks(settings.cache_bytes, DURABLE_BYTES, settings.durable_cache)
         self._assembler = Assembler(processed=settings.processed_hashes)
         self.sides = [
             NetworkSide(
@@ -180,7 +180,7 @@ class Exchange:
         if not is_new and not lacked_at:
             return False
         log.came_at = at if log.came_at < 0 else log.came_at
-        is_newest, given_up = self._held.keep(log_id, datagram, data, now + footer.expiration / 1000)
+        is_newest, given_up = self.held.keep(log_id, datagram, data, now + footer.expiration / 1000)
         self._give_up(given_up)
         if not is_newest:
             log.end(serial, serial)
@@ -200,12 +200,12 @@ class Exchange:
             if footer is not None and footer.serial:
                 log_id = LogId(datagram.origin, footer.epoch, footer.stream)
                 for serial in self._assembler.refused:
-                    self._held.remove(log_id, serial)
+                    self.held.remove(log_id, serial)
                     self.sides[at].recovery.lack_again(log_id, serial, now)
             raise
         if message is None:
             return None
-        if message.mode == DatagramMode.DURABLE and not self._held.durables.is_news(message):
+        if message.mode == DatagramMode.DURABLE and not self.held.durables.is_news(message):
             return None
         if message.kind != DatagramKind.REQUEST:
             self._pass_on(at, message, now)
@@ -243,7 +243,7 @@ class Exchange:
                 self.sides[log.came_at].recovery.want(log_id, serial, now)
 
     def _repair(self, side: NetworkSide, answers: Iterable[tuple[LogId, int]]) -> None:
-        found = ((log_id, serial, self._held.get(log_id, serial)) for log_id, serial in answers)
+        found = ((log_id, serial, self.held.get(log_id, serial)) for log_id, serial in answers)
         side.repair((log_id, serial, held.level) for log_id, serial, held in found if held is not None)
 
     def _hear(self, at: int, origin: bytes, announcement: NodeAnnouncement, now: float) -> None:
@@ -287,7 +287,7 @@ class Exchange:
     def _data(self, at: int, side: NetworkSide, turn: Turn, now: float) -> bytes | None:
         """Bytes of what goes; None: it is over."""
         if isinstance(turn, BlockRepair):
-            held = self._held.get(turn.log_id, turn.serial)
+            held = self.held.get(turn.log_id, turn.serial)
             datagram = read(held.data) if held is not None and held.expires > now else ""
             if held is None or isinstance(datagram, str) or turn.log_id not in self.logs:
                 return None
@@ -308,7 +308,7 @@ class Exchange:
     def _number_serial(self, out: OutgoingBlock, log_id: LogId) -> None:
         self._own.number(out, log_id)
         data = packed(out.datagram._replace(number=1))
-        is_newest, given_up = self._held.keep(log_id, out.datagram, data, out.expires)
+        is_newest, given_up = self.held.keep(log_id, out.datagram, data, out.expires)
         if is_newest:
             self.logs.open(log_id).held.add(out.serial)
         self._give_up(given_up)
@@ -319,7 +319,7 @@ class Exchange:
 
     def tick(self, now: float) -> None:
         """Do what is due: requests, answers in the place of others, announcements, what has expired or left."""
-        self._give_up(self._held.expire(now))
+        self._give_up(self.held.expire(now))
         gone = self.peers.age(now)
         for origin in gone:
             self._window.forget(origin)

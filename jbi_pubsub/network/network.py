@@ -67,8 +67,9 @@ class _LinkCounts:
     received_bytes: int = 0
 
     def status(self) -> dict[str, Any]:
-        """Plain data; repairs in percent of what was sent."""
-        return asdict(self) | {"repairs": round(100 * self.repairs / self.sent, 1) if self.sent else 0.0}
+        """Plain data; repairs in percent of what was sent, and how many as `repaired`."""
+        share = round(100 * self.repairs / self.sent, 1) if self.sent else 0.0
+        return asdict(self) | {"repairs": share, "repaired": self.repairs}
 
 
 class Network:
@@ -149,11 +150,16 @@ class Network:
     def status(self) -> dict[str, Any]:
         """Plain data."""
         peers = {origin.hex(): each.name for origin, each in self.peers().items()}
+        with self._lock:
+            sides = [each.status() for each in self._exchange.sides]
+            cached, has_twin = self._exchange.held.size, self._exchange.peers.has_twin
         links = [
-            {**link.status(), **counts.status(), "rate": bucket.rate}
-            for link, counts, bucket in zip(self._links, self._counts, self._buckets, strict=True)
+            {**link.status(), **counts.status(), **side, "rate": bucket.rate}
+            for link, counts, bucket, side in zip(self._links, self._counts, self._buckets, sides, strict=True)
         ]
-        return {"peers": peers, "links": links, "faults": dict(self._faults)}
+        return {
+            "peers": peers, "links": links, "faults": dict(self._faults), "cached_bytes": cached, "twin": has_twin,
+        }  # fmt: skip
 
     def stop(self) -> None:
         """Leave."""

@@ -85,6 +85,10 @@ class NetworkSide:
         over = self.queues.waiting - most
         return 0.0 if over <= 0 else min(max(over / self.rate, 0.001), SILENT_ROOM)
 
+    def status(self) -> dict[str, int]:
+        """Number of nodes whose datagrams come, and bytes that are new and wait to go."""
+        return {"neighbours": len(self.recovery.senders), "waiting": self.queues.waiting}
+
     def _count(self, datagram: Datagram, size: int, now: float, *, is_repair: bool) -> None:
         self.sent += size
         self.repaired += size * is_repair

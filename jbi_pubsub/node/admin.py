@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from jbi_pubsub.core.access import Action, Subject
 from jbi_pubsub.core.config import Config, check_value
@@ -37,11 +38,11 @@ from jbi_pubsub.pad.server.system_publisher import OwnRegistration
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import fetch_terms
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateOverview, DelegateStatus, SequencesStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
 from .log import NodeLog
-from .status import NetworksStatus
 from .tunnel import TunnelDoor
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -55,6 +56,8 @@ EVENTS_WAITING: Final = 10_000
 EVENTS_AT_ONCE: Final = 500
 TYPES_MEASURED: Final = 100
 """Types with a series of their own, those with most objects."""
+SHORT_ID: Final = 8
+"""Digits of a node's id that its series are named by."""
 DRAIN_MOST: Final = 60.0
 LINES_MOST: Final = 1_000
 NAMES_MOST: Final = 1_000
@@ -348,14 +351,36 @@ class Statistics:
             del self._counters[gone]
         for name, count in counts.items():
             self._counted(name, now, count)
-        for name, count in msgspec.structs.asdict(status.counts).items():
-            self._gauges.setdefault(name, Gauge(window=60.0)).add(now, count)
+        measured: dict[str, float] = dict(msgspec.structs.asdict(status.counts))
         for name, value in _resources().items():
             if name == "cpu":
                 self._counted(name, now, value)
             else:
-                self._gauges.setdefault(name, Gauge(window=60.0)).add(now, value)
+                measured[name] = value
+        if status.networks is not UNSET:
+            self._take_networks(status.networks, now, measured)
+        for name, value in measured.items():
+            self._gauges.setdefault(name, Gauge(window=60.0)).add(now, value)
+        for gone in self._gauges.keys() - measured.keys():
+            del self._gauges[gone]
         return dict(self._all(now))
+
+    def _take_networks(self, networks: NetworksStatus, now: float, measured: dict[str, float]) -> None:
+        """Series of each network and of each node that is told of; measures are added to `measured`."""
+        for link in networks.links:
+            for key, count in (("sent", link.sent), ("received", link.received), ("repairs", link.repaired)):
+                self._counted(f"network.{link.name}.{key}", now, count)
+            losses = [peer.loss for peer in networks.peers if peer.network == link.name]
+            own = {"loss": max(losses, default=0.0), "rate": link.rate, "waiting": float(link.waiting)}
+            measured |= {f"network.{link.name}.{key}": value for key, value in own.items()}
+        measured["peers"] = networks.nodes
+        for peer in networks.peers:
+            series = f"peer.{peer.id[:SHORT_ID]}"
+            measured |= {
+                f"{series}.loss": peer.loss,
+                f"{series}.heard": peer.heard,
+                f"{series}.registrations": float(peer.registrations),
+            }
 
     def _counted(self, name: str, now: float, count: float) -> None:
         self._counters.setdefault(name, Counter(window=60.0)).add(now, count)
@@ -385,8 +410,17 @@ def _resources() -> dict[str, float]:
 class NodeReports:
     """Publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
 
-    def __init__(self, config: Config, delegate: Delegate, name: str, signer: Signer | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        delegate: Delegate,
+        name: str,
+        signer: Signer | None,
+        overview: Callable[[], DelegateOverview] | None = None,
+    ) -> None:
+        """`overview`: of the delegate's server, which knows more than the delegate."""
         self._delegate = delegate
+        self._overview = overview or delegate.overview
         self._name = name
         self._events = OwnRegistration(
             delegate, signer, event_schema(), f"<Event><component>{_text(name)}</component></Event>".encode(), "events"
@@ -445,7 +479,7 @@ class NodeReports:
             return left
         self._measured = time.monotonic()
         if self._measurements.is_wanted:
-            series = self._statistics.take(self._delegate.overview())
+            series = self._statistics.take(self._overview())
             self._measurements.publish(measurement.documents(f"node {self._name}", series))
         return None
 

@@ -28,6 +28,7 @@ from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
 from jbi_pubsub.network.sealing import check_open, seal_of
 from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
 from jbi_pubsub.subscriber.owner import user_secret
 
 from .deletions import NodeDeletions
@@ -36,7 +37,6 @@ from .infosphere import ANSWERS, Infosphere
 from .keeping import DelegateStore
 from .persistence import KINDS, STORES, NodePersistence
 from .reaching import DELEGATE, named
-from .status import NetworksStatus, NetworkStatus, PeerStatus
 from .tunnel import TunnelDoor, Tunnels, TunnelService
 
 
@@ -68,6 +68,7 @@ class NodeNetworks:
         """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. `twin` is
         called when another node speaks under our id. Raises ConfigurationError, PortInUseError, StorageError."""
         node = config.node
+        self._id = identity.id
         self._names = list(config.network)
         bridge = f"{identity.id}-{identity.epoch}"
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
@@ -128,7 +129,8 @@ class NodeNetworks:
             NetworkStatus(
                 name=name, plugin=each["plugin"], place=_place(each),
                 peers=sum(peer.network == at for peer in peers.values()), rate=each["rate"],
-                sent=each["sent"], sent_bytes=each["sent_bytes"], repairs=each["repairs"],
+                sent=each["sent"], sent_bytes=each["sent_bytes"], repairs=each["repairs"], repaired=each["repaired"],
+                neighbours=each["neighbours"], waiting=each["waiting"],
                 received=each["received"], received_bytes=each["received_bytes"],
                 trouble="; ".join(f"{where}: {why}" for where, why in each.get("trouble", {}).items()),
                 faults=each.get("faults", {}),
@@ -136,6 +138,7 @@ class NodeNetworks:
             for at, (name, each) in enumerate(zip(self._names, told["links"], strict=True))
         ]  # fmt: skip
         return NetworksStatus(
+            id=self._id,
             links=links,
             peers=[
                 PeerStatus(
@@ -145,13 +148,16 @@ class NodeNetworks:
                 )
                 for origin, each in peers.items()
             ],
+            nodes=len(peers),
+            twin=told["twin"],
+            cached_bytes=told["cached_bytes"],
             own=side["own"],
             published=side["published"],
             waiting=side["waiting"],
             kept=len(self._persistence.keeping()),
             lacking=self._persistence.lacking(),
             faults=told["faults"] | side["faults"],
-            troubles=[trouble for way in self._mirror.status()["directions"] for trouble in way["trouble"]],
+            troubles=[trouble for way in self._mirror.directions for trouble in way.status()["trouble"]],
         )  # fmt: skip
 
     def stop(self) -> None:

@@ -41,13 +41,13 @@ from jbi_pubsub.pad.model.type_repository import ServedTypes
 from jbi_pubsub.pad.server.server import DisseminationServer, ServerHost
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 from jbi_pubsub.trust.settings import signer_of
 
 from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
 from .identity import Identity, NodeFolder, default_folder
 from .log import NodeLog
 from .reaching import DELEGATE, LOOKUP
-from .status import NetworksStatus
 from .tunnel import TunnelDoor, TunnelService, adopted_by
 
 _log = logging.getLogger("jbi_pubsub.node")
@@ -113,6 +113,10 @@ class Dissemination(Protocol):
 
     def status(self) -> DelegateStatus:
         """Everything a status page shows."""
+        ...
+
+    def show_networks(self, told: Callable[[], NetworksStatus]) -> None:
+        """Tell of the node's networks in its status, too."""
         ...
 
     def stop(self, drain: float = 5.0) -> int:
@@ -197,7 +201,7 @@ def _disseminating(
 def _reporting(config: Config, dissemination: Dissemination, name: str) -> NodeReporter:
     """Reports of a delegate of ours."""
     assert isinstance(dissemination, DisseminationServer)
-    return NodeReports(config, dissemination.delegate, name, signer_of(config))
+    return NodeReports(config, dissemination.delegate, name, signer_of(config), dissemination.overview)
 
 
 def _over_http(config: Config) -> NodeGateway:
@@ -287,6 +291,7 @@ class NodeService:
                 self._make_networks = partial(parts.networks, config)
                 self._networks = self._networks_of(self.identity)
                 undo.callback(self._networks.stop)
+                self.delegate.show_networks(self.networks)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
                 self._gateways.append(make(config))
@@ -362,7 +367,8 @@ class NodeService:
 
     def networks(self) -> NetworksStatus:
         """Networks, and the nodes that are heard there."""
-        return self._networks.status() if self._networks is not None else NetworksStatus()
+        networks = self._networks  # it may be left meanwhile
+        return networks.status() if networks is not None else NetworksStatus()
 
     def peer_names(self) -> tuple[str, ...]:
         """Names of the nodes that are heard."""

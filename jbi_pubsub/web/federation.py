@@ -37,6 +37,7 @@ from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.entries import PAD_TYPE, PEER_TYPE
 from jbi_pubsub.protocol.services import STATUS, fetch_page
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription, PageStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 
 log = logging.getLogger("jbi_pubsub.web")
 
@@ -73,6 +74,11 @@ COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 """Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
 MEASURED: Final = ("queued", "in_flight", "mail_waiting")
 """Measures that go up and down."""
+NETWORK: Final = "network."
+"""Begin of the names of series of a node's networks, `network.NAME.SERIES`. A second: datagrams `sent`, `received`, and
+`repairs`; in percent: `again`, repairs of what was sent, and `loss` of the worst node; in bytes: `waiting`."""
+LINKS_MOST: Final = 16
+"""Networks of a node of which there are series."""
 DELAY: Final = "delay_ms"
 """The same, but of several servers the largest counts, not the sum."""
 
@@ -397,6 +403,10 @@ class Observer:
         counts = {name: count_of(facts, name) for name in COUNTED[watched.kind]}
         if delegate is not None:
             counts |= {f"lost.{cause}": delegate.lost[cause] for cause in Cause if cause in delegate.lost}
+            of_networks = dict(_network_counts(delegate.networks or NetworksStatus()))
+            for gone in [n for n in watched.counters if n.startswith(NETWORK) and n not in of_networks]:
+                del watched.counters[gone]
+            counts |= of_networks
         for name, count in counts.items():
             watched.counters.setdefault(name, Counter()).add(now, count)
         shown = {(e.kind, e.name): count for e, count in _edges_of("", facts)}
@@ -407,6 +417,9 @@ class Observer:
         values: dict[str, float | None] = {name: c.rate(now) for name, c in watched.counters.items()}
         if delegate is not None:
             values |= {name: count_of(delegate, name) for name in MEASURED} | {DELAY: delegate.delay_ms}
+            values |= dict(_network_measures(delegate.networks or NetworksStatus(), values))
+            for gone in [n for n in watched.history if n.startswith(NETWORK) and n not in values]:
+                del watched.history[gone]
         _keep(watched.history, values, now)
 
     def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
@@ -422,6 +435,8 @@ class Observer:
                 counter = w.edges.get((edge.kind, edge.name))
                 edges.append(_with_rate(edge, counter.rate(now) if counter is not None else None))
             for name, rate in rates.items():
+                if name.startswith(NETWORK):
+                    continue  # another node's network may have the same name
                 totals[name] = totals.get(name, 0.0) + rate
             if isinstance(w.facts, DelegateOverview):
                 for name in MEASURED:
@@ -439,6 +454,24 @@ def count_of(facts: DelegateOverview | LookupStatus, name: str) -> int:
         return facts.mail.queued if isinstance(facts, DelegateOverview) else 0
     count: int | dict[str, int] = getattr(facts, name)
     return sum(count.values()) if isinstance(count, dict) else count
+
+
+def _network_counts(networks: NetworksStatus) -> Iterator[tuple[str, int]]:
+    """Counters of a node's networks, by the names of their series."""
+    for link in networks.links[:LINKS_MOST]:
+        for name, count in (("sent", link.sent), ("received", link.received), ("repairs", link.repaired)):
+            yield f"{NETWORK}{link.name}.{name}", count
+
+
+def _network_measures(networks: NetworksStatus, rates: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+    """Measures of a node's networks, some from the rates of its counters."""
+    for link in networks.links[:LINKS_MOST]:
+        sent, repairs = (rates.get(f"{NETWORK}{link.name}.{name}") for name in ("sent", "repairs"))
+        if sent is not None and repairs is not None:
+            yield f"{NETWORK}{link.name}.again", 100 * repairs / sent if sent else 0.0
+        yield f"{NETWORK}{link.name}.waiting", float(link.waiting)
+        losses = (peer.loss for peer in networks.peers if peer.network == link.name)
+        yield f"{NETWORK}{link.name}.loss", max(losses, default=0.0)
 
 
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> DelegateOverview | LookupStatus:

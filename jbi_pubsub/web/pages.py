@@ -14,7 +14,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
 
-from . import administration, clientpage, explain, nodepage
+from . import administration, clientpage, explain, networkpage, nodepage
 from .console import (
     LOOK_SECONDS,
     Canvas,
@@ -29,9 +29,10 @@ from .console import (
     table,
     words,
 )
-from .federation import HISTORY_SECONDS, Observer, Server, Snapshot
+from .federation import Observer, Server, Snapshot
 from .map import chart
 from .picture import per_second, picture, state_of
+from .plots import SeriesPlot
 from .server import WebServer
 
 ROWS: Final = 25
@@ -42,9 +43,6 @@ ORDERS: Final = {
     "number": "as they came", "waiting": "most waiting", "lost": "most lost", "delivered": "most delivered",
     "matched": "most matched",
 }  # fmt: skip
-INK: Final = "#767b84"
-"""Colour of text in plots: readable on light and dark."""
-LINES: Final = ("#2f7ed8", "#d9822b", "#2e9e6b", "#b5489a", "#7a6ff0", "#c0392b", "#1f9eb0", "#8f8f2b")
 
 
 def open_console(config: Config, observer: Observer, server: WebServer, nodes: Connect | None = None) -> Console:
@@ -53,6 +51,7 @@ def open_console(config: Config, observer: Observer, server: WebServer, nodes: C
     console = Console(config, observer, server.gate, nodes)
     _build(console)
     explain.build(console)
+    networkpage.build(console)
     if console.admin:
         administration.build(console)
         clientpage.build(console)
@@ -331,11 +330,7 @@ def _plots(console: Console) -> None:
         charts = []
         with ui.element("div").classes("jbi-plots"):
             for title, names in plots:
-                with region(title):
-                    made = ui.echart(plot_options([])).classes("jbi-plot")
-                    made.props(f'role=img aria-label="Plot: {title}, the last five minutes"')
-                    note = words("p", "", "jbi-note")
-                charts.append((made, names, note))
+                charts.append((SeriesPlot(title), names))
         words("p", "What waits in a queue is not in the delay; the age of objects on arrival is on the page Objects.",
               "jbi-note")  # fmt: skip
 
@@ -344,41 +339,13 @@ def _plots(console: Console) -> None:
             titles = {s.id: f"{s.kind} {s.title}" for s in shot.servers}
             if at.options != {"": "all servers", **titles}:
                 at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
-            for made, names, note in charts:
-                lines = [(name, console.observer.history(name, at.value or "")) for name in names]
-                lines = [(name, points) for name, points in lines if points and (len(names) < 5 or _moves(points))]
-                made.options.clear()
-                made.options.update(plot_options([(n, [(p.at - shot.at, p.value) for p in ps]) for n, ps in lines]))
-                now = ", ".join(f"{name.removeprefix('lost.')} {points[-1].value:,.1f}" for name, points in lines)
-                note.text = f"now: {now}" if now else "nothing in the last five minutes"
+            for made, names in charts:
+                lines = [(n.removeprefix("lost."), console.observer.history(n, at.value or "")) for n in names]
+                moving = [(n, points) for n, points in lines if len(names) < 5 or any(p.value for p in points)]
+                made.show(moving, shot.at)
 
         look()
         ui.timer(LOOK_SECONDS, look)
-
-
-def _moves(points: Any) -> bool:
-    return any(p.value for p in points)
-
-
-def plot_options(lines: list[tuple[str, list[tuple[float, float]]]]) -> dict[str, Any]:
-    """An ECharts plot of lines over the last seconds: (name, [(seconds, value)])."""
-    text = {"color": INK, "fontSize": 12}
-    return {
-        "animation": False,
-        "color": list(LINES),
-        "textStyle": text,
-        "grid": {"left": 8, "right": 14, "top": 34, "bottom": 8, "containLabel": True},
-        "legend": {"top": 0, "left": 0, "type": "scroll", "textStyle": text},
-        "tooltip": {"trigger": "axis", "renderMode": "richText"},
-        "xAxis": {"type": "value", "min": -HISTORY_SECONDS, "max": 0, "axisLabel": {**text, "formatter": "{value} s"},
-                  "splitLine": {"show": False}},
-        "yAxis": {"type": "value", "min": 0, "axisLabel": text, "splitLine": {"lineStyle": {"color": f"{INK}44"}}},
-        "series": [
-            {"type": "line", "name": name.removeprefix("lost."), "showSymbol": False, "lineStyle": {"width": 2},
-             "data": [[round(x, 1), round(y, 2)] for x, y in points]}
-            for name, points in lines
-        ],
-    }  # fmt: skip
 
 
 def _objects(console: Console, wanted: str) -> None:

@@ -12,6 +12,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.metrics import Sample, expiries, refusals, samples_of
 from jbi_pubsub.protocol.status.archive import ArchiveStatus
 from jbi_pubsub.protocol.status.delegate import CountsStatus, DelegateStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 from jbi_pubsub.protocol.status.quality import QualityStatus
 
 _EXPIRED: Final = ("age", "count", "bytes", "payload_age", "latest_by", "until_durables", "full")
@@ -37,6 +38,8 @@ def delegate_samples(status: DelegateStatus, refused: Mapping[str, int]) -> Iter
         yield from _qos_samples(status.qos, status.lost)
     if status.archive is not UNSET:
         yield from _archive_samples(status.archive)
+    if status.networks is not UNSET:
+        yield from _network_samples(status.networks)
     for registration in status.registrations:
         yield from samples_of(registration, labels=(("registration", registration.uid), ("type", registration.type)))
     for session in status.sessions:
@@ -64,6 +67,22 @@ def _archive_samples(archive: ArchiveStatus) -> Iterator[Sample]:
     for state in _ENDED:
         count = archive.queries.ended.get(state, 0)
         yield Sample("archive_queries", "counter", "Queries that have ended, by how", count, (("state", state),))
+
+
+def _network_samples(networks: NetworksStatus) -> Iterator[Sample]:
+    yield from samples_of(networks, "networks_")
+    for link in networks.links:
+        label = ("network", link.name)
+        yield from samples_of(link, "network_", (label,))
+        for cause, count in link.faults.items():
+            meaning = "Datagrams of the network that were refused, by cause"
+            yield Sample("network_refused", "counter", meaning, count, (label, ("cause", cause)))
+    for cause, count in networks.faults.items():
+        yield Sample("networks_faults", "counter", "Things that other nodes said and that make no sense, by cause",
+                     count, (("cause", cause),))  # fmt: skip
+    for peer in networks.peers:
+        labels = (("network", peer.network), ("peer", peer.name), ("id", peer.id))  # anybody may have the name
+        yield from samples_of(peer, "peer_", labels)
 
 
 def _qos_samples(qos: QualityStatus, lost: Mapping[str, int]) -> Iterator[Sample]:

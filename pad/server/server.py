@@ -77,6 +77,7 @@ from jbi_pubsub.protocol.status.delegate import (
     DelegateStatus,
     LimitsStatus,
 )
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 
 if TYPE_CHECKING:
     from jbi_pubsub.protocol.remote import RemoteArchive
@@ -158,6 +159,7 @@ class DisseminationServer:
         if remote is not None:
             self._stages = replace(self._stages, remote=remote)
         self._registry = types.registry
+        self._networks: Callable[[], NetworksStatus] | None = None
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             for stage in (self._stages.access, self._stages.quality, self._stages.archive):
                 if stage is not None:
@@ -325,6 +327,10 @@ class DisseminationServer:
         self.service.presence.join()
         return left
 
+    def show_networks(self, told: Callable[[], NetworksStatus]) -> None:
+        """Tell of the networks of its node in its own status from now on."""
+        self._networks = told
+
     def status(self) -> DelegateStatus:
         """Everything a status page shows."""
         return self.delegate.status(self._facts())
@@ -368,6 +374,7 @@ class DisseminationServer:
             archive=self._archived(),
             foreign=stages.remote.status() if stages.remote is not None else UNSET,
             node=self._host.node or UNSET,
+            networks=self._networks().brief() if self._networks is not None else UNSET,
         )
 
     def _archived(self) -> ArchiveStatus | UnsetType:

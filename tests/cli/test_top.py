@@ -16,6 +16,7 @@ from jbi_pubsub.cli.show import Column, Table, places
 from jbi_pubsub.cli.top import Look, lines_of, page_of, pressed
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, EndingLease, MailStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
 from jbi_pubsub.web.federation import Edge, Server, Snapshot
 
 HOSTILE = "x\x1b[2J\u202e\u200b東京\nb" * 5
@@ -82,6 +83,25 @@ def test_the_other_pages() -> None:
     assert [str(cell) for cell in parties.rows[1]][:4] == ["-", "mails", "alpha, rome", "-"]
 
 
+def test_networks_tell_what_goes_over_them_and_who_is_heard() -> None:
+    # Given a node on a network, with trouble, and another server without one
+    told = NetworksStatus(
+        links=[NetworkStatus(name="lab", neighbours=3, sent=1_200, repairs=12.5, rate=2e6, trouble="eth7")],
+        peers=[PeerStatus(id="b" * 32, name="bravo", network="lab", heard=1.26, loss=30.0, registrations=2)],
+        nodes=4, twin=True,
+    )  # fmt: skip
+    links, peers = page_of(seen(server("alpha", networks=told, node="a" * 32), server("other")), Look("networks"))
+    [row] = [dict(zip((c.head for c in links.columns), map(str, row), strict=True)) for row in links.rows]
+    assert (row["network"], row["at"], row["nodes"], row["sent"]) == ("lab", "node rome", "3", "1,200")
+    assert (row["again"], row["rate"], row["sent/s"]) == ("12.5 %", "2 MB/s", "-")
+    assert row["trouble"] == "eth7; a twin speaks under its id"
+    assert [str(cell) for cell in peers.rows[0]][:6] == ["bravo", "bbbbbbbb", "lab", "1.3 s", "30.0 %", "2"]
+    assert peers.title == "3 more are not told"
+    # When nobody has any; Expect how to have one
+    [alone] = page_of(seen(server("alpha")), Look("networks"))
+    assert "[network.NAME]" in str(alone.rows[0])
+
+
 @settings(max_examples=40)
 @given(
     width=st.integers(40, 200), height=st.integers(3, 60), page=st.sampled_from(list(PAGES)), helped=st.booleans(),
@@ -94,6 +114,9 @@ def test_a_page_fits_the_screen(
         "lost": {text: 3},
         "ending": [EndingLease(kind=text, name=HOSTILE, left=1.0)],
         "mail": MailStatus(fault=text),
+        "networks": NetworksStatus(
+            links=[NetworkStatus(name=text, place=HOSTILE)], peers=[PeerStatus(name=text, roles=[HOSTILE])]
+        ),
     }
     many = [server(f"{number}{text}", error=HOSTILE if number % 5 == 4 else "", **facts) for number in range(count)]
     edges = tuple(Edge("deliver", s.id, text, 1, 1, 1.0) for s in many)

@@ -54,7 +54,7 @@ class NodesOnNetworks:
     none comes to the nodes named there."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        self._folder, self._config = folder, config
+        self._folder, self.config = folder, config
         self._stack = ExitStack()
         self._chance = random.Random(1)
         self.loss = 0.0
@@ -77,7 +77,7 @@ class NodesOnNetworks:
         })  # fmt: skip
         sections = {each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key) for each in networks}
         service = NodeService(
-            msgspec.structs.replace(config or self._config, node=section, network=sections),
+            msgspec.structs.replace(config or self.config, node=section, network=sections),
             Parts(networks=self._networks),
         )
         self._stack.callback(service.stop, 0.5)

@@ -27,6 +27,7 @@ from jbi_pubsub.pad.model.events import Happening
 from jbi_pubsub.policy import users
 from jbi_pubsub.policy.users import Account, write_accounts
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, PublishedType
+from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
 
 from .conftest import of
 
@@ -124,6 +125,32 @@ def test_series_of_types_that_are_gone_are_not_kept() -> None:
         series = statistics.take(DelegateOverview(kind="delegate", address="", uptime=0.0, types=types))
     assert [name for name in series if name.startswith("types.")] == ["types.b.published"]
     assert series["types.b.published"]["last"] == 10.0
+
+
+def test_series_of_networks_and_of_the_nodes_that_are_heard_there() -> None:
+    # Given statistics of a network over which datagrams go, on which another node is heard, which leaves
+    now = [0.0]
+    statistics = Statistics(lambda: now[0])
+    bravo = PeerStatus(id="b" * 32, name="bravo", network="lab", heard=0.5, loss=30.0, registrations=2)
+    for second, peers in enumerate([[bravo], [bravo], [bravo], []]):
+        now[0] = float(second)
+        link = NetworkStatus(
+            name="lab", sent=20 * second, received=5 * second, repaired=2 * second, waiting=99, rate=1e6
+        )
+        told = NetworksStatus(links=[link], peers=peers, nodes=len(peers))
+        series = statistics.take(DelegateOverview(kind="delegate", address="", uptime=0.0, networks=told))
+        if second == 2:
+            # Expect what goes in a second, and what is so now
+            last = {name: each["last"] for name, each in series.items() if "." in name}
+            assert last == {
+                "network.lab.sent": 20.0, "network.lab.received": 5.0, "network.lab.repairs": 2.0,
+                "network.lab.loss": 30.0, "network.lab.rate": 1e6, "network.lab.waiting": 99.0,
+                "peer.bbbbbbbb.loss": 30.0, "peer.bbbbbbbb.heard": 0.5, "peer.bbbbbbbb.registrations": 2.0,
+            }  # fmt: skip
+            assert series["peers"]["last"] == 1.0
+    # and nothing of a node that has left
+    assert [name for name in series if name.startswith("peer.")] == []
+    assert series["network.lab.loss"]["last"] == 0.0
 
 
 def test_a_document_of_an_event_holds_whatever_others_say() -> None:

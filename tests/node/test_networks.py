@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import msgspec
 import pytest
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, MetricsSection
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.protocol.sending import Sending
+from jbi_pubsub.protocol.status.networks import PEERS_TOLD, NetworksStatus, PeerStatus
 
 from .conftest import NodesOnNetworks, of
 
@@ -172,6 +174,43 @@ def test_a_network_says_who_is_there_and_what_went_over_it(
     peers = eventually(lambda: alpha.networks().peers, timeout=10.0)
     assert [(each.name, each.id, each.network) for each in peers] == [("bravo", bravo.identity.id, "lab")]
     eventually(lambda: alpha.networks().links[0].sent and alpha.networks().links[0].received, timeout=10.0)
+
+
+def test_who_looks_at_a_node_sees_its_networks_in_its_status_and_its_metrics(
+    nodes: NodesOnNetworks, fixtures: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes, one with a metrics port and a publisher
+    nodes.config = msgspec.structs.replace(nodes.config, metrics=MetricsSection(port=0))
+    alpha = nodes.start("alpha")
+    nodes.config = fixtures.test_config()
+    bravo = nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    eventually(lambda: alpha.networks().peers and alpha.networks().cached_bytes, timeout=20.0)
+    # Expect the same in the status of its delegate, which the console and `jbi top` read
+    overview = alpha.delegate.overview()
+    assert [(each.name, each.neighbours) for each in overview.networks.links] == [("lab", 1)]
+    assert [(each.name, each.id) for each in overview.networks.peers] == [("bravo", bravo.identity.id)]
+    assert (overview.networks.nodes, overview.networks.twin) == (1, False)
+    assert overview.networks.cached_bytes > 0
+    # and in what Prometheus is told
+    samples = {(each.name, dict(each.labels).get("network")): each for each in alpha.delegate.samples()}
+    assert samples["network_sent", "lab"].value >= 1
+    assert samples["network_sent", "lab"].kind == "counter"
+    assert samples["network_neighbours", "lab"].value == 1
+    assert dict(samples["peer_loss", "lab"].labels)["peer"] == "bravo"
+    assert samples["networks_nodes", None].value == 1
+    with urllib.request.urlopen(f"http://127.0.0.1:{alpha.delegate.metrics.port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    assert 'jbi_network_received_total{network="lab"}' in text
+    assert f'jbi_peer_heard_seconds{{id="{bravo.identity.id}",network="lab",peer="bravo"}}' in text
+    publisher.adapter.close()
+
+
+def test_a_status_tells_of_the_worst_nodes_when_there_are_many() -> None:
+    peers = [PeerStatus(id=f"{n:032x}", name=f"n{n}", loss=float(n % 50)) for n in range(1_000)]
+    brief = NetworksStatus(peers=peers, nodes=1_000).brief()
+    assert (len(brief.peers), brief.nodes) == (PEERS_TOLD, 1_000)
+    assert min(each.loss for each in brief.peers) == 45.0
 
 
 def test_a_network_of_a_kind_that_nobody_knows_names_those_there_are() -> None:

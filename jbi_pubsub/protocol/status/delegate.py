@@ -18,6 +18,7 @@ from jbi_pubsub.core.status import (
 )
 from jbi_pubsub.protocol.status.archive import ArchiveStatus
 from jbi_pubsub.protocol.status.bridge import RemoteStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus
 from jbi_pubsub.protocol.status.quality import ContractStatus, QualityStatus
 
 
@@ -79,6 +80,8 @@ class DelegateFacts(ServerStatus, frozen=True):
     """The bridge that it is the door of."""
     node: MaybeText = UNSET
     """Id of the node that it is part of."""
+    networks: NetworksStatus | UnsetType = UNSET
+    """Networks of that node, if it has some."""
 
 
 class ObjectTotals(DelegateFacts, frozen=True):

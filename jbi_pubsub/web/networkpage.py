@@ -1,0 +1,136 @@
+"""The page of nodes' networks: links, the nodes that are heard, and how much of what goes and comes is lost.
+
+It shows the status of a node's delegate, so who may `status` there may see it. Names of nodes are others' words, and
+shown as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import UNSET
+from nicegui import ui
+
+from jbi_pubsub.protocol.status.networks import NetworksStatus, PeerStatus
+
+from .console import LOOK_SECONDS, Canvas, Console, region, show_rows, table, words
+from .federation import LINKS_MOST, NETWORK, Server, Snapshot
+from .networkpicture import network_picture, state_of_link
+from .picture import per_second
+from .plots import SeriesPlot
+
+ROWS: Final = 25
+"""Rows of a page of a table."""
+PLOTS: Final = (
+    ("Sent again, in percent of the datagrams sent", "again"), ("Lost of the worst node, in percent", "loss"),
+    ("Datagrams sent per second", "sent"), ("Datagrams received per second", "received"),
+)  # fmt: skip
+
+
+def build(console: Console) -> None:
+    """Register the page."""
+
+    @console.page("/networks")
+    def _() -> None:
+        with console.frame("Networks"):
+            _NetworksPage(console)
+
+
+def nodes_of(shot: Snapshot) -> dict[str, tuple[Server, NetworksStatus]]:
+    """Nodes that have networks, by the ids of their delegates."""
+    return {
+        s.id: (s, s.delegate.networks)
+        for s in shot.servers
+        if s.delegate is not None and s.delegate.networks is not UNSET
+    }
+
+
+def link_rows(server: Server, told: NetworksStatus) -> list[dict[str, Any]]:
+    """Networks of a node, as the table has them."""
+    return [
+        {
+            "key": link.name, "name": link.name, "place": f"{link.plugin} {link.place}",
+            "nodes": f"{link.neighbours:,}",
+            "sent": _and_rate(link.sent, server, f"{link.name}.sent"),
+            "received": _and_rate(link.received, server, f"{link.name}.received"),
+            "again": f"{link.repairs:.1f} %", "rate": f"{link.rate:,.0f} B/s", "waiting": f"{link.waiting:,} B",
+            "trouble": state_of_link(link, [each for each in told.peers if each.network == link.name])[1],
+        }
+        for link in told.links
+    ]  # fmt: skip
+
+
+def peer_rows(peers: Sequence[PeerStatus]) -> list[dict[str, Any]]:
+    """Nodes that are heard, as the table has them."""
+    return [
+        {
+            "key": each.id, "name": each.name, "id": each.id[:8], "network": each.network,
+            "heard": f"{each.heard:.1f} s", "loss": f"{each.loss:.1f} %", "registrations": f"{each.registrations:,}",
+            "roles": ", ".join(each.roles), "addresses": ", ".join(each.addresses),
+        }
+        for each in peers
+    ]  # fmt: skip
+
+
+def _and_rate(count: int, server: Server, name: str) -> str:
+    return ", ".join(filter(None, (f"{count:,}", per_second(server.rates.get(f"{NETWORK}{name}")))))
+
+
+class _NetworksPage:
+    """One tab's."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        with ui.element("div").classes("jbi-form"):
+            self._which = ui.select({}, label="Node").classes("jbi-grow")
+        self._problem = words("p", "", "jbi-problem").props("role=status")
+        with ui.element("div").classes("jbi-wide"):
+            self._wide = Canvas()
+        with ui.element("div").classes("jbi-narrow"):
+            self._narrow = Canvas()
+        words("p", "On the arrows: datagrams sent per second, and the part of each node's datagrams that did not come "
+              "lately. What is lost is asked for again.", "jbi-note")  # fmt: skip
+        with region("Links"):
+            self._links = table(
+                (("name", "Network"), ("place", "Where"), ("nodes", "#Nodes"), ("sent", "#Sent"),
+                 ("received", "#Received"), ("again", "#Sent again"), ("rate", "#Rate"), ("waiting", "#Waiting"),
+                 ("trouble", "Trouble")), empty="No network",
+            )  # fmt: skip
+        with region("Nodes heard"):
+            self._peers = table(
+                (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Heard before"), ("loss", "#Lost"),
+                 ("registrations", "#Registrations"), ("roles", "Does"), ("addresses", "Addresses")),
+                empty="Nobody is heard", rows=ROWS,
+            )  # fmt: skip
+            self._unseen = words("p", "", "jbi-note")
+        with ui.element("div").classes("jbi-plots"):
+            self._plots = [(SeriesPlot(title), series) for title, series in PLOTS]
+        self._which.on_value_change(self._look)
+        self._look()
+        ui.timer(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        shot = self._console.observer.snapshot()
+        nodes = nodes_of(shot)
+        titles = {key: server.title for key, (server, _) in nodes.items()}
+        if self._which.options != titles:
+            value = self._which.value if self._which.value in titles else next(iter(titles), None)
+            self._which.set_options(titles, value=value)
+        chosen = nodes.get(self._which.value)
+        if chosen is None:
+            self._problem.text = shot.problem or "No node has networks: [network.NAME] in its configuration makes one"
+            return
+        server, told = chosen
+        twin = f"{server.title}: another node speaks under its id, of which one has to stop" if told.twin else ""
+        self._problem.text = server.error or "; ".join(filter(None, (twin, *told.troubles)))
+        self._wide.show(network_picture(server, told))
+        self._narrow.show(network_picture(server, told, narrow=True))
+        show_rows(self._links, link_rows(server, told))
+        show_rows(self._peers, peer_rows(told.peers))
+        unseen = told.nodes - len(told.peers)
+        self._unseen.text = f"{unseen:,} more nodes are heard: jbi node peers lists all" if unseen > 0 else ""
+        names = [link.name for link in told.links[:LINKS_MOST]]
+        for plot, series in self._plots:
+            history = self._console.observer.history
+            plot.show([(name, history(f"{NETWORK}{name}.{series}", server.id)) for name in names], shot.at)
