@@ -152,7 +152,7 @@ class Exchange:
         has_block = footer is not None and footer.serial > 0
         recovery.senders.note(datagram.sender, datagram.number, now, has_block=has_block)
         if datagram.origin != self.me and len(self.sides) > 1:
-            self._relay.hear(at, datagram)
+            self._relay.hear(at, datagram, now)
             if datagram.hops and not datagram.is_repair:
                 self._relay.yield_to_other(at, now + 2 * recovery.delay + self._uniform(0, recovery.delay))
         if (has_block and not self._take_block(at, datagram, bytes(data), now)) or datagram.origin == self.me:
@@ -232,7 +232,8 @@ class Exchange:
         wanted = {log_id: ranges for log_id, ranges in request.wanted.items() if self._concerns_us(log_id)}
         told = Asker(sender, self.logs.is_known(asker), self.peers.is_overrun(asker), side.rate)
         request = request._replace(wanted=wanted)
-        answers, lacking = side.recovery.note_request(request, now, told)
+        answers, lacking, lost = side.recovery.note_request(request, now, told)
+        side.note_lost(lost)
         self._repair(side, answers)
         for log_id, serial in lacking:
             log = self.logs.get(log_id)
@@ -256,8 +257,6 @@ class Exchange:
                         each.log_id, each.ranges, now, floor=each.floor * is_own, is_own=is_own
                     )
         self._own.note_seen(origin, announcement.settled.get(self.me[:4], 0), now)
-        if side.found is not None and (loss := announcement.losses.get(self.me[:4])):
-            side.found.judge(loss / 100)
 
     def _pass_on(self, at: int, message: NodeMessage, now: float) -> None:
         """A message is complete for the first time: it goes on, unless it is heard there meanwhile."""
@@ -298,12 +297,12 @@ class Exchange:
             if turn.log_id is not None and not turn.serial and turn.expires > now:
                 self._number_serial(turn, turn.log_id)
             return side.numbered(turn.datagram, now, expires=turn.expires) if self._own.lives(turn, now) else None
-        passed = self._relay.next(at)
-        if passed is None:
+        passed, expires = self._relay.next(at) or (None, 0.0)
+        if passed is None or expires <= now:
             return None
         footer = passed.footer
         is_logged = footer is not None and LogId(passed.origin, footer.epoch, footer.stream) in self.logs
-        return side.numbered(passed, now, is_logged=is_logged)
+        return side.numbered(passed, now, expires=expires, is_logged=is_logged)
 
     def _number_serial(self, out: OutgoingBlock, log_id: LogId) -> None:
         self._own.number(out, log_id)

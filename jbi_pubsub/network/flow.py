@@ -4,8 +4,8 @@ Rules:
 - Requests and announcements go first: they are few, and without them nothing is repaired. Then the more important goes,
   and of the same importance repairs before what is new. A part of the turns is for what is new, whatever is asked for.
 - A rate that is not given is found: it rises by a twentieth each round trip, and is halved when much of what was sent
-  is repair, or a member reports much loss. On a link that loses at any rate halving does not help: then it is halved
-  when more is lost than was after the last time.
+  is asked for again. On a link that loses at any rate halving does not help: then it is as it was, and is halved when
+  more is lost than that.
 - The window is what can be given again: no more than half of the cache is said beyond what the slowest member has seen.
   One that gets on much more slowly than most for some time is not counted: it is served by repairs, as far as they go.
 """
@@ -135,8 +135,31 @@ class SendingQueues:
         return found
 
 
+@dataclass(slots=True)
+class _Period:
+    """Datagrams that were sent one after the other, at one rate."""
+
+    first: int
+    begun: float
+    sent: int = 0
+    datagrams: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+
+    @property
+    def came(self) -> float:
+        """Bytes a second that came."""
+        return self.sent / self.seconds * (1 - self.share)
+
+    @property
+    def share(self) -> float:
+        """Share that was lost."""
+        return self.lost / self.datagrams
+
+
 class FoundRate:
-    """A rate that is found: bytes a second."""
+    """A rate that is found: bytes a second. Losses count for when that was sent which is lost, not for when it is sent
+    again: else a backlog of repairs would halve the rate again and again."""
 
     def __init__(self, rate: float = FIRST_RATE) -> None:
         self.rate = rate
@@ -144,37 +167,50 @@ class FoundRate:
         """Share that is lost at half the rate too."""
         self._tried = 0.0
         """Bytes a second that came before the rate was halved last; 0: it was not."""
-        self._sent = self._repaired = self._datagrams = 0
-        self._begun = 0.0
+        self._period: _Period | None = None
+        self._before: _Period | None = None
+        """The period before, which is judged at the end of this one."""
+        self._is_used = True
+        """What was sent lately was about the rate: else a processor or a line has no more."""
         self._grown_at = 0.0
 
-    def note(self, size: int, now: float, round_trip: float, *, is_repair: bool) -> None:
-        """A datagram has left, while others waited."""
-        if not self._datagrams:
-            self._begun = now
-        self._sent += size
-        self._repaired += size * is_repair
-        self._datagrams += 1
-        if now - self._grown_at >= max(round_trip, GROWING_LEAST):
+    def note(self, number: int, size: int, now: float, delay: float) -> None:
+        """A datagram has left, while others waited. `delay`: seconds until a loss is told, about."""
+        period = self._period = self._period or _Period(number, now)
+        period.sent += size
+        period.datagrams += 1
+        period.seconds = now - period.begun
+        if period.datagrams >= PERIOD_DATAGRAMS and period.seconds >= max(PERIOD_LEAST, 3 * delay):
+            self._is_used = period.sent / period.seconds >= ABOUT * self.rate
+            before, self._before, self._period = self._before, period, None
+            if before is not None:
+                self._judge(before)
+        if self._is_used and now - self._grown_at >= max(delay, GROWING_LEAST):
             self.rate = min(self.rate * (1 + 1 / 20), MOST_RATE)
             self._grown_at = now
-        if self._datagrams >= PERIOD_DATAGRAMS and now - self._begun >= max(PERIOD_LEAST, 2 * round_trip):
-            self.judge(self._repaired / self._sent)
-            self._sent = self._repaired = self._datagrams = 0
 
-    def judge(self, share: float) -> None:
-        """A share of what was sent was lost. If about as much comes at half the rate, it was too high; if half as much
-        comes, the link loses that at any rate, and the rate is as it was."""
-        came = self.rate * (1 - share)
+    def note_lost(self, numbers: Iterable[int]) -> None:
+        """Datagrams are asked for again."""
+        for number in numbers:
+            for period in (self._period, self._before):
+                if period is not None and number - period.first >= 0:
+                    period.lost += period.lost < period.datagrams
+                    break
+
+    def _judge(self, period: _Period) -> None:
+        """If about as much comes at half the rate, it was too high; if half as much comes, the link loses that at any
+        rate, and the rate is as it was."""
         tried, self._tried = self._tried, 0.0
-        if tried and came < ABOUT * tried:
+        if tried and period.came < ABOUT * tried:
             self.rate = min(2 * self.rate, MOST_RATE)
-            self._usual = share
-        elif share > max(MUCH, 1.5 * self._usual):
-            self._tried = came
-            self.rate = max(self.rate / 2, LEAST_RATE)
+            self._usual = period.share
+        elif period.share > max(MUCH, 1.5 * self._usual):
+            self._tried = period.came
+            self.rate = max(min(self.rate, period.sent / period.seconds) / 2, LEAST_RATE)
         else:
-            self._usual = min(self._usual, share)
+            self._usual = min(self._usual, period.share)
+            return
+        self._period = self._before = None
 
 
 @dataclass(slots=True)

@@ -176,11 +176,12 @@ class LogRecovery:
             self._announce(here, first, last)
         self._follow(here, now)
 
-    def note_request(self, request: Request, now: float, asker: Asker) -> tuple[Answers, Answers]:
-        """Somebody lacks some; blocks that we are to send at once, rising, and those that we have put here and do not
-        hold any more. Each may ask for so many a second. One who loses most of all gets little, and by nobody but who
-        has put it here: else the others would get nothing."""
-        delay, answers, lacking = self.delay, Answers(), Answers()
+    def note_request(self, request: Request, now: float, asker: Asker) -> tuple[Answers, Answers, list[int]]:
+        """Somebody lacks some; blocks that we are to send at once, rising, those that we have put here and do not hold
+        any more, and the numbers under which those that are sent have been lost. Each may ask for so many a second.
+        One who loses most of all gets little, and by nobody but who has put it here: else the others would get
+        nothing."""
+        delay, answers, lacking, lost = self.delay, Answers(), Answers(), list[int]()
         closed = max(request.closed.get(self.me, 0), self._left.before(now - LONG * delay))
         bucket = self.senders.bucket(asker, now)
         for log_id, ranges in request.wanted.items():
@@ -192,14 +193,19 @@ class LogRecovery:
                 continue
             wanted = RangeSet(ranges[:room])
             serials = _first(here.log.held, wanted, room)
-            answers += self._answers(log_id, here, serials, closed, now, may_help=not asker.is_overrun)
+            again = [serial for serial in serials if 0 < here.sent.get(serial, 0) <= closed]
+            lost += [here.sent[serial] for serial in again]
+            answers += [(log_id, serial) for serial in again]
+            here.sent.update(dict.fromkeys(again, 0))
+            if here.log.is_gone or not asker.is_overrun:
+                self._note_wishes(here, serials, now)
             gaps = RangeSet(gap for low, high in wanted for gap in here.log.held.gaps(max(low, here.log.floor), high))
             lacked = _first(here.put, gaps, room)
             lacking += [(log_id, serial) for serial in lacked]
             here.missing.put_off(wanted, now + 2 * delay + self.round_trip + self._uniform(0, delay))
             bucket.take(1 + len(ranges) + len(serials) + len(lacked), now)
             self._next = min(self._next, here.answer_from)
-        return answers, lacking
+        return answers, lacking, lost
 
     def want(self, log_id: LogId, serial: int, now: float) -> None:
         """Somebody on another network lacks a block that we do not hold any more: it is asked for here."""
@@ -361,27 +367,18 @@ class LogRecovery:
                     break
         self._next = min(self._next, missing.due())
 
-    def _answers(
-        self, log_id: LogId, here: _Recovered, serials: Iterable[int], closed: int, now: float, *, may_help: bool
-    ) -> Answers:
-        """Those of our blocks that go at once; others are noted."""
-        answers, delay = [], self.delay
+    def _note_wishes(self, here: _Recovered, serials: Iterable[int], now: float) -> None:
+        """Of these those that we have not put here are answered by others first."""
+        delay = self.delay
         for serial in serials:
-            number = here.sent.get(serial)
-            if number is not None:
-                if 0 < number <= closed:
-                    here.sent[serial] = 0
-                    answers.append((log_id, serial))
-                continue
             wish = here.wishes.get(serial)
+            if serial in here.sent or (wish is None and len(here.wishes) >= WISHES_OF_LOG):
+                continue
             if wish is None:
-                if len(here.wishes) >= WISHES_OF_LOG or not (may_help or here.log.is_gone):
-                    continue
                 wish = here.wishes[serial] = _Wish(now)
             if wish.answer_at == inf and (here.log.is_gone or now - wish.first_asked > delay):
                 wish.answer_at = now + delay / 2 + self._uniform(0, delay)
                 here.answer_from = min(here.answer_from, wish.answer_at)
-        return answers
 
 
 def _first(numbers: RangeSet, wanted: RangeSet, most: int) -> list[int]:

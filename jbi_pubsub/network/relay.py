@@ -35,7 +35,8 @@ class _Passing:
 
     heard: int = 0
     """Bit mask of networks."""
-    blocks: dict[int, Datagram] = field(default_factory=dict)
+    blocks: dict[int, tuple[Datagram, float]] = field(default_factory=dict)
+    """Each with when it is over."""
     size: int = 0
     waits: int = 0
     """Networks that it is to go on to yet."""
@@ -60,7 +61,7 @@ class Relay:
         self._quiet_until = [-inf] * networks
         """Until then another node passes messages on there."""
 
-    def hear(self, at: int, datagram: Datagram) -> None:
+    def hear(self, at: int, datagram: Datagram, now: float) -> None:
         """A block was heard on a network."""
         if self._networks == 1 or datagram.kind == DatagramKind.REQUEST:
             return
@@ -71,7 +72,9 @@ class Relay:
         if not datagram.is_repair:
             passing.heard |= 1 << at
         if datagram.block not in passing.blocks:
-            passing.blocks[datagram.block] = datagram._replace(data=bytes(datagram.data), is_repair=False)
+            expires = now + datagram.footer.expiration / 1000 if datagram.footer is not None else inf
+            block = datagram._replace(data=bytes(datagram.data), is_repair=False)
+            passing.blocks[datagram.block] = (block, expires)
             passing.size += len(datagram.data) + OVERHEAD
             self._size += len(datagram.data) + OVERHEAD
         while (self._size > KEPT_BYTES or len(self._messages) > KEPT_MOST) and len(self._messages) > 1:
@@ -100,7 +103,7 @@ class Relay:
             return
         if passing is None or passing.heard >> at & 1:
             return
-        first = next(iter(passing.blocks.values()))
+        first, _ = next(iter(passing.blocks.values()))
         if first.hops + 1 > first.max_hops:
             return
         passing.waits += 1
@@ -129,8 +132,8 @@ class Relay:
         """Whether something goes on to a network now, perhaps."""
         return bool(self._queues[at])
 
-    def next(self, at: int) -> Datagram | None:
-        """The next block that goes on to a network."""
+    def next(self, at: int) -> tuple[Datagram, float] | None:
+        """The next block that goes on to a network, and when it is over."""
         queue = self._queues[at]
         while queue:
             passing = self._messages.get(queue[0])

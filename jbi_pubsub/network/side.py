@@ -94,4 +94,9 @@ class NetworkSide:
         self.repaired += size * is_repair
         self.controlled += size * (datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT))
         if self.found is not None and (is_repair or self.queues):
-            self.found.note(size, now, self.recovery.round_trip, is_repair=is_repair)
+            self.found.note(self.number, size, now, self.recovery.delay)
+
+    def note_lost(self, numbers: Iterable[int]) -> None:
+        """Datagrams of ours have been lost: those that are asked for again."""
+        if self.found is not None:
+            self.found.note_lost(numbers)

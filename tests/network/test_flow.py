@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.flow import BlockRepair, FoundRate, OutgoingBlock, SeenWindow, SendingQueues, Turn
+from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.log import LogId
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.network import Network, NetworkLink
 
 from .simulated import Node, Segment, World
-
-pytestmark = pytest.mark.unit
 
 LOG = LogId(bytes(16), 1)
 SIZE = 1_000
@@ -34,6 +36,7 @@ def _turns(queues: SendingQueues, *, is_relaying: bool = False) -> list[Turn]:
     return found
 
 
+@pytest.mark.unit
 def test_the_more_important_goes_first_and_repairs_before_what_is_new() -> None:
     queues = SendingQueues()
     low, usual, high, question = _block(b"low"), _block(b"usual"), _block(b"high"), _block(b"question").datagram
@@ -49,6 +52,7 @@ def test_the_more_important_goes_first_and_repairs_before_what_is_new() -> None:
     assert queues.waiting == 0
 
 
+@pytest.mark.unit
 def test_what_others_ask_for_leaves_turns_for_what_is_new() -> None:
     queues = SendingQueues()
     for serial in range(1_000):
@@ -58,6 +62,7 @@ def test_what_others_ask_for_leaves_turns_for_what_is_new() -> None:
     assert sum(isinstance(each, OutgoingBlock) for each in first) == 20
 
 
+@pytest.mark.unit
 def test_what_comes_from_other_networks_goes_between() -> None:
     queues = SendingQueues()
     queues.add([_block(b"new")], 3)
@@ -67,6 +72,7 @@ def test_what_comes_from_other_networks_goes_between() -> None:
     assert _turns(queues, is_relaying=True) == [high, BlockRepair(LOG, 1), "relayed"]
 
 
+@pytest.mark.unit
 def test_requests_that_wait_are_bounded() -> None:
     queues = SendingQueues()
     for number in range(1_000):
@@ -80,25 +86,29 @@ def test_requests_that_wait_are_bounded() -> None:
 def _found(seconds: float, capacity: float, loss: float = 0.0) -> float:
     """The rate that is found, in the middle, on a link of so many bytes a second that loses a share besides."""
     rate, found = FoundRate(), []
-    for step in range(int(seconds * 500)):
+    for step in range(1, int(seconds * 500)):
         lost = max(0.0, rate.rate - capacity) / rate.rate
         lost += (1 - lost) * loss
-        rate.note(int(rate.rate / 500), step / 500, 0.01, is_repair=step * lost % 1 < lost)
+        rate.note(step, int(rate.rate / 500), step / 500, 0.02)
+        rate.note_lost([step] if step * lost % 1 < lost else [])
         found.append(rate.rate)
     found = found[len(found) // 2 :]
     return sum(found) / len(found)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("capacity", [2e5, 3e6, 2e7])
 def test_a_rate_is_found(capacity: float) -> None:
     assert 0.5 * capacity <= _found(20.0, capacity) <= 1.5 * capacity
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("loss", [0.12, 0.2, 0.5])
 def test_a_link_that_loses_at_any_rate_is_not_left_idle(loss: float) -> None:
     assert 0.4 * 3e6 <= _found(20.0, 3e6, loss) <= 2.5 * 3e6
 
 
+@pytest.mark.unit
 def test_a_window_is_full_until_all_who_are_counted_have_seen() -> None:
     # Given a window of a million bytes, and two members
     window = SeenWindow(1_000_000, 6.0)
@@ -123,6 +133,7 @@ def test_a_window_is_full_until_all_who_are_counted_have_seen() -> None:
     assert window.room(8.0) > 900_000
 
 
+@pytest.mark.unit
 def test_one_who_comes_late_is_not_waited_for() -> None:
     window = SeenWindow(1_000_000, 6.0)
     for serial in range(1, 2_001):
@@ -133,6 +144,7 @@ def test_one_who_comes_late_is_not_waited_for() -> None:
     assert window.room(1.0) < 900_000
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("part", "is_waited_for"), [(0.1, False), (0.8, True)])
 def test_a_member_that_is_much_slower_is_not_waited_for(part: float, is_waited_for: bool) -> None:
     # Given five members that see all, and one that sees a part of it in the same time
@@ -153,6 +165,7 @@ def test_a_member_that_is_much_slower_is_not_waited_for(part: float, is_waited_f
     assert said - slow < 6_000 or not is_waited_for
 
 
+@pytest.mark.unit
 def test_a_node_at_a_tenth_of_the_speed_does_not_hold_up_the_others() -> None:
     # Given four nodes, and one that takes a tenth of what comes
     world = World(1)
@@ -176,3 +189,22 @@ def test_a_node_at_a_tenth_of_the_speed_does_not_hold_up_the_others() -> None:
     world.run(43.0)
     # Expect the others to get most of what the link carries
     assert min(len(each.heard) for each in others[:-1]) * SIZE >= 0.6 * 40 * 1e5
+
+
+def test_on_a_link_of_unknown_speed_little_is_lost(eventually: Callable[[Callable[[], object]], None]) -> None:
+    # Given a link that has room for some datagrams at a time, and no rate for it
+    told: list[NodeMessage] = []
+    links = [NetworkLink(LocalLink("found"), rate=0), NetworkLink(LocalLink("found"))]
+    one, other = (
+        Network(bytes([number]) * 16, 1, [link], take)
+        for number, link, take in ((1, links[0], lambda _: None), (2, links[1], told.append))
+    )
+    one.start()
+    other.start()
+    for number in range(300):
+        one.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"%d" % number + bytes(10_000)), 30.0)
+    eventually(lambda: len(told) == 300)
+    rate = one.status()["links"][0]["rate"]
+    one.stop()
+    other.stop()
+    assert rate > 0
