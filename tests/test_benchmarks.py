@@ -245,3 +245,59 @@ def test_a_measurement_that_fails_is_told_and_the_others_are_made(tmp_path: Path
     )  # fmt: skip
     assert (done.returncode, "transport.txt: FAILED" in done.stderr, done.stderr.count("FAILED")) == (1, True, 1)
     assert len(list((tmp_path / "out").iterdir())) == 5
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark of networks, and what it is made of."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("network_simulated")
+
+
+def test_networks_in_virtual_time_send_little_more_than_is_lost(networks: ModuleType) -> None:
+    # Given the figures of few blocks
+    ugly = networks.losses(150, 1, is_ugly=True)
+    found = {each.what: each.reached for each in (*networks.losses(150, 1, is_ugly=False), *ugly)}
+    # Expect about what the best possible would take (5, 24, 91, 139), though much of it is overtaken
+    for words in ("", ", overtaken"):
+        again = [found[f"{loss} loss{words}: sent again"] for loss in ("1%", "5%", "20%", "30%")]
+        assert again == sorted(again)
+        assert all(share <= most for share, most in zip(again, (12, 38, 125, 185), strict=True)), again
+
+
+def test_figures_of_networks_that_are_no_matter_of_time_are_reached(networks: ModuleType) -> None:
+    # Given what is counted in virtual time; Expect all of it to be as it is to be
+    for found in (
+        networks.missed(1), networks.modem(1), networks.islands(1, is_ugly=False), networks.islands(1, is_ugly=True),
+        networks.churn(5),
+    ):  # fmt: skip
+        assert [each.what for each in found if not each.is_reached] == []
+    ring, _ = networks.relays(30, 1)
+    assert ring.reached == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_network_over_sockets_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a process for each node, two of which lose a fifth
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    live = importlib.import_module("network_live")
+    found = live.multicast(live.LiveCase(60, 1_360, 0.2, rate=2e6, receivers=2))
+    # Expect all to have come, once, and some of it to have been sent again
+    assert found["twice"] == 0
+    assert 5 < found["sent again"] < 200
+
+
+def test_a_figure_says_whether_it_is_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given figures with and without bounds; Expect the table to say which is not reached, and to be no wider than 80
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    figures = importlib.import_module("network_figures")
+    made = [figures.NetworkFigure("a", 3.0, "%", most=2), figures.NetworkFigure("b", 12_345.6, "objects/s", least=2)]
+    assert not figures.shown(made, as_json=False)
+    assert figures.shown([made[1], figures.NetworkFigure("c", 1.0)], as_json=True)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said[1:3]] == [
+        ["a", "<=", "2", "3", "%", "NO"], ["b", ">=", "2", "12,346", "objects/s", "yes"],
+    ]  # fmt: skip
+    assert all(len(line) <= 80 for line in said[:3])
+    assert [json.loads(line)["is_reached"] for line in said[3:]] == [True, True]

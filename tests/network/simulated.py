@@ -111,8 +111,10 @@ class Node:
             self._world.at(due, lambda: self._tick(due))
 
     def _tick(self, due: float) -> None:
-        if due == self._armed and self.is_up:
-            self._armed = float("inf")
+        if due != self._armed:
+            return
+        self._armed = float("inf")
+        if self.is_up:
             self.exchange.tick(self._world.now)
             self._kick()
             self.arm()
