@@ -221,7 +221,7 @@ class NodePersistence:
             )
             self._keeping.decide(uid, (described.rep(), *body.entries))
             self._fetch_soon(uid)
-        elif state is VolunteerState.SILENT:
+        elif state in (VolunteerState.SILENT, VolunteerState.OVER):
             self._keeping.decide(uid, None)
 
     def _fetch_soon(self, uid: str, tries: int = FETCHES_MOST) -> None:

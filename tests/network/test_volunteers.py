@@ -313,3 +313,35 @@ def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
             is_open = volunteer.state(UID)[1] in (VolunteerState.WAITING, VolunteerState.OFFERED)
             assert is_open == (volunteer.due() < float("inf"))
     assert walked_rows.left(VOLUNTEER) == set()
+
+
+@pytest.mark.row("G-172")
+@pytest.mark.parametrize("begins", [0.0, 0.01, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("seconds", [0.5, 20.0])
+def test_deletions_come_to_all_whenever_the_network_falls_apart(begins: float, seconds: float) -> None:
+    # Given six nodes on two segments that lose, and one that was away all the time
+    world = World(8)
+    near, far = Segment(world, loss=0.1), Segment(world, loss=0.1)
+    first = Node(world, 1, [near], SETTINGS)
+    others = [Node(world, 2, [near, far], SETTINGS)]
+    others += [Node(world, number, [near if number % 2 else far], SETTINGS) for number in range(3, 7)]
+    world.run(5.0)
+
+    def cut(*segments: Segment) -> None:
+        for each in segments:
+            each.is_cut = not each.is_cut
+
+    # When deletions are said, and the network falls apart meanwhile
+    for number in range(10):
+        body = b"%d" % number + bytes(20_000)
+        first.say(
+            body, DatagramMode.DURABLE, kind=DatagramKind.DELETION, durability=b"%d" % number * 16, expiration=DAY
+        )
+    world.at(world.now + begins, lambda: cut(near, far))
+    world.at(world.now + begins + seconds, lambda: cut(near, far))
+    world.run(world.now + begins + seconds + 20.0)
+    others.append(Node(world, 9, [far], SETTINGS))
+    world.run(world.now + 10.0)
+    # Expect each to have heard each, once
+    assert [len(each.heard) for each in others] == [10] * 6
+    assert {len({message.body for message in each.heard}) for each in others} == {10}

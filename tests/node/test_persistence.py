@@ -290,6 +290,8 @@ def test_a_registration_that_has_ended_is_kept_until_all_has_come(
     eventually(lambda: other.has_it == ids(1))
     air.registrations.clear()
     eventually(lambda: other.persistence.keeping() == [])
+    keeping = other.persistence._keeping
+    eventually(lambda: keeping is not None and not keeping._entries)
     # And the network forgets what was said of it
     eventually(lambda: not air.said[-1].body)
 
