@@ -231,7 +231,7 @@ def _place(link: dict[str, Any]) -> str:
         return str(link["place"])
     group, interfaces = link.get("group", ""), link.get("interfaces", [])
     places = [f"{group} port {link['port']}" if group and "port" in link else group, ", ".join(interfaces)]
-    return " on ".join(filter(None, places)) or f"{link.get('peers', 0)} peers"
+    return " on ".join(filter(None, places)) or (f"{link['peers']} peers" if "peers" in link else "")
 
 
 _HASHES: Final = {name: number for number, (name, _, _) in enumerate(HASHES)}

@@ -66,8 +66,9 @@ def peer_rows(peers: Sequence[PeerStatus]) -> list[dict[str, Any]]:
     return [
         {
             "key": each.id, "name": each.name, "id": each.id[:8], "network": each.network,
-            "heard": f"{each.heard:.1f} s", "loss": f"{each.loss:.1f} %", "registrations": f"{each.registrations:,}",
-            "roles": ", ".join(each.roles), "addresses": ", ".join(each.addresses),
+            "heard": f"{each.heard:.1f} s ago", "loss": f"{each.loss:.1f} %",
+            "registrations": f"{each.registrations:,}", "roles": ", ".join(each.roles),
+            "addresses": ", ".join(each.addresses),
         }
         for each in peers
     ]  # fmt: skip
@@ -99,7 +100,7 @@ class _NetworksPage:
             )  # fmt: skip
         with region("Nodes heard"):
             self._peers = table(
-                (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Heard before"), ("loss", "#Lost"),
+                (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Last heard"), ("loss", "#Lost"),
                  ("registrations", "#Registrations"), ("roles", "Does"), ("addresses", "Addresses")),
                 empty="Nobody is heard", rows=ROWS,
             )  # fmt: skip

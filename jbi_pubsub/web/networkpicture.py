@@ -99,7 +99,7 @@ def _network(
 ) -> None:
     state, words = state_of_link(link, peers)
     told = words or f"{counted(link.neighbours, 'node')} heard, {link.repairs:.1f} % sent again"
-    lines = (f"network {link.name}", f"{link.plugin} {link.place}", told)
+    lines = (f"network {link.name}", f"{link.plugin} {link.place}".rstrip(), told)
     drawing.box(x, y, width, _TALL, lines, kind=f"lookup {state}", title=" - ".join(lines))
 
 
@@ -109,7 +109,7 @@ def _boxes(peers: Sequence[PeerStatus], link: NetworkStatus) -> list[tuple[tuple
     shown = ordered if len(ordered) <= PEERS_MOST and link.peers <= len(ordered) else ordered[: PEERS_MOST - 1]
     made = [
         (
-            (each.name or each.id[:8], f"heard {each.heard:.1f} s ago, {counted(each.registrations, 'registration')}"),
+            (each.name or each.id[:8], f"{each.heard:.1f} s ago, {counted(each.registrations, 'registration')}"),
             "warn" if each.loss > LOSS_MUCH else "ok", f"{each.loss:.1f} %",
         )
         for each in shown

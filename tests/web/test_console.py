@@ -34,7 +34,9 @@ pytestmark = [
 TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 SUBSCRIPTIONS: Final = 30
-PAGES: Final = ("", "servers", "subscriptions", "plots", "objects", "explain", "administration", "node", "client")
+PAGES: Final = (
+    "", "servers", "subscriptions", "plots", "networks", "objects", "explain", "administration", "node", "client",
+)  # fmt: skip
 
 WIDER: Final = """() => [...document.querySelectorAll('#app *')].filter(e => {
     const box = e.getBoundingClientRect();
