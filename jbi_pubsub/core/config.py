@@ -400,6 +400,8 @@ class Config(Section, frozen=True):
     gateway: GatewaySection = GatewaySection()
     network: dict[str, NetworkSection] = msgspec.field(default_factory=dict)
     """Networks of a node, by name."""
+    own: tuple[tuple[str, Login], ...] = ()
+    """Logins of a part of this process at servers of the process, by their addresses; no setting."""
 
     def type_cache(self) -> Path | None:
         """Where a type repository keeps what it has made, or None."""
@@ -412,7 +414,7 @@ class Config(Section, frozen=True):
         if identity is not None:
             identity.client_context()
         login = Login(self.client.user, self.client.password) if self.client.password else None
-        return Security(identity, self.tls.insecure, login)
+        return Security(identity, self.tls.insecure, login, self.own)
 
 
 Origins = dict[str, str]

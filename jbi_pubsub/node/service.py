@@ -34,7 +34,7 @@ from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
-from jbi_pubsub.lookup.entry import Entry, EntryRep
+from jbi_pubsub.lookup.entry import Entry
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.model.type_repository import ServedTypes
@@ -186,15 +186,8 @@ def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable
 
 
 def _disseminating(
-    config: Config,
-    types: ServedTypes,
-    strings: tuple[str, str],
-    entries: tuple[EntryRep, ...],
-    also: Mapping[str, object],
-    node: str,
+    config: Config, types: ServedTypes, strings: tuple[str, str], host: ServerHost
 ) -> DisseminationServer:
-    keeps_elsewhere = config.node.persist_elsewhere and bool(config.network)
-    host = ServerHost(entries, also, node, keeps_elsewhere)
     return DisseminationServer(config, types, characteristics=strings, host=host)
 
 
@@ -231,14 +224,12 @@ def _networking(
 class Parts:
     """Makers of the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
     is its to close, and whom to tell when an administrator has ended it; `dissemination` the types, its two strings,
-    entries for its item, what it exports besides, and the node's id; `gateways` are those beside that of [node]
+    and what it is to know of the node; `gateways` are those beside that of [node]
     gateway."""
 
     lookup: Callable[[Config, AccessPolicy | None, Callable[[], None]], Lookup] = _looking_up
     types: Callable[[Config], ServedTypes] = repository_of
-    dissemination: Callable[
-        [Config, ServedTypes, tuple[str, str], tuple[EntryRep, ...], Mapping[str, object], str], Dissemination
-    ] = _disseminating
+    dissemination: Callable[[Config, ServedTypes, tuple[str, str], ServerHost], Dissemination] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
     gateways: tuple[Callable[[Config], NodeGateway], ...] = ()
     networks: Callable[
@@ -274,21 +265,18 @@ class NodeService:
             if self.lookup is not None:
                 undo.callback(self.lookup.stop)
                 config = _joined(config, self.lookup.address)
-                trust_own(self.lookup.address, self._login)
                 undo.callback(trust_own, self.lookup.address, None)
             self._types = parts.types(config)
             undo.callback(self._close_types)
-            entry = NodeEntry(id=self.identity.id, name=self.name).rep()
-            also = {NODE: NodeCalls(self)}
-            strings = CHARACTERISTIC, self.name
-            self.delegate = parts.dissemination(config, self._types, strings, (entry,), also, self.identity.id)
+            self.delegate = parts.dissemination(config, self._types, (CHARACTERISTIC, self.name), self._host())
             undo.callback(self.delegate.stop, 0.0)
             self._reports = parts.reports(config, self.delegate, self.name)
             self._networks: NodeBridge | None = None
             self._renewing = threading.Lock()
             """Held while the networks are made anew, or left."""
             if config.network:
-                self._make_networks = partial(parts.networks, config)
+                own = tuple((each, self._login) for each in self.delegate.addresses)
+                self._make_networks = partial(parts.networks, msgspec.structs.replace(config, own=own))
                 self._networks = self._networks_of(self.identity)
                 undo.callback(self._networks.stop)
                 self.delegate.show_networks(self.networks)
@@ -403,6 +391,15 @@ class NodeService:
             raise ConfigurationError("this node was started to tell nothing", hint="Start it with [node] events = true")
         self._reports.every(seconds)
 
+    def _host(self) -> ServerHost:
+        """The node, as its delegate knows it."""
+        config, identity = self.config, self.identity
+        entry = NodeEntry(id=identity.id, name=self.name).rep()
+        return ServerHost(
+            (entry,), {NODE: NodeCalls(self)}, identity.id, self._login,
+            keeps_elsewhere=config.node.persist_elsewhere and bool(config.network),
+        )  # fmt: skip
+
     def _networks_of(self, identity: Identity) -> NodeBridge:
         return self._make_networks(identity, self.name, self._servers(), self.delegate, self._meet_twin)
 
@@ -424,15 +421,16 @@ class NodeService:
             self._networks.start()
 
     def _open_lookup(self, config: Config, parts: Parts) -> Lookup | None:
-        """Rules hold there for others; the node's own delegate logs in by a secret of this process."""
-        self._login: Login | None = Login("node", token_hex(16))
+        """Rules hold there for others; the node's own parts log in by a secret of this process, there and at the
+        delegate."""
+        self._login = Login("the node", token_hex(16))  # a name that no user can have
         if config.node.lookup == "join":
             return None
         access = access_of(config, "lookup", self._login)
-        if access is None:
-            self._login = None
         metrics = msgspec.structs.replace(config.metrics, port=-1)  # the delegate has it
-        return parts.lookup(msgspec.structs.replace(config, metrics=metrics), access, self._destroyed)
+        made = parts.lookup(msgspec.structs.replace(config, metrics=metrics), access, self._destroyed)
+        trust_own(made.address, self._login if access is not None else None)
+        return made
 
     def _destroyed(self) -> None:
         """An administrator has ended the lookup service for good: nobody could find the node any more."""

@@ -17,6 +17,7 @@ from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.signing import Signer
+from jbi_pubsub.core.wire.endpoint import Login
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.matching.signatures import SignatureCheck
@@ -56,16 +57,18 @@ class Stages:
     remote: RemoteArchive | None = None
 
 
-def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None = None) -> Stages:
+def stages_of(
+    config: Config, component: str = PEER, access: AccessPolicy | None = None, own: Login | None = None
+) -> Stages:
     """The stages that the configuration asks for, of a delegate ("name@location") or a peer publisher, which does not
-    verify what it has signed itself. `access` instead of what [policy] names. Raises ConfigurationError, PolicyError
-    or StorageError."""
+    verify what it has signed itself. `access` instead of what [policy] names; `own`: how other parts of this process
+    log in there. Raises ConfigurationError, PolicyError or StorageError."""
     verifier = None if component == PEER else verifier_of(config)
     signer = signer_of(config)
     source = None
     if access is None:
         wanted = {"auto": None, "on": True, "off": False}[config.qos.mode]
-        access, source = managed_access_of(config, component, policies=wanted)
+        access, source = managed_access_of(config, component, own, policies=wanted)
     quality: Quality | None = None
     if config.qos.mode == "on" or (config.qos.mode == "auto" and source is not None and source.reads_policies):
         from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason

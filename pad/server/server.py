@@ -30,7 +30,7 @@ from jbi_pubsub.core.process import version
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer
 from jbi_pubsub.core.wire.credentials import Facts
-from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.delegate.delegate import Delegate
@@ -101,6 +101,8 @@ class ServerHost:
     """Objects that it exports besides."""
     node: str = ""
     """The id that the process has for good."""
+    login: Login | None = None
+    """By which other parts of the process log in, who may do everything."""
     keeps_elsewhere: bool = False
     """Whether it has others keep what is to be kept, where there is no archive."""
 
@@ -155,7 +157,8 @@ class DisseminationServer:
         self._host = host or ServerHost()
         self._config = config
         self._started = clock()
-        self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
+        component = "@".join(characteristics) if characteristics else "peer"
+        self._stages = stages_of(config, component, access, self._host.login)
         if remote is not None:
             self._stages = replace(self._stages, remote=remote)
         self._registry = types.registry

@@ -255,10 +255,16 @@ class ControlClient:
             sock = dial(self.ref, CONTROL, self._security, seconds)
             connection = _ControlConnection(_Root(None, Caller("")), _Channel(_Stream(sock), compress=False), _CONFIG)
             self._connection = connection
-            login = own_login(self.ref.endpoints) or self._security.login
+            login = self._login()
             if login is not None:
                 self._log_in(connection, login, seconds)
         return connection
+
+    def _login(self) -> Login | None:
+        """Login at this server; None: as nobody."""
+        endpoints, security = self.ref.endpoints, self._security
+        own = (login for address, login in security.own if address in endpoints)
+        return own_login(endpoints) or next(own, security.login)
 
     def _log_in(self, connection: _ControlConnection, login: Login, seconds: float) -> None:
         """Before the first call over a connection. Raises AccessDeniedError; ConfigurationError, where others could

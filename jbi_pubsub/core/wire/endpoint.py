@@ -131,11 +131,12 @@ class Login:
 @dataclass(frozen=True, slots=True)
 class Security:
     """Settings by which a process listens and connects. Without `tls` only loopback may be bound, and only there is a
-    password shown, unless `insecure`."""
+    password shown, unless `insecure`. `own`: logins at some addresses alone, where they come before `login`."""
 
     tls: TlsIdentity | None = None
     insecure: bool = False
     login: Login | None = None
+    own: tuple[tuple[str, Login], ...] = ()
 
     def may_show_password(self, endpoint: str) -> bool:
         """Whether the way there is nobody else's."""
@@ -225,8 +226,7 @@ def _dial(
     except TimeoutError as exc:
         raise WireTimeoutError(f"no answer from {endpoint} within {timeout:g} s", endpoint=endpoint) from exc
     except (OSError, UnicodeError) as exc:
-        why = getattr(exc, "strerror", None) or exc
-        raise WireError(f"can't reach {endpoint}: {why}", endpoint=endpoint) from exc
+        raise WireError(f"can't reach {endpoint}: {getattr(exc, 'strerror', None) or exc}", endpoint=endpoint) from exc
     try:
         _tune(sock, WAITING_SECONDS if plane == DATA else IDLE_SECONDS)
         if security.tls and isinstance(sock, ssl.SSLSocket):
