@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from jbi_pubsub.bridge.platform import BridgedRegistration, ObjectReceiver
-from jbi_pubsub.core.errors import ProtocolError, UnknownUidError
+from jbi_pubsub.core.errors import BackPressureError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.node_sections import NodeSection
@@ -45,7 +45,7 @@ from .bodies import (
     encoded,
 )
 from .ordering import Numbered
-from .own import OwnSequence, digest
+from .own import HELD_SECONDS, OwnSequence, digest
 from .remote import RemoteSequences
 from .remote_queries import NetworkQueries
 
@@ -117,9 +117,15 @@ class Infosphere:
         with self._lock:
             self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
             wanted, self._wanted = self._wanted, None
+            own = [each for each in self._own.values() if self._is_wanted(each.body)]
         self._queries.left(frozenset(peers))
-        if wanted is not None:
-            self._tell(_WANTED, encoded(WantedBody(VERSION, wanted)))
+        try:
+            if wanted is not None:
+                self._tell(_WANTED, encoded(WantedBody(VERSION, wanted)))
+            for each in own:
+                each.go(now, 0.0)
+        except BackPressureError:  # at the next look
+            self._wanted = self._wanted or wanted
 
     def watch(self, changed: Callable[[], None]) -> None:
         """See BridgePlatform."""
@@ -177,7 +183,7 @@ class Infosphere:
             importance=published.importance, sending=published.sending,
         )  # fmt: skip
         with self._lock:
-            self._own[body.uid] = OwnSequence(body, self._own.get(body.uid))
+            self._own[body.uid] = OwnSequence(body, self.say, self._own.get(body.uid))
         self._tell(digest(body.uid.encode()), encoded(body))
         self._changed()
 
@@ -195,25 +201,27 @@ class Infosphere:
         """See BridgePlatform."""
         own = self._known(uid)
         with self._lock:
-            is_wanted = (
-                self._section.silent_receivers or self._remote.is_wanted(own.body.type) or own.body.is_persistent
-            )
-            is_reliable = self._remote.demand(own.body.type, "reliable")
+            is_wanted, is_reliable = self._is_wanted(own.body), self._remote.demand(own.body.type, "reliable")
+        message = own.message(obj, source, self._section.object_seconds, is_reliable=is_reliable)
+        now, number = time.monotonic(), obj.platform.sequence
         if is_wanted:
-            for message in own.messages(obj, source, self._section.object_seconds, is_reliable=is_reliable):
-                self.say(message, timeout)
-        else:
-            own.skip(obj.platform.sequence)
+            own.go(now, timeout, number, message)
+        elif self._remote.is_alone():
+            own.hold(number, message, now + max(HELD_SECONDS, 2 * self._section.announce_seconds))
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:  # noqa: ARG002  # up to a number
         """See BridgePlatform."""
-        self.say(self._known(uid).left_out(count, up_to, self._section.object_seconds), timeout)
+        self._known(uid).leave_out(up_to, timeout)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""
         with self._lock:
             self._wanted = wanted
         self._changed()
+
+    def _is_wanted(self, body: SequenceBody) -> bool:
+        """Under the lock."""
+        return self._section.silent_receivers or body.is_persistent or self._remote.is_wanted(body.type)
 
     def _known(self, uid: str) -> OwnSequence:
         own = self._own.get(uid)

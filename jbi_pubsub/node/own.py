@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.core.xml import parse_metadata
@@ -13,6 +16,13 @@ from jbi_pubsub.network.message import NodeMessage
 
 from .bodies import VERSION, LeftOutBody, SequenceBody, encoded
 
+HELD_SECONDS: Final = 10.0
+"""Time that an object is held, at least: a new node is heard of within two announcements."""
+HELD_MOST: Final = 1_000
+"""Objects of a registration that are held."""
+HELD_BYTES: Final = 1 << 20
+LEFT_OUT_SECONDS: Final = 60.0
+Say = Callable[[NodeMessage, float], None]
 _MODES: Final = {mode.name.lower(): mode for mode in DatagramMode}
 
 
@@ -21,48 +31,76 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-class OwnSequence:
-    """A registration of ours. One thread at a time says its objects."""
+class _HeldObject(NamedTuple):
+    """An object that nobody was there for yet."""
 
-    def __init__(self, body: SequenceBody, before: OwnSequence | None = None) -> None:
-        """`before`: the same one as it was."""
+    until: float
+    number: int
+    message: NodeMessage
+
+
+class OwnSequence:
+    """A registration of ours, and how its objects are said. Any thread.
+
+    What is not said is left out, which is told with its number before what follows. What nobody is there for is held
+    for a while, as who wants it may not have been heard of yet."""
+
+    def __init__(self, body: SequenceBody, say: Say, before: OwnSequence | None = None) -> None:
+        """`say`: Network.say; `before`: the same one as it was."""
         self.body = body
+        self._say = say
+        self._lock: threading.Lock = threading.Lock() if before is None else before._lock
+        """Held while something is said: what is held goes before what comes."""
         self.last: int = before.last if before is not None else 0
-        """Number of the last object."""
-        self._unsaid: int = before._unsaid if before is not None else 0
-        """Objects up to it that nobody wanted."""
+        """Number of the last object that was said or left out."""
+        self._held: deque[_HeldObject] = before._held if before is not None else deque()
         key = body.sending.key
         self._key = compiled_xpath(f"string({key})", {}) if key else None
 
-    def skip(self, number: int) -> None:
-        """Nobody wants an object."""
-        self._unsaid += number - self.last
-        self.last = number
-
-    def messages(self, obj: InfoObject, source: str, seconds: float, *, is_reliable: bool) -> list[NodeMessage]:
-        """An object of the platform `source`, which lives for some seconds, and before it how many were not said.
-        `is_reliable`: somebody demands that it is."""
+    def message(self, obj: InfoObject, source: str, seconds: float, *, is_reliable: bool) -> NodeMessage:
+        """An object of the platform `source`, which lives for some seconds. `is_reliable`: somebody demands it."""
         body, mode = self.body, _MODES[self.body.sending.mode]
         mode = DatagramMode.RELIABLE if is_reliable and mode == DatagramMode.UNRELIABLE else mode
         message = NodeMessage(
             DatagramKind.PUBLICATION, mode, b"".join(packed(obj).relayed(source).in_memory().parts),
             expiration=int((body.expiration or seconds) * 1000), level=body.importance or 0,
         )  # fmt: skip
-        if self._key is not None:
-            value = str(self._key(parse_metadata(obj.metadata)))
-            key = digest(f"{body.uid} {value}".encode())
-            message = message._replace(durability=key, update=obj.platform.sequence)
-        skipped = [self._left_out(self._unsaid, self.last, seconds)] if self._unsaid else []
-        self.last, self._unsaid = obj.platform.sequence, 0
-        return [*skipped, message]
+        if self._key is None:
+            return message
+        value = str(self._key(parse_metadata(obj.metadata)))
+        return message._replace(durability=digest(f"{body.uid} {value}".encode()), update=obj.platform.sequence)
 
-    def left_out(self, count: int, up_to: int, seconds: float) -> NodeMessage:
-        """So many objects up to a number do not go."""
-        message = self._left_out(count + self._unsaid, up_to, seconds)
-        self.last, self._unsaid = up_to, 0
-        return message
+    def hold(self, number: int, message: NodeMessage, until: float) -> None:
+        """Keep an object that nobody is there for, until that time (monotonic seconds)."""
+        with self._lock:
+            self._held.append(_HeldObject(until, number, message))
+            while len(self._held) > HELD_MOST or sum(len(each.message.body) for each in self._held) > HELD_BYTES:
+                self._held.popleft()
 
-    def _left_out(self, count: int, up_to: int, seconds: float) -> NodeMessage:
-        data = encoded(LeftOutBody(VERSION, self.body.uid, count, up_to))
-        life = int((self.body.expiration or seconds) * 1000)
-        return NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life)
+    def go(self, now: float, timeout: float, number: int = 0, message: NodeMessage | None = None) -> None:
+        """Say what is held, and then an object. Raises BackPressureError: nothing of it is lost by that."""
+        with self._lock:
+            while self._held and self._held[0].until <= now:
+                self._held.popleft()
+            while self._held:
+                self._one(self._held[0].number, self._held[0].message, timeout)
+                self._held.popleft()
+            if message is not None:
+                self._one(number, message, timeout)
+
+    def leave_out(self, up_to: int, timeout: float) -> None:
+        """Objects up to a number do not go. Raises BackPressureError."""
+        with self._lock:
+            self._leave_out(up_to, timeout)
+
+    def _one(self, number: int, message: NodeMessage, timeout: float) -> None:
+        if number > self.last + 1:
+            self._leave_out(number - 1, timeout)
+        self._say(message, timeout)
+        self.last = number
+
+    def _leave_out(self, up_to: int, timeout: float) -> None:
+        data = encoded(LeftOutBody(VERSION, self.body.uid, up_to - self.last, up_to))
+        life = int((self.body.expiration or LEFT_OUT_SECONDS) * 1000)
+        self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
+        self.last = up_to

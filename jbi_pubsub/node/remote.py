@@ -106,6 +106,10 @@ class RemoteSequences:
             found = self._sequences[uid] = RemoteSequence(message.origin, message.epoch)
         return found if found.origin == message.origin else None
 
+    def is_alone(self) -> bool:
+        """Whether no other node is known."""
+        return not self._nodes
+
     def is_wanted(self, type_: TypeName) -> bool:
         """Whether subscribers somewhere want objects of a type."""
         interests = [each.wanted.types for each in self._nodes.values()]

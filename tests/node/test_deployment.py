@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,6 +40,7 @@ def deployed(tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         assert run(["certs", "issue", name]) == 0
     (tmp_path / "policy.toml").write_text(POLICY)
     with ExitStack() as stack:
+        group = f"239.192.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 
         def start(pattern: str, address: str = "127.0.0.1", name: str = "", server: str = "127.0.0.1") -> NodeService:
             party = f"{name or pattern}.example.org"
@@ -49,6 +51,7 @@ def deployed(tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch) -> Ite
             for theirs, ours in {
                 "/etc/jbi/tls": str(tmp_path / "certs" / party), "/etc/jbi": str(tmp_path),
                 "/var/lib/jbi": str(tmp_path / party), "jbi.example.org:4160": server, "jbi.example.org": address,
+                "239.74.66.73": group, '"wlan0"': '"lo"',
                 "10.20.0.3": address, '"patrol-1"': f'"{name}"', "port = 4170": "port = 0",
             }.items():  # fmt: skip
                 text = text.replace(theirs, ours)
@@ -127,6 +130,26 @@ def test_tactical_computers_share_while_they_meet_and_go_on_alone(
         other.stop(0.0)
         published(one, here, figures, b"alone")
         assert bytes(subscriber.receive(uid, 60.0).payload) == b"alone"
+
+
+def test_computers_on_a_radio_share_what_their_applications_want(
+    deployed: Callable[..., NodeService], world: str, figures: Any, eventually: Any
+) -> None:
+    # Given two computers that share nothing but a network of datagrams and its key
+    one, other = (deployed("radio", name=f"patrol-{n}") for n in range(2))
+    with SubscriberAdapter(client(one, world)) as subscriber:
+        uid = subscriber.register_subscriber(type_name=TYPE)
+        # When somebody publishes on the second, and somebody wants it on the first
+        publisher = PublisherAdapterLight(client(other, world))
+        at = publisher.connect_to_delegate("node", other.name)
+        registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
+        subscriber.wait_matched(uid, timeout=60.0)
+        eventually(lambda: other.networks().own == 1, timeout=30.0)
+        publisher.publish(registration, figures.figure_1, b"over the air")
+        # Expect it there, and that no lookup service knows the other computer
+        assert bytes(subscriber.receive(uid, 60.0).payload) == b"over the air"
+        assert one.delegate.community.connected() == other.delegate.community.connected() == 1
+        publisher.close()
 
 
 @pytest.mark.row("G-103", "G-125")

@@ -288,6 +288,23 @@ def test_a_node_without_silent_receivers_sends_what_somebody_wants_alone(
     publisher.adapter.close()
 
 
+def test_what_is_published_before_another_node_is_heard_of_comes_to_who_waits_there(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber at a node that is cut off, and a node that sends what is wanted, and hears of nobody
+    nodes.cut.add("alpha")
+    alpha, bravo = nodes.start("alpha", silent_receivers=False), nodes.start("bravo")
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        publisher = Publisher(alpha, figures)
+        publisher.publish(1, 5)
+        eventually(lambda: alpha.delegate.status()["delivered"] >= 5, timeout=20.0)
+        # When the two hear each other, expect all of it
+        nodes.cut.clear()
+        assert _numbers(subscriber, subscription, 5) == [1, 2, 3, 4, 5]
+        publisher.adapter.close()
+
+
 @pytest.mark.parametrize("mode", ["unreliable", "durable"])
 def test_objects_go_in_the_mode_that_their_publisher_says(nodes: NodesOnNetworks, figures: Any, mode: str) -> None:
     # Given two nodes, and a publisher that says how its objects are to go
