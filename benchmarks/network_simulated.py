@@ -81,7 +81,7 @@ class Simulation:
         return float(self.world.now - began)
 
     def count(self, what: str) -> int:
-        """Bytes of all nodes on all networks: `sent_bytes`, `controlled`, or `repaired`."""
+        """Bytes of all nodes on all networks: `sent`, `controlled`, or `repaired`."""
         return sum(getattr(side, what) for node in self.nodes for side in node.exchange.sides)
 
 
@@ -204,14 +204,14 @@ def _spoken(count: int, seconds: float, every: float) -> tuple[float, float]:
     for _ in range(count):
         sim.node(segment)
     sim.run(2 * PERIOD)
-    before = sim.count("sent_bytes"), sim.count("controlled")
+    before = sim.count("sent"), sim.count("controlled")
     for second in range(int(seconds)):
         for number, node in enumerate(sim.nodes if every else ()):
             at = sim.world.now + number / count
             body = sim.body(second * count + number, 1_024)
             sim.world.at(at, lambda node=node, body=body: node.say(body))  # type: ignore[misc]
         sim.run(1.0)
-    sent, control = sim.count("sent_bytes") - before[0], sim.count("controlled") - before[1]
+    sent, control = sim.count("sent") - before[0], sim.count("controlled") - before[1]
     return 100 * control / sent, sent / count / seconds
 
 

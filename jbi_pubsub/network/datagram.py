@@ -32,7 +32,12 @@ _HEAD: Final = Struct("!2s6B2I16s2H4sQ")
 _RELIABLE: Final = Struct("!IQQI")
 _DURABLE: Final = Struct("!16sQ")
 _EXTENSION: Final = Struct("!BH")
+_EXPIRATION: Final = Struct("!I")
+_LENGTH: Final = Struct("!H")
+_FLAGS_AT: Final = 4
+_ALGORITHM_AT: Final = 5
 _HOPS_AT: Final = 6
+_LENGTH_AT: Final = 34
 _SENDER: Final = Struct("!4sQ")
 _SENDER_AT: Final = 36
 
@@ -74,6 +79,8 @@ class DatagramMode(IntEnum):
     DURABLE = 2
 
 
+_KINDS: Final = {int(each): each for each in DatagramKind}
+_MODES: Final = tuple(DatagramMode)
 COMPRESSED: Final = 4
 REPAIR: Final = 8
 SEALED: Final = 16
@@ -141,6 +148,8 @@ class Datagram(NamedTuple):
 
     def extension(self, kind: Extension) -> bytes:
         """Value of an extension; b"": it has none."""
+        if not self.extensions:
+            return b""
         return next((value for type_, value in self.extensions if type_ == kind), b"")
 
 
@@ -157,14 +166,10 @@ def is_repair(data: bytes) -> bool:
 
 def packed(datagram: Datagram) -> bytes:
     """Bytes of a datagram, before it is sealed."""
-    flags = int(datagram.mode)
-    for is_set, flag in (
-        (datagram.is_compressed, COMPRESSED),
-        (datagram.is_repair, REPAIR),
-        (datagram.is_sealed, SEALED),
-        (bool(datagram.extensions), EXTENDED),
-    ):
-        flags |= flag if is_set else 0
+    flags = (
+        datagram.mode | COMPRESSED * datagram.is_compressed | REPAIR * datagram.is_repair | SEALED * datagram.is_sealed
+        | EXTENDED * bool(datagram.extensions)
+    )  # fmt: skip
     head = _HEAD.pack(
         MAGIC, VERSION, datagram.kind, flags, datagram.algorithm, datagram.hops, datagram.max_hops, datagram.block,
         datagram.total, datagram.origin, datagram.inactivity, len(datagram.data), datagram.sender, datagram.number,
@@ -186,6 +191,17 @@ def renumbered(data: bytearray, sender: bytes, number: int, *, hops: int | None 
         data[_HOPS_AT] = hops
 
 
+def sent_anew(data: bytes, sender: bytes, number: int, expiration: int, *, is_repair: bool) -> bytes:
+    """Packed bytes of a block that has a footer, as they are sent now, or once more: all else is as it was."""
+    changed = bytearray(data)
+    renumbered(changed, sender, number)
+    changed[_FLAGS_AT] = changed[_FLAGS_AT] & ~REPAIR | REPAIR * is_repair
+    size = _LENGTH.unpack_from(changed, _LENGTH_AT)[0]
+    footer_at = _HEAD.size + HASHES[changed[_ALGORITHM_AT]][1] + size
+    _EXPIRATION.pack_into(changed, footer_at + _RELIABLE.size - _EXPIRATION.size, expiration)
+    return bytes(changed)
+
+
 def read(data: bytes | memoryview) -> Datagram | str:
     """A datagram, or why bytes are none; a sealed one is opened before. Never raises, whatever comes."""
     view = memoryview(data)
@@ -199,7 +215,7 @@ def read(data: bytes | memoryview) -> Datagram | str:
     why = _fault(kind, flags, algorithm, hops, max_hops, block, total, number)
     if why:
         return why
-    mode = DatagramMode(flags & 3)
+    mode = _MODES[flags & 3]
     at = _HEAD.size + HASHES[algorithm][1]
     end = at + length
     footer_size = (_RELIABLE.size if mode else 0) + (_DURABLE.size if mode == DatagramMode.DURABLE else 0)
@@ -210,7 +226,7 @@ def read(data: bytes | memoryview) -> Datagram | str:
     if extensions is None or (not flags & EXTENDED and end + footer_size != len(view)):
         return "longer than it says" if extensions is not None else "with extensions that are none"
     return Datagram(
-        DatagramKind(kind), mode, origin, bytes(view[_HEAD.size : at]), view[at:end], block, total, footer, hops,
+        _KINDS[kind], mode, origin, bytes(view[_HEAD.size : at]), view[at:end], block, total, footer, hops,
         max_hops, inactivity, algorithm, bool(flags & COMPRESSED), bool(flags & REPAIR), bool(flags & SEALED),
         extensions, sender, number,
     )  # fmt: skip

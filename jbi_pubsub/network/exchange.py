@@ -25,7 +25,7 @@ from jbi_pubsub.network.bodies import (
     encoded_request,
 )
 from jbi_pubsub.network.cache import HeldBlocks
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, read
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
@@ -287,16 +287,19 @@ class Exchange:
         """Bytes of what goes; None: it is over."""
         if isinstance(turn, BlockRepair):
             held = self.held.get(turn.log_id, turn.serial)
-            datagram = read(held.data) if held is not None and held.expires > now else ""
-            if held is None or isinstance(datagram, str) or turn.log_id not in self.logs:
+            if held is None or held.expires <= now or turn.log_id not in self.logs:
                 return None
-            return side.numbered(datagram, now, expires=held.expires, is_repair=True)
+            return side.block(turn.log_id, turn.serial, held.data, now, expires=held.expires, is_repair=True)
         if isinstance(turn, Datagram):
             return side.numbered(turn, now)
         if isinstance(turn, OutgoingBlock):
             if turn.log_id is not None and not turn.serial and turn.expires > now:
                 self._number_serial(turn, turn.log_id)
-            return side.numbered(turn.datagram, now, expires=turn.expires) if self._own.lives(turn, now) else None
+            if not self._own.lives(turn, now):
+                return None
+            if turn.log_id is None:
+                return side.numbered(turn.datagram, now)
+            return side.block(turn.log_id, turn.serial, turn.packed, now, expires=turn.expires)
         passed, expires = self._relay.next(at) or (None, 0.0)
         if passed is None or expires <= now:
             return None
@@ -306,8 +309,7 @@ class Exchange:
 
     def _number_serial(self, out: OutgoingBlock, log_id: LogId) -> None:
         self._own.number(out, log_id)
-        data = packed(out.datagram._replace(number=1))
-        is_newest, given_up = self.held.keep(log_id, out.datagram, data, out.expires)
+        is_newest, given_up = self.held.keep(log_id, out.datagram, out.packed, out.expires)
         if is_newest:
             self.logs.open(log_id).held.add(out.serial)
         self._give_up(given_up)

@@ -68,6 +68,8 @@ class OutgoingBlock:
     log_id: LogId | None = None
     """None: of an unreliable message."""
     serial: int = 0
+    packed: bytes = b""
+    """Bytes of it, when it has a serial."""
 
 
 Turn = BlockRepair | OutgoingBlock | Datagram | Literal["relayed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from jbi_pubsub.network.datagram import Datagram, DatagramMode
+from jbi_pubsub.network.datagram import Datagram, DatagramMode, packed
 from jbi_pubsub.network.durables import OwnDurables
 from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
 from jbi_pubsub.network.log import LogBook, LogId
@@ -42,7 +42,8 @@ class OwnLogs:
         assert out.datagram.footer is not None
         out.serial = self._serials[log_id] = self._serials.get(log_id, 0) + 1
         footer = out.datagram.footer._replace(epoch=self._epoch, stream=log_id.stream, serial=out.serial)
-        out.datagram = out.datagram._replace(footer=footer)
+        out.datagram = out.datagram._replace(footer=footer, number=1)
+        out.packed = packed(out.datagram)
         self._logs.open(log_id).seen.add(out.serial)
         if not log_id.stream:
             self._window.note_said(out.serial, len(out.datagram.data))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed, sent_anew
 from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, SendingQueues
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.recovery import LogRecovery
@@ -35,7 +35,7 @@ class NetworkSide:
 
     def __init__(self, me: bytes, epoch: int, recovery: LogRecovery, terms: SideTerms) -> None:
         """`epoch`: of our start, which stands in the numbers, so that they never come again."""
-        self._me = me
+        self._me, self._sender = me, me[:4]
         self.recovery = recovery
         self.terms = terms
         self.queues = SendingQueues()
@@ -58,27 +58,26 @@ class NetworkSide:
             else:
                 self.recovery.note_dropped(log_id, serial)
 
-    def numbered(
-        self, datagram: Datagram, now: float, *, expires: float = inf, is_repair: bool = False, is_logged: bool = True
-    ) -> bytes:
+    def numbered(self, datagram: Datagram, now: float, *, expires: float = inf, is_logged: bool = True) -> bytes:
         """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any."""
-        self.number += 1
         footer = datagram.footer
-        if footer is not None and footer.serial and is_logged:
-            log_id = LogId(datagram.origin, footer.epoch, footer.stream)
-            if not is_repair:
-                self.recovery.note_own(log_id, footer.serial, now)
-            self.recovery.note_sent(log_id, footer.serial, self.number, now, is_repair=is_repair)
+        log_id = LogId(datagram.origin, footer.epoch, footer.stream) if footer is not None and is_logged else None
+        self._note(log_id, footer.serial if footer is not None else 0, now, is_repair=False)
         if footer is not None and expires != inf:
-            footer = footer._replace(expiration=max(1, int((expires - now) * 1000)))
-        data = packed(
-            datagram._replace(
-                footer=footer, sender=self._me[:4], number=self.number, is_repair=is_repair,
-                hops=datagram.hops + (datagram.origin != self._me and not is_repair),
-            )
-        )  # fmt: skip
-        self._count(datagram, len(data), now, is_repair=is_repair)
+            footer = footer._replace(expiration=_left(expires, now))
+        hops = datagram.hops + (datagram.origin != self._me)
+        data = packed(datagram._replace(footer=footer, sender=self._sender, number=self.number, hops=hops))
+        is_control = datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT)
+        self._count(len(data), now, is_control=is_control, is_repair=False)
         return data
+
+    def block(
+        self, log_id: LogId, serial: int, data: bytes, now: float, *, expires: float, is_repair: bool = False
+    ) -> bytes:
+        """A block of a log, which is held as bytes, as it goes: one of ours, or a repair."""
+        self._note(log_id, serial, now, is_repair=is_repair)
+        self._count(len(data), now, is_control=False, is_repair=is_repair)
+        return sent_anew(data, self._sender, self.number, _left(expires, now), is_repair=is_repair)
 
     def room_in(self, most: int) -> float:
         """Seconds until no more bytes wait than `most`."""
@@ -89,10 +88,18 @@ class NetworkSide:
         """Number of nodes whose datagrams come, and bytes that are new and wait to go."""
         return {"neighbours": len(self.recovery.senders), "waiting": self.queues.waiting}
 
-    def _count(self, datagram: Datagram, size: int, now: float, *, is_repair: bool) -> None:
+    def _note(self, log_id: LogId | None, serial: int, now: float, *, is_repair: bool) -> None:
+        """Another datagram leaves."""
+        self.number += 1
+        if log_id is not None and serial:
+            if not is_repair:
+                self.recovery.note_own(log_id, serial, now)
+            self.recovery.note_sent(log_id, serial, self.number, now, is_repair=is_repair)
+
+    def _count(self, size: int, now: float, *, is_control: bool, is_repair: bool) -> None:
         self.sent += size
         self.repaired += size * is_repair
-        self.controlled += size * (datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT))
+        self.controlled += size * is_control
         if self.found is not None and (is_repair or self.queues):
             self.found.note(self.number, size, now, self.recovery.delay)
 
@@ -100,3 +107,8 @@ class NetworkSide:
         """Datagrams of ours have been lost: those that are asked for again."""
         if self.found is not None:
             self.found.note_lost(numbers)
+
+
+def _left(expires: float, now: float) -> int:
+    """Milliseconds."""
+    return max(1, int((expires - now) * 1000))

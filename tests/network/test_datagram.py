@@ -18,6 +18,7 @@ from jbi_pubsub.network.datagram import (
     packed,
     read,
     renumbered,
+    sent_anew,
 )
 
 pytestmark = pytest.mark.unit
@@ -74,6 +75,18 @@ def test_who_passes_it_on_changes_hops_sender_and_number_alone(
     moved = bytearray(packed(datagram))
     renumbered(moved, sender, number, hops=hops)
     assert bytes(moved) == packed(datagram._replace(sender=sender, number=number, hops=hops))
+
+
+@given(datagrams(), _bytes(4), _uint(64, 1), _uint(32), st.booleans())
+@settings(deadline=None)
+def test_what_is_sent_anew_is_what_it_was_but_for_who_when_and_how_often(
+    datagram: Datagram, sender: bytes, number: int, expiration: int, is_repair: bool
+) -> None:
+    if datagram.footer is not None:
+        again = datagram._replace(
+            footer=datagram.footer._replace(expiration=expiration), sender=sender, number=number, is_repair=is_repair
+        )
+        assert sent_anew(packed(datagram), sender, number, expiration, is_repair=is_repair) == packed(again)
 
 
 @pytest.mark.row("G-41", "G-129", "G-133")
