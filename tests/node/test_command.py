@@ -139,14 +139,15 @@ def test_a_node_is_meant_by_its_name(
 
 
 def test_a_shell_completes_the_names_of_nodes(
-    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a node; When a shell asks for what may follow --node, expect its name, or nothing where nobody answers
     facts = start(*FLAGS, "node", "start", "--folder", str(tmp_path / "a"), "--name", "tent-3", "--json").fact()
     monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
     monkeypatch.setenv("JBI_LOOKUP_LOCATORS", facts["lookup"])
     complete = ShellComplete(jbi, {}, "jbi", "_JBI_COMPLETE")
-    assert [item.value for item in complete.get_completions(["--node"], "te")] == ["tent-3"]
+    names = eventually(lambda: complete.get_completions(["--node"], "te"))  # it waits half a second alone
+    assert [item.value for item in names] == ["tent-3"]
     monkeypatch.setenv("JBI_LOOKUP_LOCATORS", "127.0.0.1:1")
     assert complete.get_completions(["--node"], "") == []
 
