@@ -157,6 +157,7 @@ class NodeNetworks:
             kept=len(self._persistence.keeping()),
             lacking=self._persistence.lacking(),
             faults=told["faults"] | side["faults"],
+            tunnels=self._tunnels.status(),
             troubles=[trouble for way in self._mirror.directions for trouble in way.status()["trouble"]],
         )  # fmt: skip
 

@@ -82,6 +82,7 @@ def test_a_node_is_administered_through_another_one(pair: Any, said: Said, nodes
     assert json.loads(said(*here, "node", "details", "--json")[1])["name"] == "bravo"
     code, out, err = said(*here, "node", "clients", "--json")
     assert (code, {each["id"] for each in json.loads(out)}) == (0, {each.id for each in bravo.clients()}), err
+    assert alpha.networks().tunnels["doors"] == 2
     # what is set there to be set there alone
     code, out, err = said(*here, "node", "set", "node.statistics_seconds", "7")
     assert (code, out) == (0, "node.statistics_seconds is 7\n"), err

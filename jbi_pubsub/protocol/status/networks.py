@@ -83,6 +83,9 @@ class NetworksStatus(Status, frozen=True):
     cached_bytes: Annotated[Count, gauge("Bytes of blocks that are kept to be given again")] = 0
     """Bytes of blocks that can be given again."""
     faults: dict[str, Count] = msgspec.field(default_factory=dict)
+    tunnels: dict[str, Count] = {}
+    """`doors` that are open to servers of other nodes, `streams` to and from them, and connections that were `refused`,
+    as there were too many."""
     troubles: list[str] = msgspec.field(default_factory=list)
     """Things that the bridge between the networks and the delegate can't do now."""
 
