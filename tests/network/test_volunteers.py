@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.node.volunteers import (
+    AGAIN,
     VOLUNTEER,
     Assistance,
     PersistenceCoordinator,
@@ -257,16 +259,22 @@ def test_words_that_come_late_or_of_others_change_nothing() -> None:
     assert volunteer.due() == float("inf")
 
 
-def test_an_offer_is_made_again_while_nobody_answers() -> None:
+@pytest.mark.row("G-69")
+def test_an_offer_is_made_within_its_delay_and_again_seldom_while_nobody_answers() -> None:
     volunteer = PersistenceVolunteer(b"v" * 16, SECONDS, random.Random(1).uniform)
     volunteer.told(b"c" * 16, 1, PersistenceCoordinator(1, 10.0).ask(UID), 0.0)
 
     made: list[PersistenceOffer] = []
+    times = [0.0]
     for _ in range(3):
-        made += volunteer.offers(volunteer.due())
+        times.append(volunteer.due())
+        made += volunteer.offers(times[-1])
 
     assert [(each.to, each.uid) for each in made] == [(b"c" * 16, UID)] * 3
     assert len({each.nonce for each in made}) == 3
+    first, *others = (after - before for before, after in pairwise(times))
+    assert 0.0 <= first <= SECONDS
+    assert all(AGAIN * SECONDS <= each <= (AGAIN + 1) * SECONDS for each in others)
 
 
 def test_of_what_has_ended_nobody_is_needed() -> None:
