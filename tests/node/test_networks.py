@@ -206,6 +206,33 @@ def test_who_looks_at_a_node_sees_its_networks_in_its_status_and_its_metrics(
     publisher.adapter.close()
 
 
+def test_loss_and_what_is_sent_again_are_told_as_series(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes on a network that loses, of which one tells its statistics, and somebody who wants those
+    nodes.loss = 0.2
+    alpha = nodes.start("alpha", statistics_seconds=0.2)
+    bravo = nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(alpha)) as own, SubscriberAdapter(of(bravo)) as subscriber:
+        series = {
+            name: own.register_subscriber(type_name="jbi.Measurement", predicate=f"//series='{name}' and //value > 0")
+            for name in ("network.lab.repairs", f"peer.{bravo.identity.id[:8]}.loss", "network.lab.loss")
+        }
+        for wanted in series.values():
+            own.wait_matched(wanted, timeout=30.0)
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        publisher.publish(1, 100)
+        assert _numbers(subscriber, subscription, 100) == list(range(1, 101))
+        # Expect what was sent again, and how much of what the other one sends is lost, also for who looks
+        for name, wanted in series.items():
+            assert own.receive(wanted, timeout=30.0) is not None, name
+    assert alpha.networks().links[0].repaired > 0
+    eventually(lambda: 0 < alpha.networks().peers[0].loss < 90, timeout=20.0)
+    publisher.adapter.close()
+
+
 def test_a_status_tells_of_the_worst_nodes_when_there_are_many() -> None:
     peers = [PeerStatus(id=f"{n:032x}", name=f"n{n}", loss=float(n % 50)) for n in range(1_000)]
     brief = NetworksStatus(peers=peers, nodes=1_000).brief()
