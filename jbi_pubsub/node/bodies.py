@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Final
 
 import msgspec
@@ -24,6 +25,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_MOST)]
 
 
+def digest(data: bytes) -> bytes:
+    """Name of 16 bytes for some bytes."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
 class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="sequence"):
     """Sequence information: a registration of a node (Gemini, section 5.6)."""
 
@@ -43,6 +49,8 @@ class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body
     """Whether other nodes are asked to keep its objects."""
     importance: Importance | None = None
     sending: Sending = SENDING
+    update: _Count = 0
+    """Number that makes the same again other words: what was heard already, word for word, is not heard again."""
 
     def registration(self) -> BridgedRegistration:
         """The same as a bridge sees it."""
@@ -57,6 +65,7 @@ class WantedBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
 
     version: int
     wanted: Wanted
+    update: _Count = 0
 
 
 class SchemaBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="schema"):
@@ -64,6 +73,12 @@ class SchemaBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
 
     version: int
     bundle: SchemaBundle
+    update: _Count = 0
+
+    @property
+    def name(self) -> bytes:
+        """Digest of the schema."""
+        return digest(msgspec.msgpack.encode(self.bundle))
 
 
 class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="left out"):

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -42,25 +43,24 @@ from .bodies import (
     SequenceBody,
     WantedBody,
     decoded_body,
-    encoded,
+    digest,
 )
 from .ordering import Numbered
-from .own import HELD_SECONDS, OwnSequence, digest
+from .own import HELD_SECONDS, OwnSequence
 from .remote import RemoteSequences
 from .remote_queries import NetworkQueries
+from .schemas import RemoteSchemas
+from .words import OwnWords
 
 log = logging.getLogger("jbi_pubsub.node")
 
 NAME: Final = "infosphere"
 ANSWERS: Final = "answers"
 """Role of a node that answers queries of others."""
-DURABLE_LIFE: Final = 3_600_000
-"""Milliseconds that a durable message lives that its node says no more."""
-ENDED_LIFE: Final = 24 * DURABLE_LIFE
-"""The same of the end of a registration: nodes that were away for less hear of it."""
 _WANTED: Final = digest(b"wanted")
 """Key of the message that tells what a node's subscribers want."""
-SCHEMAS_MOST: Final = 2_000
+OBJECT_BYTES: Final = 1_000
+"""That an object takes beside its body, while it waits for those before it."""
 
 
 class NodeNetwork(Protocol):
@@ -89,10 +89,9 @@ class Infosphere:
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()
         self._own: dict[str, OwnSequence] = {}
-        self._updates: Counter[bytes] = Counter()
-        """Updates of our durable messages."""
-        self._schemas: dict[bytes, SchemaBundle] = {}
+        self._words = OwnWords(self.say, section.node_timeout)
         self._remote = RemoteSequences()
+        self._schemas = RemoteSchemas(self._remote.schemas)
         self._wanted: Wanted | None = None
         """Interest of our subscribers that others have not been told yet."""
         self._faults: Counter[str] = Counter()
@@ -119,13 +118,13 @@ class Infosphere:
             wanted, self._wanted = self._wanted, None
             own = [each for each in self._own.values() if self._is_wanted(each.body)]
         self._queries.left(frozenset(peers))
-        try:
-            if wanted is not None:
-                self._tell(_WANTED, encoded(WantedBody(VERSION, wanted)))
+        if wanted is not None:
+            self._words.stand(_WANTED, WantedBody(VERSION, wanted))
+        else:
+            self._words.speak()
+        with suppress(BackPressureError):  # at the next look
             for each in own:
                 each.go(now, 0.0)
-        except BackPressureError:  # at the next look
-            self._wanted = self._wanted or wanted
 
     def watch(self, changed: Callable[[], None]) -> None:
         """See BridgePlatform."""
@@ -170,21 +169,20 @@ class Infosphere:
         validate: bool,  # noqa: ARG002  # every node checks what comes
     ) -> None:
         """See BridgePlatform."""
-        data = encoded(SchemaBody(VERSION, bundle))
-        name = digest(data)
-        with self._lock:
-            is_new = all(each.body.schema != name for each in self._own.values())
-            self._schemas[name] = bundle
-        if is_new:
-            self._tell(name, data)
+        schema = SchemaBody(VERSION, bundle)
+        before = self._own.get(published.uid)
+        if not self._uses(schema.name):
+            self._words.stand(schema.name, schema)
         body = SequenceBody(
-            VERSION, published.uid, type_, name, published.entries, published.signing, via, published.expiration,
+            VERSION, published.uid, type_, schema.name, published.entries, published.signing, via, published.expiration,
             is_persistent=published.is_persistent and self._section.persist_elsewhere,
             importance=published.importance, sending=published.sending,
         )  # fmt: skip
         with self._lock:
-            self._own[body.uid] = OwnSequence(body, self.say, self._own.get(body.uid))
-        self._tell(digest(body.uid.encode()), encoded(body))
+            self._own[body.uid] = OwnSequence(body, self.say, before)
+        self._words.stand(digest(body.uid.encode()), body)
+        if before is not None and not self._uses(before.body.schema):
+            self._words.end(before.body.schema)
         self._changed()
 
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # what was said is the network's
@@ -193,7 +191,9 @@ class Infosphere:
             own = self._own.pop(uid, None)
         if own is not None:
             ended = msgspec.structs.replace(own.body, last=own.last, has_ended=True)
-            self._tell(digest(uid.encode()), encoded(ended), ENDED_LIFE)
+            self._words.end(digest(uid.encode()), ended)
+            if not self._uses(own.body.schema):
+                self._words.end(own.body.schema)
             self._changed()
         return True
 
@@ -208,10 +208,12 @@ class Infosphere:
             own.go(now, timeout, number, message)
         elif self._remote.is_alone():
             own.hold(number, message, now + max(HELD_SECONDS, 2 * self._section.announce_seconds))
+        else:
+            own.skip(number)
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:  # noqa: ARG002  # up to a number
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
         """See BridgePlatform."""
-        self._known(uid).leave_out(up_to, timeout)
+        self._known(uid).leave_out(count, up_to, timeout)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""
@@ -233,14 +235,10 @@ class Infosphere:
         """See BridgePlatform: what was said is the network's."""
         return 0
 
-    def _tell(self, key: bytes, body: bytes, life: int = DURABLE_LIFE) -> None:
-        """Say something that holds until it is said otherwise."""
+    def _uses(self, schema: bytes) -> bool:
+        """Whether registrations of ours have a schema."""
         with self._lock:
-            self._updates[key] += 1
-            update = self._updates[key]
-        self.say(NodeMessage(
-            DatagramKind.SEQUENCE, DatagramMode.DURABLE, body, expiration=life, durability=key, update=update
-        ), self._section.node_timeout)  # fmt: skip
+            return any(each.body.schema == schema for each in self._own.values())
 
     def say(self, message: NodeMessage, timeout: float) -> None:
         """Say something to other nodes. Raises BackPressureError."""
@@ -257,7 +255,7 @@ class Infosphere:
         try:
             if message.kind == DatagramKind.PUBLICATION:
                 self._take(message, Parcel.received(message.body).unpacked())
-            else:
+            elif message.body:  # or a word that is taken back
                 self._hear_body(message, decoded_body(message.body))
         except ProtocolError as exc:
             self.fault(message.origin, exc)
@@ -266,7 +264,9 @@ class Infosphere:
         if isinstance(body, SequenceBody):
             self._hear(message, body)
         elif isinstance(body, SchemaBody):
-            self._learn(digest(message.body), body.bundle)
+            with self._lock:
+                self._schemas.add(body.name, body.bundle)
+            self._changed()
         elif isinstance(body, WantedBody):
             with self._lock:
                 self._remote.hear(message.origin, message.epoch, time.monotonic()).wanted = body.wanted
@@ -291,21 +291,8 @@ class Infosphere:
 
     def _hear(self, message: NodeMessage, body: SequenceBody) -> None:
         with self._lock:
-            remote = self._remote.of(body.uid, message) if body.uid not in self._own else None
-            if remote is None:
-                return
-            remote.body = body
-            remote.ended = time.monotonic() if body.has_ended else 0.0
-        self._changed()
-
-    def _learn(self, name: bytes, bundle: SchemaBundle) -> None:
-        with self._lock:
-            if len(self._schemas) >= SCHEMAS_MOST:
-                used = {each.body.schema for each in self._own.values()}
-                used |= {each.body.schema for each in self._remote if each.body is not None}
-                self._schemas = {key: each for key, each in self._schemas.items() if key in used}
-            if len(self._schemas) < SCHEMAS_MOST:
-                self._schemas[name] = bundle
+            things = () if body.uid in self._own else self._remote.tell(message, body, time.monotonic())
+        self._go(things)
         self._changed()
 
     def _take(self, message: NodeMessage, thing: InfoObject | LeftOutBody) -> None:
@@ -314,11 +301,19 @@ class Infosphere:
         else:
             uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
         with self._lock:
-            remote = self._remote.of(uid, message) if uid not in self._own else None
+            remote = self._remote.of(uid, message, time.monotonic()) if uid not in self._own else None
         if remote is not None:
-            numbered = Numbered(last, first, message.epoch, message.serial, thing)
+            size = len(message.body) + OBJECT_BYTES
+            numbered = Numbered(last, first, message.epoch, message.serial, thing, size)
             is_reliable = message.mode != DatagramMode.UNRELIABLE
             self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
+        while self._remote.room.is_full:
+            with self._lock:
+                largest = max(self._remote, key=lambda each: each.order.size, default=None)
+            if largest is None or not largest.order.size:  # one was forgotten while something came
+                self._remote.room.size = 0
+            else:
+                self._go(largest.order.first())
 
     def _go(self, things: Iterable[InfoObject | LeftOutBody]) -> None:
         arrived = self._arrived

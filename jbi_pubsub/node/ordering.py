@@ -14,6 +14,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 WAITING_MOST: Final = 10_000
 """Objects of a registration that wait; then the first of them goes, whatever it waits for."""
 
+WAITING_BYTES: Final = 64 << 20
+"""Limit of what waits of all registrations: whoever keeps them lets the first of the largest go."""
+
 Thing = TypeVar("Thing")
 
 
@@ -25,12 +28,29 @@ class Numbered(NamedTuple, Generic[Thing]):
     epoch: int
     serial: int
     thing: Thing
+    size: int = 0
+    """Bytes, about."""
+
+
+class WaitingRoom:
+    """Bytes that wait of all registrations."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something is to go."""
+        return self.size > WAITING_BYTES
 
 
 class ObjectOrder(Generic[Thing]):
     """Order of one registration."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: WaitingRoom | None = None) -> None:
+        self._room = room or WaitingRoom()
+        self.size = 0
+        """Bytes that wait."""
         self.next = 1
         """Number that goes next."""
         self._waiting: list[tuple[int, int, Numbered[Thing]]] = []
@@ -45,6 +65,7 @@ class ObjectOrder(Generic[Thing]):
         if numbered.last >= self.next:
             self._count += 1
             heapq.heappush(self._waiting, (numbered.first, self._count, numbered))
+            self._count_in(numbered.size)
         yield from self._ready()
 
     def skip_to(self, numbered: Numbered[Thing]) -> Iterator[Thing]:
@@ -52,6 +73,17 @@ class ObjectOrder(Generic[Thing]):
         if numbered.last >= self.next:
             self.next = numbered.last + 1
             yield numbered.thing
+
+    def first(self) -> Iterator[Thing]:
+        """Nobody waits for what is before the first one any more; those that go now."""
+        if self._waiting:
+            yield self._pop()
+            yield from self._ready()
+
+    def all(self) -> Iterator[Thing]:
+        """Nobody waits any more: all that are here, in order."""
+        while self._waiting:
+            yield from self.first()
 
     def settled(self, epoch: int, serial: int) -> Iterator[Thing]:
         """Nothing more comes of the log up to that serial; those that go now."""
@@ -62,11 +94,16 @@ class ObjectOrder(Generic[Thing]):
     def _ready(self) -> Iterator[Thing]:
         while self._waiting and (self._waiting[0][0] <= self.next or len(self._waiting) > WAITING_MOST):
             if self._waiting[0][2].last < self.next:  # it has gone
-                heapq.heappop(self._waiting)
+                self._count_in(-heapq.heappop(self._waiting)[2].size)
             else:
                 yield self._pop()
 
     def _pop(self) -> Thing:
         numbered = heapq.heappop(self._waiting)[2]
+        self._count_in(-numbered.size)
         self.next = max(self.next, numbered.last + 1)
         return numbered.thing
+
+    def _count_in(self, size: int) -> None:
+        self.size += size
+        self._room.size += size

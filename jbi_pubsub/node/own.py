@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 
-from .bodies import VERSION, LeftOutBody, SequenceBody, encoded
+from .bodies import VERSION, LeftOutBody, SequenceBody, digest, encoded
 
 HELD_SECONDS: Final = 10.0
 """Time that an object is held, at least: a new node is heard of within two announcements."""
@@ -24,11 +23,6 @@ HELD_BYTES: Final = 1 << 20
 LEFT_OUT_SECONDS: Final = 60.0
 Say = Callable[[NodeMessage, float], None]
 _MODES: Final = {mode.name.lower(): mode for mode in DatagramMode}
-
-
-def digest(data: bytes) -> bytes:
-    """Name of 16 bytes for some bytes."""
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class _HeldObject(NamedTuple):
@@ -42,7 +36,8 @@ class _HeldObject(NamedTuple):
 class OwnSequence:
     """A registration of ours, and how its objects are said. Any thread.
 
-    What is not said is left out, which is told with its number before what follows. What nobody is there for is held
+    What is not said is left out, which is told with its number before what follows; a number that never came here is a
+    loss, and told as none. What nobody is there for is held
     for a while, as who wants it may not have been heard of yet."""
 
     def __init__(self, body: SequenceBody, say: Say, before: OwnSequence | None = None) -> None:
@@ -53,6 +48,9 @@ class OwnSequence:
         """Held while something is said: what is held goes before what comes."""
         self.last: int = before.last if before is not None else 0
         """Number of the last object that was said or left out."""
+        self._left: int = before._left if before is not None else 0
+        """Objects left out and not told yet; `_left_to`: number of the last one."""
+        self._left_to: int = before._left_to if before is not None else 0
         self._held: deque[_HeldObject] = before._held if before is not None else deque()
         key = body.sending.key
         self._key = compiled_xpath(f"string({key})", {}) if key else None
@@ -75,32 +73,45 @@ class OwnSequence:
         with self._lock:
             self._held.append(_HeldObject(until, number, message))
             while len(self._held) > HELD_MOST or sum(len(each.message.body) for each in self._held) > HELD_BYTES:
-                self._held.popleft()
+                self._pass_over(1, self._held.popleft().number)
+
+    def skip(self, number: int) -> None:
+        """Nobody wants an object."""
+        with self._lock:
+            self._pass_over(1, number)
 
     def go(self, now: float, timeout: float, number: int = 0, message: NodeMessage | None = None) -> None:
         """Say what is held, and then an object. Raises BackPressureError: nothing of it is lost by that."""
         with self._lock:
             while self._held and self._held[0].until <= now:
-                self._held.popleft()
+                self._pass_over(1, self._held.popleft().number)
             while self._held:
                 self._one(self._held[0].number, self._held[0].message, timeout)
                 self._held.popleft()
             if message is not None:
                 self._one(number, message, timeout)
 
-    def leave_out(self, up_to: int, timeout: float) -> None:
-        """Objects up to a number do not go. Raises BackPressureError."""
+    def leave_out(self, count: int, up_to: int, timeout: float) -> None:
+        """So many objects up to a number do not go. Raises BackPressureError."""
         with self._lock:
-            self._leave_out(up_to, timeout)
+            if up_to > self._left_to:  # or it is said again, as there was no room
+                self._pass_over(count, up_to)
+            self._tell_left(timeout)
+
+    def _pass_over(self, count: int, up_to: int) -> None:
+        self._left += count
+        self._left_to = up_to
 
     def _one(self, number: int, message: NodeMessage, timeout: float) -> None:
-        if number > self.last + 1:
-            self._leave_out(number - 1, timeout)
+        self._tell_left(timeout)
         self._say(message, timeout)
         self.last = number
 
-    def _leave_out(self, up_to: int, timeout: float) -> None:
-        data = encoded(LeftOutBody(VERSION, self.body.uid, up_to - self.last, up_to))
+    def _tell_left(self, timeout: float) -> None:
+        if not self._left:
+            return
+        up_to = self._left_to
+        data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to))
         life = int((self.body.expiration or LEFT_OUT_SECONDS) * 1000)
         self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
-        self.last = up_to
+        self.last, self._left = max(self.last, up_to), 0

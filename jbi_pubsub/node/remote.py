@@ -1,9 +1,15 @@
-"""Other nodes and the sequences that they publish: tables. One thread at a time."""
+"""Other nodes and the sequences that they publish: tables. One thread at a time.
+
+Rules:
+- What a node does not say again is over, as is what it said before it was started anew.
+- Of several nodes that say one registration the first has it; when it ends there, or that node is not heard any more,
+  it is another one's.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,12 +19,21 @@ from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
 
 from .bodies import LeftOutBody, SequenceBody
-from .ordering import ObjectOrder
+from .ordering import ObjectOrder, WaitingRoom
 
 SEQUENCES_MOST: Final = 10_000
 """Sequences of one node; of all together ten times as many."""
+NODES_MOST: Final = 10_000
+OTHERS_MOST: Final = 8
+"""Further nodes that say the same registration."""
 ENDED_SECONDS: Final = 30.0
 """For the last objects of a sequence that has ended."""
+UNKNOWN_SECONDS: Final = 120.0
+"""For the registration of objects that have come before it."""
+SAID_SECONDS: Final = 4_000.0
+"""For a sequence to be said again: three times, and some more."""
+
+Thing = InfoObject | LeftOutBody
 
 
 @dataclass(slots=True)
@@ -28,6 +43,7 @@ class _OtherNode:
     epoch: int
     heard: float
     wanted: Wanted = EVERYTHING
+    is_here: bool = True
 
 
 @dataclass(slots=True)
@@ -36,15 +52,23 @@ class RemoteSequence:
 
     origin: bytes
     epoch: int
+    order: ObjectOrder[Thing]
+    said: float
+    """When it was told last, or an object has come where it was not (monotonic seconds)."""
     body: SequenceBody | None = None
-    order: ObjectOrder[InfoObject | LeftOutBody] = field(default_factory=ObjectOrder)
     ended: float = 0.0
-    """When its end was told (monotonic seconds); 0.0: it stands."""
+    """When its end was told; 0.0: it stands."""
+    others: dict[bytes, tuple[int, SequenceBody]] = field(default_factory=dict)
+    """The same of further nodes, with their starts."""
 
     def is_over(self, now: float, seconds: float) -> bool:
         """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live
         which say no expiration."""
-        if not self.ended or self.body is None:
+        if self.body is None:
+            return now - self.said > UNKNOWN_SECONDS and not len(self.order)
+        if now - self.said > SAID_SECONDS:
+            return True
+        if not self.ended:
             return False
         has_all = self.order.next > self.body.last
         life = ENDED_SECONDS if has_all else max(ENDED_SECONDS, self.body.expiration or seconds)
@@ -56,8 +80,11 @@ class RemoteSequences:
 
     def __init__(self) -> None:
         self._sequences: dict[str, RemoteSequence] = {}
+        self._of: Counter[bytes] = Counter()
+        """Number of sequences of each node."""
         self._nodes: dict[bytes, _OtherNode] = {}
-        """Nodes that are heard, or were not long ago."""
+        """Nodes that are heard, or were once."""
+        self.room = WaitingRoom()
 
     def __iter__(self) -> Iterator[RemoteSequence]:
         return iter(self._sequences.values())
@@ -70,52 +97,118 @@ class RemoteSequences:
         """Number of sequences of each node that stand."""
         return Counter(each.origin for each in self if each.body is not None and not each.ended)
 
+    def schemas(self) -> set[bytes]:
+        """Names of the schemas that they have."""
+        return {each.body.schema for each in self if each.body is not None}
+
     def known(self) -> list[SequenceBody]:
         """Sequences as their nodes say them, of those that are heard."""
-        return [each.body for each in self if each.body is not None and each.origin in self._nodes]
+        return [each.body for each in self if each.body is not None and self._is_here(each.origin)]
 
     def look(self, peers: Mapping[bytes, NodePeer], now: float, *, timeout: float, seconds: float) -> None:
-        """Forget nodes that have not been heard for `timeout`, and sequences that are over; see is_over."""
+        """Note which nodes have not been heard for `timeout`, and forget sequences that are over; see is_over."""
         for origin, peer in peers.items():
             self.hear(origin, peer.epoch, now)
-        for origin in [origin for origin, node in self._nodes.items() if now - node.heard > timeout]:
-            del self._nodes[origin]
+        for node in self._nodes.values():
+            node.is_here = now - node.heard <= timeout
         for uid in [uid for uid, each in self._sequences.items() if each.is_over(now, seconds)]:
-            del self._sequences[uid]
+            self._forget(uid)
+        for each in [each for each in self if each.others and not self._is_here(each.origin)]:
+            self._hand_over(each, now)
 
     def hear(self, origin: bytes, epoch: int, now: float) -> _OtherNode:
         """A node is there. What it said before it was started anew is over."""
         node = self._nodes.get(origin)
         if node is None or epoch > node.epoch:
             node = self._nodes[origin] = _OtherNode(epoch, now)
-            for uid in [uid for uid, e in self._sequences.items() if e.origin == origin and e.epoch < epoch]:
-                del self._sequences[uid]
-        node.heard = now
+            for uid, each in list(self._sequences.items()):
+                each.others = {key: it for key, it in each.others.items() if key != origin or it[0] >= epoch}
+                if each.origin == origin and each.epoch < epoch and not self._hand_over(each, now):
+                    self._forget(uid)
+            if len(self._nodes) > NODES_MOST:
+                del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard)]
+        node.heard, node.is_here = now, True
         return node
 
-    def of(self, uid: str, message: NodeMessage) -> RemoteSequence | None:
-        """The sequence of which a node says something. None: it is another node's, or over, or one too many."""
+    def of(self, uid: str, message: NodeMessage, now: float) -> RemoteSequence | None:
+        """The sequence of which a node says an object. None: it is another node's, or over, or one too many."""
+        found = self._opened(uid, message, now)
+        if found is not None and found.body is None:
+            found.said = now
+        return found if found is not None and found.origin == message.origin else None
+
+    def tell(self, message: NodeMessage, body: SequenceBody, now: float) -> Iterable[Thing]:
+        """A node says a sequence; objects that wait no more for what the node before might have said."""
+        found = self._opened(body.uid, message, now)
+        if found is None:
+            return ()
+        things: Iterable[Thing] = ()
+        if found.origin != message.origin:
+            is_free = found.body is None or found.ended or not self._is_here(found.origin)
+            if not is_free or body.has_ended:
+                found.others.pop(message.origin, None)
+                if not body.has_ended and len(found.others) < OTHERS_MOST:
+                    found.others[message.origin] = message.epoch, body
+                return ()
+            things = list(found.order.all())
+            self._move(found, message.origin, message.epoch)
+        found.body, found.said = body, now
+        found.ended = now if body.has_ended else 0.0
+        if found.ended:
+            self._hand_over(found, now)
+        return things
+
+    def _opened(self, uid: str, message: NodeMessage, now: float) -> RemoteSequence | None:
         node = self._nodes.get(message.origin)
         if node is not None and 0 < message.epoch < node.epoch:
             return None
         found = self._sequences.get(uid)
-        if found is None:
-            own = sum(each.origin == message.origin for each in self)
-            if own >= SEQUENCES_MOST or len(self._sequences) >= 10 * SEQUENCES_MOST:
-                return None
-            found = self._sequences[uid] = RemoteSequence(message.origin, message.epoch)
-        return found if found.origin == message.origin else None
+        if found is None and self._of[message.origin] < SEQUENCES_MOST and len(self._sequences) < 10 * SEQUENCES_MOST:
+            found = RemoteSequence(message.origin, message.epoch, ObjectOrder(self.room), now)
+            self._sequences[uid] = found
+            self._of[message.origin] += 1
+        return found
+
+    def _hand_over(self, sequence: RemoteSequence, now: float) -> bool:
+        """Whether there is another node that has it from now on."""
+        origin = next(filter(self._is_here, sequence.others), None)
+        if origin is None:
+            return False
+        epoch, body = sequence.others.pop(origin)
+        self._move(sequence, origin, epoch)
+        sequence.body, sequence.said, sequence.ended = body, now, 0.0
+        return True
+
+    def _move(self, sequence: RemoteSequence, origin: bytes, epoch: int) -> None:
+        sequence.others.pop(origin, None)
+        self._count(sequence.origin, -1)
+        self._count(origin, 1)
+        sequence.origin, sequence.epoch = origin, epoch
+
+    def _forget(self, uid: str) -> None:
+        gone = self._sequences.pop(uid)
+        self._count(gone.origin, -1)
+        self.room.size -= gone.order.size
+
+    def _count(self, origin: bytes, by: int) -> None:
+        self._of[origin] += by
+        if not self._of[origin]:
+            del self._of[origin]
+
+    def _is_here(self, origin: bytes) -> bool:
+        node = self._nodes.get(origin)
+        return node is not None and node.is_here
 
     def is_alone(self) -> bool:
-        """Whether no other node is known."""
-        return not self._nodes
+        """Whether no other node is there."""
+        return not any(each.is_here for each in self._nodes.values())
 
     def is_wanted(self, type_: TypeName) -> bool:
         """Whether subscribers somewhere want objects of a type."""
-        interests = [each.wanted.types for each in self._nodes.values()]
+        interests = [each.wanted.types for each in self._nodes.values() if each.is_here]
         return any(types is None or any(each.type == type_ for each in types) for types in interests)
 
     def demand(self, type_: TypeName, demand: str) -> bool:
         """Whether subscribers somewhere demand something of a type's objects."""
-        wanted = [each for node in self._nodes.values() for each in node.wanted.types or ()]
+        wanted = [each for node in self._nodes.values() if node.is_here for each in node.wanted.types or ()]
         return any(each.type == type_ and demand in each.demands for each in wanted)
