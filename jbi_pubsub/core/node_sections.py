@@ -125,7 +125,8 @@ class NetworkSection(Section, frozen=True):
     ttl: Annotated[int, msgspec.Meta(ge=0, le=255)] = 1
     """Routers that multicast passes, and one."""
     rate: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
-    """Bytes a second that this node sends at most; 0: it is found, as losses tell."""
+    """Bytes a second that this node sends at most; 0: it is found, as losses tell, from 1 Mbit/s on: slower links say
+    theirs."""
     block: Annotated[int, msgspec.Meta(ge=64, le=60_000)] = 1_360
     """Bytes of data in a datagram."""
     send_buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0

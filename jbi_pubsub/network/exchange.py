@@ -142,12 +142,11 @@ class Exchange:
         datagram = read(data)
         if isinstance(datagram, str):
             raise ProtocolError(f"a datagram {datagram}")
-        if datagram.origin == self.me:
-            is_twins = self._own.is_twins(datagram, max(each.number for each in self.sides))
-            if is_twins:
-                self.peers.hear_twin(datagram.footer.epoch if datagram.footer is not None else 0)
-            if is_twins or datagram.sender == self.me[:4]:
-                return
+        if datagram.origin == self.me and self._own.is_twins(datagram, max(each.number for each in self.sides)):
+            self.peers.hear_twin(datagram.footer.epoch if datagram.footer is not None else 0)
+            return
+        if datagram.sender == self.me[:4] and datagram.number <= self.sides[at].number:
+            return  # ours, which multicast brings back
         recovery, footer = self.sides[at].recovery, datagram.footer
         has_block = footer is not None and footer.serial > 0
         recovery.senders.note(datagram.sender, datagram.number, now, has_block=has_block)

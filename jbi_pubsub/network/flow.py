@@ -31,7 +31,9 @@ CONTROL_MOST: Final = 64
 """Requests and announcements that wait; then the oldest go, as others follow."""
 REPAIRS_MOST: Final = 20_000
 """Repairs that wait on a network."""
-LEAST_RATE: Final = 2_400.0
+OUTAGE: Final = 0.9
+"""Share of losses from which on a link has failed, which says nothing of its rate."""
+LEAST_RATE: Final = 125_000.0
 MOST_RATE: Final = 1e9
 FIRST_RATE: Final = 1e6
 """Bytes a second where nothing is known."""
@@ -202,6 +204,8 @@ class FoundRate:
     def _judge(self, period: _Period) -> None:
         """If about as much comes at half the rate, it was too high; if half as much comes, the link loses that at any
         rate, and the rate is as it was."""
+        if period.share > OUTAGE:
+            return
         tried, self._tried = self._tried, 0.0
         if tried and period.came < ABOUT * tried:
             self.rate = min(2 * self.rate, MOST_RATE)

@@ -60,7 +60,7 @@ def test_one_who_comes_late_fetches_the_newest_update_alone(is_gone: bool) -> No
     # Expect the last update there, and no other one on the network
     assert [each.update for each in late.heard] == [30]
     assert {each.footer.update for each in sent if each.footer and each.kind == DatagramKind.PUBLICATION} == {30}
-    assert len(late.exchange._held) == len(other.exchange._held) == 3
+    assert len(late.exchange.held) == len(other.exchange.held) == 3
 
 
 def test_publications_push_out_no_durable_message() -> None:
@@ -73,7 +73,7 @@ def test_publications_push_out_no_durable_message() -> None:
     late = Node(world, 9, [segment], ExchangeSettings())
     world.run(15.0)
     assert b"lasts" in [each.body for each in late.heard]
-    assert other.exchange._held.size < 25_000
+    assert other.exchange.held.size < 25_000
 
 
 def test_a_durable_message_is_said_again_as_long_as_its_node_lives() -> None:

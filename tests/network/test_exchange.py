@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from jbi_pubsub.network.datagram import DatagramMode
-from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, read
+from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
+from jbi_pubsub.network.message import NodeMessage
 
 from .simulated import Node, Segment, World
 
@@ -250,3 +251,25 @@ def test_a_directed_message_comes_to_its_addressee_alone() -> None:
         nodes[0].say(b"%d" % number, to=nodes[2].id)
     net.world.run(net.world.now + 10.0)
     assert [len(each.heard) for each in nodes] == [0, 0, 50, 0]
+
+
+def test_a_relay_passes_on_all_blocks_though_its_own_datagrams_come_back() -> None:
+    # Given a relay on two networks, the second of which brings everybody's datagrams back to himself, as multicast does
+    settings = ExchangeSettings(name="n")
+    origin = Exchange(b"o" * 16, 1, 1, lambda low, _: low, settings)
+    relay = Exchange(b"r" * 16, 1, 2, lambda low, _: low, settings)
+    origin.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"x" * 5_000), 0.0)
+    while (data := origin.outgoing(0, 0.0)) is not None:
+        list(relay.received(0, data, 0.0))
+    # When it passes on a message of four blocks
+    passed = []
+    now = 0.0
+    while now < 1.0:
+        relay.tick(now)
+        while (data := relay.outgoing(1, now)) is not None:
+            list(relay.received(1, data, now))
+            if (datagram := read(data)).kind == DatagramKind.PUBLICATION:  # type: ignore[union-attr]
+                passed.append(datagram.block)  # type: ignore[union-attr]
+        now += 0.01
+    # Expect all four, each once
+    assert sorted(passed) == [1, 2, 3, 4]

@@ -9,7 +9,7 @@ import pytest
 
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
-from jbi_pubsub.network.flow import BlockRepair, FoundRate, OutgoingBlock, SeenWindow, SendingQueues, Turn
+from jbi_pubsub.network.flow import FIRST_RATE, BlockRepair, FoundRate, OutgoingBlock, SeenWindow, SendingQueues, Turn
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.message import NodeMessage
@@ -100,6 +100,17 @@ def _found(seconds: float, capacity: float, loss: float = 0.0) -> float:
 @pytest.mark.parametrize("capacity", [2e5, 3e6, 2e7])
 def test_a_rate_is_found(capacity: float) -> None:
     assert 0.5 * capacity <= _found(20.0, capacity) <= 1.5 * capacity
+
+
+@pytest.mark.unit
+def test_a_link_that_fails_for_a_while_has_its_rate_when_it_is_back() -> None:
+    # Given a rate that was found; when nothing of what is sent comes for ten seconds
+    rate = FoundRate()
+    for step in range(1, 5_000):
+        rate.note(step, int(rate.rate / 500), step / 500, 0.02)
+        rate.note_lost([step])
+    # Expect it to say nothing of what the link carries
+    assert rate.rate >= FIRST_RATE
 
 
 @pytest.mark.unit

@@ -125,7 +125,7 @@ def test_random_and_mutated_datagrams_raise_nothing_but_ours_and_take_bounded_ro
             _drained(exchange, number / 1_000)
     # Expect bounded tables, and a node that is at work
     assert len(exchange.logs) <= 2 * LOGS_OF_UNKNOWN
-    assert exchange._held.size <= SETTINGS.cache_bytes + (64 << 20)
+    assert exchange.held.size <= SETTINGS.cache_bytes + (64 << 20)
     assert len(exchange.peers) <= 1_000
     _hear(exchange, _announced(OTHER, number=2), count / 1_000)
     assert _hear(exchange, _block(OTHER, 1, b"hello"), count / 1_000)[0].body == b"hello"
