@@ -23,15 +23,13 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.descriptors import Descriptor, Key, Kind, Property, StoredType
 from jbi_pubsub.core.errors import ConfigurationError, SchemaError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
-from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import XSD
-from jbi_pubsub.protocol.entries import PublisherAdapterDelegate, local_name
-from jbi_pubsub.protocol.repositories import REPOSITORIES
+from jbi_pubsub.protocol.entries import local_name
 from jbi_pubsub.protocol.services import TYPES, TypesProxy
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .codegen import LOCATIONS, ROOT, bundle_of, cache_of
-from .community import at_address, by_address, calling, listed
+from .community import at_address, calling
 from .near import NearNames, told
 from .options import (
     EXISTING_FILE,
@@ -47,8 +45,10 @@ from .options import (
     option,
 )
 from .query import tell_missing
+from .repositories import found_repository, named
 from .settings import looking
 from .show import Column, counted, moment, printable, show_facts, show_table, sized
+from .type_conflicts import conflicts
 
 DOCUMENT_BYTES: Final = 64 << 20
 """A document that is tried may have so many: metadata that are published have less."""
@@ -115,6 +115,9 @@ def types() -> None:
     """
 
 
+types.add_command(conflicts)
+
+
 class _RepositoryPlace(Arguments):
     at: str | None = option("The delegate to ask; default: the one that is found.", metavar="HOST:PORT")
     folder: Path | None = option("A repository that no delegate has open.", type=FOLDER)
@@ -126,7 +129,7 @@ class _RepositoryPlace(Arguments):
         if self.folder is not None:
             return closing(_FolderRepository(open_registry(self.folder, readonly=not changes), cache_of(self.settings)))
         config = self.settings.load()
-        ref = at_address(self.at) if self.at else _found(config)
+        ref = at_address(self.at) if self.at else found_repository(config)
         missing = UnknownUidError(f"{self.at} is no delegate", hint="`jbi services` lists those there are")
         return calling(TypesProxy, ref, config, TYPES, missing)
 
@@ -517,12 +520,6 @@ def _documents(folder: Path) -> Iterator[tuple[str, bytes]]:
 # -- inside -----------------------------------------------------------------------------------------------------
 
 
-def named(given: str) -> TypeName:
-    """NAME or NAME/VERSION; names may hold a namespace, whose slashes are no versions."""
-    name, slash, version = given.rpartition("/")
-    return TypeName(name, version) if slash and name and version and "}" not in version else TypeName(given)
-
-
 def _find(repository: Repository, given: str, kind: Kind) -> Key:
     """The descriptor that is called so. Raises UnknownUidError, with the nearest."""
     wanted = named(given)
@@ -547,29 +544,6 @@ def _held(repository: Repository, key: Key) -> StoredType:
     if found is None:
         raise UnknownUidError(f"{key[1]} has been removed meanwhile")
     return found
-
-
-def _found(config: Config) -> ServiceRef:
-    items = by_address(listed(config, REPOSITORIES))
-    if len(items) == 1:
-        return items[0].proxy
-    own = PublisherAdapterDelegate.entry_name
-    names = [
-        f"{', '.join(item.proxy.endpoints)} ({entry.name}, {entry.location})"
-        for item in items
-        for rep in item.entries
-        if rep.cls.name == own
-        for entry in [PublisherAdapterDelegate.from_rep(rep)]
-    ]
-    if names:
-        raise ConfigurationError(
-            f"several delegates have a type repository: {'; '.join(sorted(names)[:10])}",
-            hint="Name one: --at HOST:PORT",
-        )
-    raise UnknownUidError(
-        "no delegate with a type repository is registered with the lookup services",
-        hint="Start one: jbi pad NAME LOCATION --types FOLDER; or open a folder: --folder FOLDER",
-    )
 
 
 def _plain(told_: Descriptor) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from jbi_pubsub.pad.server.system_publisher import OwnRegistration
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import fetch_terms
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateOverview, DelegateStatus, SequencesStatus
-from jbi_pubsub.protocol.status.networks import NetworksStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
@@ -127,6 +127,14 @@ class NodeState(Protocol):
         """A way to a server of another node. Raises UnknownUidError, WireError."""
         ...
 
+    def type_conflicts(self) -> list[TypeConflict]:
+        """Types of which nodes have different schemas."""
+        ...
+
+    def settle_type(self, type_: TypeName, node: str, by: str) -> None:
+        """Decide that a type has the schema of a node."""
+        ...
+
     def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
         """Raises AccessDeniedError."""
         ...
@@ -177,6 +185,20 @@ class NodeCalls:
         self._node.allow(caller, "administer", Subject())
         told = self._node.networks()
         return msgspec.structs.replace(told, peers=told.peers[:STATUS_ROWS])
+
+    @exported
+    def type_conflicts(self, caller: Caller) -> list[TypeConflict]:
+        """Types of which nodes have different schemas, STATUS_ROWS at most, for whom may see `status`."""
+        self._node.allow(caller, "status", Subject())
+        return self._node.type_conflicts()[:STATUS_ROWS]
+
+    @exported
+    def settle_type(self, caller: Caller, name: str, version: str, node: str) -> None:
+        """Decide that a type has the schema of a node, at all nodes, for whom may change `types`. Raises
+        UnknownUidError, SchemaError, ConfigurationError, StorageError."""
+        node = node[:NAME_MOST]
+        self._node.allow(caller, "types", Subject(name, version, f"settle by node {node}"))
+        self._node.settle_type(TypeName(name, version), node, caller.user or caller.identity or caller.address)
 
     @exported
     def sequences(self, caller: Caller) -> SequencesStatus:
@@ -264,6 +286,14 @@ class NodeProxy:
     def networks(self) -> NetworksStatus:
         """See NodeCalls."""
         return self._client.call("networks", NetworksStatus)
+
+    def type_conflicts(self) -> list[TypeConflict]:
+        """See NodeCalls."""
+        return self._client.call("type_conflicts", list[TypeConflict])
+
+    def settle_type(self, type_: TypeName, node: str) -> None:
+        """See NodeCalls."""
+        self._client.call("settle_type", None, type_.name, type_.version, node)
 
     def sequences(self) -> dict[str, Any]:
         """See NodeCalls."""

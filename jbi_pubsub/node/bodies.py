@@ -81,6 +81,19 @@ class SchemaBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
         return digest(msgspec.msgpack.encode(self.bundle))
 
 
+class SettledBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="settled"):
+    """The schema that a type has from now on, said by the node at which somebody has decided so."""
+
+    version: int
+    schema: SchemaBundle
+    """With the type's name."""
+    at: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    """When (seconds since the epoch): the last word holds."""
+    node: _Name
+    """Node that publishes by it."""
+    update: _Count = 0
+
+
 class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="left out"):
     """Objects of a registration that do not come, with numbers up to `up_to`."""
 
@@ -110,7 +123,7 @@ class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
     lacks: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
 
-NodeBody = SequenceBody | SchemaBody | WantedBody | LeftOutBody | QueryBody | ResultBody
+NodeBody = SequenceBody | SchemaBody | WantedBody | SettledBody | LeftOutBody | QueryBody | ResultBody
 _body: Final[msgspec.msgpack.Decoder[NodeBody]] = decoder_of(NodeBody)  # type: ignore[arg-type]  # a union is a type here
 
 

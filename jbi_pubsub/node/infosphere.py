@@ -41,6 +41,7 @@ from .bodies import (
     QueryBody,
     SchemaBody,
     SequenceBody,
+    SettledBody,
     WantedBody,
     decoded_body,
     digest,
@@ -89,7 +90,7 @@ class Infosphere:
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()
         self._own: dict[str, OwnSequence] = {}
-        self._words = OwnWords(self.say, section.node_timeout)
+        self.words = OwnWords(self.say, section.node_timeout)
         self._remote = RemoteSequences()
         self._schemas = RemoteSchemas(self._remote.schemas)
         self._wanted: Wanted | None = None
@@ -99,6 +100,7 @@ class Infosphere:
         self._arrived: ObjectReceiver | None = None
         self._is_listening = True
         self._queries = NetworkQueries(self.say, section.query_seconds, answers=section.answer)
+        self.settled: Callable[[bytes, SettledBody], None] = lambda origin, body: None  # noqa: ARG005
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -119,9 +121,9 @@ class Infosphere:
             own = [each for each in self._own.values() if self._is_wanted(each.body)]
         self._queries.left(frozenset(peers))
         if wanted is not None:
-            self._words.stand(_WANTED, WantedBody(VERSION, wanted))
+            self.words.stand(_WANTED, WantedBody(VERSION, wanted))
         else:
-            self._words.speak()
+            self.words.speak()
         with suppress(BackPressureError):  # at the next look
             for each in own:
                 each.go(now, 0.0)
@@ -135,8 +137,7 @@ class Infosphere:
         if not self._section.persist_elsewhere:
             return frozenset()
         with self._lock:
-            demanded = self._remote.demand
-            bodies = [each.body for each in self._own.values()]
+            demanded, bodies = self._remote.demand, [each.body for each in self._own.values()]
             return frozenset(each.uid for each in bodies if each.is_persistent or demanded(each.type, "persist"))
 
     def remote(self, uid: str) -> SequenceBody | None:
@@ -157,6 +158,13 @@ class Infosphere:
             raise UnknownUidError(f"no node has said the schema of {published.uid}")
         return found
 
+    def types(self) -> list[tuple[TypeName, SchemaBundle, bytes]]:
+        """Type, schema and node of each registration; b"" is this one."""
+        with self._lock:
+            said = [(b"", each.body) for each in self._own.values()] + self._remote.standing()
+            found = [(e.type, self._schemas.get(e.schema) or self.words.schema(e.schema), node) for node, e in said]
+        return [(type_, bundle, node) for type_, bundle, node in found if bundle is not None]
+
     # -- from here to there ---------------------------------------------------------------------------------------
 
     def register(
@@ -172,7 +180,7 @@ class Infosphere:
         schema = SchemaBody(VERSION, bundle)
         before = self._own.get(published.uid)
         if not self._uses(schema.name):
-            self._words.stand(schema.name, schema)
+            self.words.stand(schema.name, schema)
         body = SequenceBody(
             VERSION, published.uid, type_, schema.name, published.entries, published.signing, via, published.expiration,
             is_persistent=published.is_persistent and self._section.persist_elsewhere,
@@ -180,9 +188,9 @@ class Infosphere:
         )  # fmt: skip
         with self._lock:
             self._own[body.uid] = OwnSequence(body, self.say, before)
-        self._words.stand(digest(body.uid.encode()), body)
+        self.words.stand(digest(body.uid.encode()), body)
         if before is not None and not self._uses(before.body.schema):
-            self._words.end(before.body.schema)
+            self.words.end(before.body.schema)
         self._changed()
 
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # what was said is the network's
@@ -191,9 +199,9 @@ class Infosphere:
             own = self._own.pop(uid, None)
         if own is not None:
             ended = msgspec.structs.replace(own.body, last=own.last, has_ended=True)
-            self._words.end(digest(uid.encode()), ended)
+            self.words.end(digest(uid.encode()), ended)
             if not self._uses(own.body.schema):
-                self._words.end(own.body.schema)
+                self.words.end(own.body.schema)
             self._changed()
         return True
 
@@ -226,8 +234,7 @@ class Infosphere:
         return self._section.silent_receivers or body.is_persistent or self._remote.is_wanted(body.type)
 
     def _known(self, uid: str) -> OwnSequence:
-        own = self._own.get(uid)
-        if own is None:
+        if (own := self._own.get(uid)) is None:
             raise UnknownUidError(f"{uid} is not registered in the network")
         return own
 
@@ -270,6 +277,8 @@ class Infosphere:
         elif isinstance(body, WantedBody):
             with self._lock:
                 self._remote.hear(message.origin, message.epoch, time.monotonic()).wanted = body.wanted
+        elif isinstance(body, SettledBody):
+            self.settled(message.origin, body)
         elif isinstance(body, LeftOutBody):
             self._take(message, body)
         elif isinstance(body, QueryBody):
@@ -358,14 +367,10 @@ class Infosphere:
         """See BridgePlatform."""
         with self._lock:
             return {
-                "kind": NAME,
-                "connected": True,
-                "own": len(self._own),
-                "published": self._remote.counts().total(),
-                "waiting": sum(len(each.order) for each in self._remote),
-                "schemas": len(self._schemas),
+                "kind": NAME, "connected": True, "own": len(self._own), "published": self._remote.counts().total(),
+                "waiting": sum(len(each.order) for each in self._remote), "schemas": len(self._schemas),
                 "faults": dict(self._faults),
-            }
+            }  # fmt: skip
 
     def stop_listening(self) -> None:
         """See BridgePlatform."""

@@ -28,6 +28,7 @@ from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
 from jbi_pubsub.network.sealing import check_open, seal_of
 from jbi_pubsub.pad.delegate.delegate import Delegate
+from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
 from jbi_pubsub.subscriber.owner import user_secret
 
@@ -38,6 +39,7 @@ from .keeping import DelegateStore
 from .persistence import KINDS, STORES, NodePersistence
 from .reaching import DELEGATE, named
 from .tunnel import TunnelDoor, Tunnels, TunnelService
+from .type_conflicts import TypeConflicts
 
 
 class NodeDirection(Direction):
@@ -62,7 +64,7 @@ class NodeNetworks:
         identity: Identity,
         name: str,
         servers: Mapping[str, TunnelService],
-        delegate: Delegate,
+        server: DisseminationServer,
         twin: Callable[[], None],
     ) -> None:
         """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. `twin` is
@@ -98,7 +100,11 @@ class NodeNetworks:
             NodeDirection(self.infosphere, own, everything, bridge=bridge),
         )
         self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
-        self._persistence = _persistence(config, identity, self.infosphere, delegate)
+        self._persistence = _persistence(config, identity, self.infosphere, server.delegate)
+        self.conflicts = TypeConflicts(
+            self.infosphere, server.registry, config.type_cache(), bytes.fromhex(identity.id), name, self._network.peers
+        )
+        server.service.repositories.nodes = self.conflicts.publishing
 
     @property
     def address(self) -> str:
@@ -112,6 +118,7 @@ class NodeNetworks:
         self._tunnels.start()
         self._mirror.start()
         self._own.wanted(self.infosphere.want)
+        self.conflicts.say_again()
 
     def names(self) -> tuple[str, ...]:
         """Names of the nodes that are heard."""

@@ -101,6 +101,10 @@ class RemoteSequences:
         """Names of the schemas that they have."""
         return {each.body.schema for each in self if each.body is not None}
 
+    def standing(self) -> list[tuple[bytes, SequenceBody]]:
+        """Sequences that stand, with their nodes."""
+        return [(each.origin, each.body) for each in self if each.body is not None and not each.ended]
+
     def known(self) -> list[SequenceBody]:
         """Sequences as their nodes say them, of those that are heard."""
         return [each.body for each in self if each.body is not None and self._is_here(each.origin)]

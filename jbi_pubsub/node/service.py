@@ -32,6 +32,7 @@ from jbi_pubsub.core.access import AccessPolicy, Action, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.lookup.entry import Entry
@@ -41,7 +42,7 @@ from jbi_pubsub.pad.model.type_repository import ServedTypes
 from jbi_pubsub.pad.server.server import DisseminationServer, ServerHost
 from jbi_pubsub.policy.settings import access_of
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
-from jbi_pubsub.protocol.status.networks import NetworksStatus
+from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.trust.settings import signer_of
 
 from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
@@ -141,6 +142,18 @@ class NodeGateway(Protocol):
         ...
 
 
+class SettledTypes(Protocol):
+    """Conflicts of schemas between nodes."""
+
+    def found(self) -> list[TypeConflict]:
+        """Types of which nodes have different schemas."""
+        ...
+
+    def settle(self, type_: TypeName, node: str, by: str) -> None:
+        """Decide that a type has the schema of a node."""
+        ...
+
+
 class NodeBridge(Protocol):
     """The networks that it shares with other nodes."""
 
@@ -162,6 +175,11 @@ class NodeBridge(Protocol):
 
     def door(self, name: str, service: str) -> TunnelDoor:
         """A way to a server of another node. Raises UnknownUidError, WireError."""
+        ...
+
+    @property
+    def conflicts(self) -> SettledTypes:
+        """Types of which nodes have different schemas."""
         ...
 
 
@@ -217,7 +235,7 @@ def _networking(
     from .networks import NodeNetworks
 
     assert isinstance(dissemination, DisseminationServer)
-    return NodeNetworks(config, identity, name, servers, dissemination.delegate, twin)
+    return NodeNetworks(config, identity, name, servers, dissemination, twin)
 
 
 @dataclass(frozen=True)
@@ -369,6 +387,17 @@ class NodeService:
                 f"this node is on no network, and hears no {name[:NAME_MOST]}", hint="See [network.NAME]"
             )
         return self._networks.door(name, service)
+
+    def type_conflicts(self) -> list[TypeConflict]:
+        """Types of which nodes have different schemas."""
+        return self._networks.conflicts.found() if self._networks is not None else []
+
+    def settle_type(self, type_: TypeName, node: str, by: str) -> None:
+        """Decide that a type has the schema of a node. Raises UnknownUidError, SchemaError, ConfigurationError,
+        StorageError."""
+        if self._networks is None:
+            raise UnknownUidError("this node is on no network: there is no conflict", hint="See [network.NAME]")
+        self._networks.conflicts.settle(type_, node, by)
 
     def _servers(self) -> dict[str, TunnelService]:
         """Those that other nodes may reach."""

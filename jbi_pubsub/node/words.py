@@ -20,10 +20,11 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 
-from .bodies import SchemaBody, SequenceBody, WantedBody, encoded
+from .bodies import SchemaBody, SequenceBody, SettledBody, WantedBody, encoded
 
 log = logging.getLogger("jbi_pubsub.node")
 
@@ -38,7 +39,7 @@ AGAIN_SECONDS: Final = 1_200.0
 AGAIN_MOST: Final = 100
 """Words that are said again at a time."""
 
-Word = SequenceBody | SchemaBody | WantedBody
+Word = SequenceBody | SchemaBody | WantedBody | SettledBody
 
 
 class OwnWords:
@@ -64,6 +65,12 @@ class OwnWords:
             self._put(key, word)
             self._ended.pop(key, None)
         self.speak()
+
+    def schema(self, key: bytes) -> SchemaBundle | None:
+        """A schema that we say."""
+        with self._lock:
+            _, word = self._standing.get(key, (0.0, None))
+        return word.bundle if isinstance(word, SchemaBody) else None
 
     def end(self, key: bytes, word: Word | None = None) -> None:
         """Say the last word on something that holds no more, or take it back."""

@@ -35,6 +35,8 @@ NOBODY_SECONDS: Final = 10.0
 """Time for which it counts that no lookup service was there to ask."""
 ASKING: Final = 8
 """Types that others are asked about at once: whoever calls us with names of his own must not keep all of them busy."""
+NODES_TOLD: Final = 10
+"""Nodes that an error names."""
 USERS_MOST: Final = 1_000
 """Registrations elsewhere that are counted."""
 
@@ -52,6 +54,8 @@ class Repositories:
     ) -> None:
         self.users: Final[list[Callable[[TypeName], str]]] = []
         """Further users of types: each says in words what uses one, "" for nothing."""
+        self.nodes: Callable[[str], list[str]] = lambda type_: []  # noqa: ARG005  # it is on no network of nodes
+        """Names of other nodes that publish a type."""
         self._server_id = server_id
         self._registrations = registrations
         self._types = types
@@ -66,7 +70,14 @@ class Repositories:
         SchemaError, TypeConflictError."""
         for described in request.entries:
             check_rep(described)
-        gate = self._registrations.open_type(request.schema, caller)
+        try:
+            gate = self._registrations.open_type(request.schema, caller)
+        except TypeConflictError as exc:
+            nodes = self.nodes(str(exc.facts.get("type")))
+            if not nodes:
+                raise
+            text = f"{exc.message}; it is published at {', '.join(nodes[:NODES_TOLD])}"
+            raise TypeConflictError(text, hint=exc.hint, **exc.facts) from exc
         try:
             self._check(gate)
         except JbiError:

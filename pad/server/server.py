@@ -161,7 +161,7 @@ class DisseminationServer:
         self._stages = stages_of(config, component, access, self._host.login)
         if remote is not None:
             self._stages = replace(self._stages, remote=remote)
-        self._registry = types.registry
+        self.registry: Final = types.registry
         self._networks: Callable[[], NetworksStatus] | None = None
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             for stage in (self._stages.access, self._stages.quality, self._stages.archive):
@@ -289,7 +289,7 @@ class DisseminationServer:
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""
-        for fault in self._registry.faults() if self._registry is not None else ():
+        for fault in self.registry.faults() if self.registry is not None else ():
             log.error("type repository: %s", fault)
         self.delegate.start()
         self.endpoints.start()
@@ -371,7 +371,7 @@ class DisseminationServer:
                 metadata=self._config.client.max_metadata,
                 payload=self._config.client.max_payload,
                 compressed=self._config.link.max_compressed,
-                types=self._registry is not None,
+                types=self.registry is not None,
             ),
             access=stages.access.status(),
             archive=self._archived(),

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from jbi_pubsub.cli.app import run
-from jbi_pubsub.cli.types import _write_documents, named
+from jbi_pubsub.cli.repositories import named
+from jbi_pubsub.cli.types import _write_documents
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import TypesSection
 from jbi_pubsub.core.errors import JbiError

@@ -95,7 +95,7 @@ class NodesOnNetworks:
         twin: Callable[[], None],
     ) -> NodeNetworks:
         assert isinstance(server, DisseminationServer)
-        made = NodeNetworks(config, identity, name, servers, server.delegate, twin)
+        made = NodeNetworks(config, identity, name, servers, server, twin)
         for link in made.links:
             receive = link.receive
             link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test

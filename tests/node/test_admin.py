@@ -16,6 +16,7 @@ from lxml import etree
 from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, OversizeError, StorageError
+from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import LogSection
 from jbi_pubsub.core.ticker import jobs
 from jbi_pubsub.core.wire.endpoint import Security
@@ -238,6 +239,7 @@ def test_events_that_nobody_can_be_told_in_time_are_bounded_and_counted(
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "details": (), "peer_names": (), "peer_address": ("bravo", "delegate"), "clients": (), "networks": (),
+    "type_conflicts": (), "settle_type": (TypeName("a"), "bravo"),
     "sequences": (), "log": (0, 10), "set": ("log.level", "debug"), "shutdown": (0.0,),
 }  # fmt: skip
 

@@ -59,6 +59,25 @@ class NetworkStatus(Status, frozen=True):
     """Datagrams that were refused, by cause."""
 
 
+class ConflictingSchema(Status, frozen=True):
+    """One of several schemas of a type, and who publishes by it."""
+
+    digest: str = ""
+    nodes: list[str] = msgspec.field(default_factory=list)
+    is_settled: bool = False
+    """Whether it was decided that the type has this one."""
+
+
+class TypeConflict(Status, frozen=True):
+    """A type of which nodes have different schemas."""
+
+    name: str = ""
+    version: str = ""
+    schemas: list[ConflictingSchema] = msgspec.field(default_factory=list)
+    differs: str = ""
+    """The first declaration in which two of them differ."""
+
+
 class NetworksStatus(Status, frozen=True):
     """The networks of a node."""
 
