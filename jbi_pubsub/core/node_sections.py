@@ -136,6 +136,9 @@ class NetworkSection(Section, frozen=True):
     reduced_relay: bool = False
     """Whether publications alone are carried on from it and to it: what was lost there is asked for on the network
     where it came from, by those who are there."""
+    area: Annotated[str, msgspec.Meta(pattern="^([A-Za-z][A-Za-z0-9-]{0,31})?$")] = ""
+    """Area that it is of. From other areas the objects come that somebody here wants, by nodes that are on networks of
+    both, and no word of other nodes there."""
     key: str = ""
     """File with the secret that all nodes of this network have; it is made when it is missing. "": nothing is sealed,
     on loopback alone."""

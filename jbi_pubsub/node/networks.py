@@ -6,7 +6,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,14 +66,17 @@ class NodeNetworks:
         servers: Mapping[str, TunnelService],
         server: DisseminationServer,
         twin: Callable[[], None],
+        area: str = "",
     ) -> None:
         """Opens the links. `servers`: those that other nodes reach, by name; that of the delegate among them. `twin` is
-        called when another node speaks under our id. Raises ConfigurationError, PortInUseError, StorageError."""
+        called when another node speaks under our id; `area` is that of all these networks. Raises ConfigurationError,
+        PortInUseError, StorageError."""
         node = config.node
         self._id = identity.id
         self._names = list(config.network)
-        bridge = f"{identity.id}-{identity.epoch}"
+        bridge = f"{identity.id}{area and '.' + area}-{identity.epoch}"
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
+        self.infosphere.name += area and f"-{area}"
         reachable: dict[str, TunnelService] = {each: servers[each] for each in node.reachable if each in servers}
         self._tunnels = Tunnels(lambda: self._network, reachable)
         self.links: list[DatagramLink] = []
@@ -100,11 +103,15 @@ class NodeNetworks:
             NodeDirection(self.infosphere, own, everything, bridge=bridge),
         )
         self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
-        self._persistence = _persistence(config, identity, self.infosphere, server.delegate)
+        self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)
         self.conflicts = TypeConflicts(
             self.infosphere, server.registry, config.type_cache(), bytes.fromhex(identity.id), name, self._network.peers
         )
         server.service.repositories.nodes = self.conflicts.publishing
+
+    def deleted(self, ids: Sequence[str]) -> None:
+        """Objects were deleted here: others are told."""
+        self._persistence.deleted(ids)
 
     @property
     def address(self) -> str:
@@ -197,14 +204,16 @@ class NodeNetworks:
         self.infosphere.deliver(message)
 
 
-def _persistence(config: Config, identity: Identity, side: Infosphere, delegate: Delegate) -> NodePersistence:
+def _persistence(
+    config: Config, identity: Identity, side: Infosphere, delegate: Delegate, area: str
+) -> NodePersistence:
     """Raises StorageError."""
     archive, history = delegate.registrations.archive, delegate.history
     store = deletions = None
     if archive is not None and history is not None and history.administration is not None:
         told = history.administration.deletions
         store = DelegateStore(delegate, archive, told)
-        deletions = NodeDeletions(Path(config.node.folder) / "deletions.db")
+        deletions = NodeDeletions(Path(config.node.folder) / f"deletions{area and '.' + area}.db")
     made = NodePersistence(bytes.fromhex(identity.id), identity.epoch, config.node, side, store, deletions)
     if deletions is not None:
         told.told = made.deleted

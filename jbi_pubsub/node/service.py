@@ -232,10 +232,10 @@ def _networking(
     twin: Callable[[], None],
 ) -> NodeBridge:
     """As [network.NAME] says; what is off is not imported."""
-    from .networks import NodeNetworks
+    from .areas import networks_of
 
     assert isinstance(dissemination, DisseminationServer)
-    return NodeNetworks(config, identity, name, servers, dissemination, twin)
+    return networks_of(config, identity, name, servers, dissemination, twin)
 
 
 @dataclass(frozen=True)

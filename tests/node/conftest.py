@@ -13,6 +13,8 @@ import pytest
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.node_sections import NetworkSection, NodeSection
+from jbi_pubsub.network.links.link import DatagramLink
+from jbi_pubsub.node.areas import NodeAreas, networks_of
 from jbi_pubsub.node.identity import Identity
 from jbi_pubsub.node.networks import NodeNetworks
 from jbi_pubsub.node.service import Dissemination, NodeService, Parts
@@ -59,6 +61,9 @@ class NodesOnNetworks:
         self._chance = random.Random(1)
         self.loss = 0.0
         self.cut: set[str] = set()
+        self.areas: dict[str, str] = {}
+        """Areas of networks."""
+        self.links: dict[str, list[DatagramLink]] = {}
         self.running: dict[str, NodeService] = {}
 
     def start(
@@ -75,7 +80,10 @@ class NodesOnNetworks:
             "archive": False, "announce_seconds": 0.2, "node_timeout": 2.0, "sequence_timeout": 3.0,
             "statistics_seconds": 0.0, **node,
         })  # fmt: skip
-        sections = {each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key) for each in networks}
+        sections = {
+            each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key, area=self.areas.get(each, ""))
+            for each in networks
+        }
         service = NodeService(
             msgspec.structs.replace(config or self.config, node=section, network=sections),
             Parts(networks=self._networks),
@@ -93,9 +101,10 @@ class NodesOnNetworks:
         servers: Mapping[str, TunnelService],
         server: Dissemination,
         twin: Callable[[], None],
-    ) -> NodeNetworks:
+    ) -> NodeNetworks | NodeAreas:
         assert isinstance(server, DisseminationServer)
-        made = NodeNetworks(config, identity, name, servers, server, twin)
+        made = networks_of(config, identity, name, servers, server, twin)
+        self.links[name] = made.links
         for link in made.links:
             receive = link.receive
             link.receive = lambda sock, receive=receive: [  # type: ignore[method-assign]  # a fault of this test
