@@ -87,7 +87,8 @@ def _lonely(link: NetworkStatus, told: NetworksStatus) -> str:
     refused = next((cause for cause in SealFault if cause in told.faults), None)
     if refused is not None:
         return (
-            f"What comes is refused ({refused}): all nodes of a network need the same file as [network.{link.name}] key"
+            f"What comes is refused ({refused}): all nodes of a network need the same file as [network.{link.name}] "
+            "key, or certificates of one authority"
         )
     if link.plugin == "udp":
         return (

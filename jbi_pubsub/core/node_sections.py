@@ -140,8 +140,10 @@ class NetworkSection(Section, frozen=True):
     """Area that it is of. From other areas the objects come that somebody here wants, by nodes that are on networks of
     both, and no word of other nodes there."""
     key: str = ""
-    """File with the secret that all nodes of this network have; it is made when it is missing. "": nothing is sealed,
-    on loopback alone."""
+    """File with the secret that all nodes of this network have; it is made when it is missing. "certificates": nodes
+    whose certificate [tls] ca has signed give each other their keys. "": nothing is sealed, on loopback alone."""
 
 
+CERTIFICATES: Final = "certificates"
+"""A network's key where each node has its own."""
 NETWORK_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")

@@ -5,7 +5,7 @@
     56   n  all behind the header, encrypted
      .  16  tag
 
-Who seals and opens is trust/seal.py, when there is a key.
+Who seals and opens is trust/seal.py, when there is a key; trust/members.py, when each node has its own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class SealFault(StrEnum):
     SHORT = "a sealed datagram that is too short"
     REPLAYED = "a sealed datagram that has come before, or far too late"
     FORGED = "a datagram that is sealed with another key, or was changed"
+    UNKNOWN = "a datagram sealed with a key that its sender has not given us"
+    REFUSED = "a message of keys that does not hold"
 
 
 class DatagramSealing(Protocol):
@@ -46,9 +48,17 @@ class DatagramSealing(Protocol):
         """A datagram as it was before; or why it is dropped; None: it is our own. Never raises, whatever comes."""
         ...
 
+    def outgoing(self) -> bytes | None:
+        """A datagram of its own that is to go over the link as it is; None: there is none now."""
+        ...
+
 
 class Unsealed:
     """The network of those who have no key."""
+
+    def outgoing(self) -> bytes | None:
+        """See DatagramSealing."""
+        return None
 
     def seal(self, data: bytes) -> bytes:
         """See DatagramSealing."""

@@ -238,10 +238,12 @@ class Network:
             room -= sum(map(len, held))
             with self._lock:
                 while (not held or (room > 0 and len(held) < BATCH)) and not bucket.ready_in(now):
-                    data = self._exchange.outgoing(at, now)
+                    data = self._seals[at].outgoing()
                     if data is None:
-                        break
-                    data = self._seals[at].seal(data)
+                        data = self._exchange.outgoing(at, now)
+                        if data is None:
+                            break
+                        data = self._seals[at].seal(data)
                     bucket.take(len(data), now)
                     held.append(data)
                     counts.sent += 1

@@ -7,15 +7,24 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.sealing import DatagramSealing, SealFault, Unsealed
+from jbi_pubsub.core.sealing import FLAGS_AT, DatagramSealing, SealFault, Unsealed
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, hash_of, packed, read
+from jbi_pubsub.trust.settings import member_seal_of
+
+if TYPE_CHECKING:
+    from jbi_pubsub.trust.members import MemberSeal
 
 _SIOCGIFFLAGS: Final = 0x8913
 _IFREQ: Final = struct.Struct("16sH14x")
 _LOOPBACK: Final = 8
 """See netdevice(7)."""
+_KIND_AT: Final = 3
+_KEY_IN_CLEAR: Final = bytes((DatagramKind.KEY, DatagramMode.UNRELIABLE))
+"""Kind and flags."""
 
 
 class NetworkTerms(Protocol):
@@ -38,7 +47,7 @@ class NetworkTerms(Protocol):
 
     @property
     def key(self) -> str:
-        """File with its secret; "" for none."""
+        """File with its secret, or CERTIFICATES; "" for none."""
         ...
 
 
@@ -61,6 +70,11 @@ def check_open(name: str, network: NetworkTerms, *, insecure: bool) -> None:
         )
 
 
+def member_sealing(config: Config, name: str, me: bytes) -> DatagramSealing:
+    """The seal of a network by certificates; `me`: our id. Raises ConfigurationError."""
+    return MemberSealing(member_seal_of(config, name, me), me)
+
+
 def seal_of(secret: str, me: bytes) -> DatagramSealing:
     """The seal of a network of this node, whose id is `me`, made anew for each network and start; `secret`: that of
     its file, "" for none. Raises ConfigurationError."""
@@ -69,6 +83,35 @@ def seal_of(secret: str, me: bytes) -> DatagramSealing:
     seal = _trust()
     found: DatagramSealing = seal.DatagramSeal(seal.shared_key(secret), me)
     return found
+
+
+class MemberSealing:
+    """The seal of a network whose nodes give each other their keys: in datagrams in clear, which no exchange reads."""
+
+    def __init__(self, member: MemberSeal, me: bytes) -> None:
+        self._member, self._me = member, me
+        self._said = 0
+        self.seal = member.seal
+
+    def open(self, data: bytes) -> bytes | SealFault | None:
+        """See DatagramSealing."""
+        if data[_KIND_AT : FLAGS_AT + 1] != _KEY_IN_CLEAR:
+            return self._member.open(data)
+        found = read(data)
+        return SealFault.REFUSED if isinstance(found, str) else self._member.heard(bytes(found.data))
+
+    def outgoing(self) -> bytes | None:
+        """See DatagramSealing."""
+        body = self._member.outgoing()
+        if body is None:
+            return None
+        self._said += 1
+        return packed(
+            Datagram(
+                DatagramKind.KEY, DatagramMode.UNRELIABLE, self._me, hash_of(body, 0), body,
+                sender=self._me[:4], number=self._said,
+            )
+        )  # fmt: skip
 
 
 def opener_of(secret: str) -> Callable[[bytes], bytes | SealFault]:

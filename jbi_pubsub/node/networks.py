@@ -18,6 +18,7 @@ from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.node_sections import CERTIFICATES
 from jbi_pubsub.core.sealing import DatagramSealing
 from jbi_pubsub.network.datagram import HASHES, DatagramKind
 from jbi_pubsub.network.exchange import ExchangeSettings
@@ -26,7 +27,7 @@ from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
-from jbi_pubsub.network.sealing import check_open, seal_of
+from jbi_pubsub.network.sealing import check_open, member_sealing, seal_of
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
@@ -235,11 +236,13 @@ def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> Exchange
 
 def _seal(config: Config, name: str, identity: Identity) -> DatagramSealing:
     """Raises ConfigurationError for a network that would be open to others without a key."""
-    section = config.network[name]
+    section, me = config.network[name], bytes.fromhex(identity.id)
+    if section.key == CERTIFICATES:
+        return member_sealing(config, name, me)
     secret = user_secret(section.key, f"the key of network {name}", f"[network.{name}] key") if section.key else ""
     if not secret:
         check_open(name, section, insecure=config.tls.insecure)
-    return seal_of(secret, bytes.fromhex(identity.id))
+    return seal_of(secret, me)
 
 
 def _place(link: dict[str, Any]) -> str:

@@ -4,14 +4,15 @@ core/sealing.py has the layout. Rules:
 
 - No nonce is used twice under one key. The nonce is sender and number; numbers of a session rise, and whoever seals
   refuses one that does not. They begin at 1 again with each start of a node and on each of its networks, so each of
-  these is a session of its own, which has its own key: made of the group's key, 64 random bits and the sender
+  these is a session of its own, which has its own key: made of the network's key, 64 random bits and the sender
   (HKDF-Expand, RFC 5869). Neither a restart, nor a folder that was copied or brought back, nor a second network with
   the same file, nor two nodes whose ids begin alike come to the same key: what is random counts, no counter on disk.
 - Whoever passes a datagram on has opened it, and seals it as his own. So the whole header is covered, hops too.
 - What has come before, or is WINDOW numbers behind the newest of its session, is dropped before it is decrypted; what
   does not open changes nothing here. Nobody without the key can make us remember anything.
 - SESSIONS_MOST sessions are remembered, those heard last. Who starts anew remembers none: what was said before and is
-  played to him then he takes for new, until there is another key (trust/group.py). Clocks are not asked.
+  played to him then he takes for new; not where nodes give each other their keys (trust/members.py). Clocks are not
+  asked.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.sealing import (
     FLAGS_AT,
     HEADER_BYTES,
@@ -54,7 +55,7 @@ def shared_key(secret: str) -> bytes:
 
 
 def session_cipher(key: bytes, sender: bytes, session: bytes) -> ChaCha20Poly1305:
-    """The cipher of a session: of the group's key one block of HKDF-Expand, which takes keys that are random."""
+    """The cipher of a session: of the network's key one block of HKDF-Expand, which takes keys that are random."""
     return ChaCha20Poly1305(hmac.digest(key, _LABEL + sender + session + b"\x01", "sha256"))
 
 
@@ -63,7 +64,6 @@ class _HeardSession:
     """A session of another node, and which of its last numbers have come."""
 
     cipher: ChaCha20Poly1305
-    key: bytes
     top: int = 0
     bits: int = 1
     """Bit n: the number n before `top`."""
@@ -86,49 +86,50 @@ class _HeardSession:
 class DatagramSeal:
     """Seals what we send on a network, and opens what others have sealed (a DatagramSealing). One thread at a time."""
 
-    def __init__(self, key: bytes, me: bytes) -> None:
-        """`key`: 32 bytes that all nodes of the network have; `me`: our id."""
-        self._keys: tuple[bytes, ...] = ()
-        """The one that we seal with, and the one before, if it is opened yet."""
+    def __init__(self, key: bytes, me: bytes, *, is_shared: bool = True) -> None:
+        """`key`: 32 bytes that all nodes of the network have; or, if it is not shared, those that we seal with: then
+        sessions of others are opened that we `know`. `me`: our id."""
+        self.key, self._is_shared = key, is_shared
         self._me = me[: NUMBER_AT - SENDER_AT]
-        self._number = 0
+        self.session = secrets.token_bytes(SESSION_BYTES)
+        self._cipher = session_cipher(key, self._me, self.session)
+        self.number = 0
+        """The number that was sealed last."""
         self._heard: OrderedDict[bytes, _HeardSession] = OrderedDict()
         """Sessions by sender and session, the one that was heard last at the end."""
-        self.turn(key)
 
     def __len__(self) -> int:
         """Sessions of others that are remembered."""
         return len(self._heard)
 
-    def turn(self, key: bytes) -> None:
-        """Seal with a new key from now on; the one of before is opened until `end_former`. Raises ConfigurationError
-        for one that is none, or is there: what has come under it would be new again."""
-        if len(key) != KEY_BYTES or key in self._keys:
-            raise ConfigurationError(
-                "a network's key that is none, or no new one", hint=f"{KEY_BYTES} random bytes, others each time"
-            )
-        self._end(self._keys[1:])
-        self._keys = (key, *self._keys[:1])
-        self._session = secrets.token_bytes(SESSION_BYTES)
-        self._cipher = session_cipher(key, self._me, self._session)
-        self._number = 0
+    def outgoing(self) -> bytes | None:
+        """See DatagramSealing."""
+        return None
 
-    def end_former(self) -> None:
-        """What is sealed with the key of before is not opened any more."""
-        self._end(self._keys[1:])
-        self._keys = self._keys[:1]
+    def knows(self, node: bytes, session: bytes) -> bool:
+        """Whether a session of a node is opened."""
+        return self._name(node, session) in self._heard
+
+    def know(self, node: bytes, session: bytes, key: bytes, number: int) -> None:
+        """Open a session of a node from now on, but nothing up to that number."""
+        name = self._name(node, session)
+        self._remember(name, _HeardSession(session_cipher(key, name[:-SESSION_BYTES], session), number, _MASK))
+
+    def forget(self, node: bytes, session: bytes) -> None:
+        """Open a session of a node no more."""
+        self._heard.pop(self._name(node, session), None)
 
     def seal(self, data: bytes) -> bytes:
         """See DatagramSealing. Raises ProtocolError for a datagram of another sender, or whose number has not risen:
         that would give the key away."""
         number = int.from_bytes(data[NUMBER_AT:HEADER_BYTES])
-        if number <= self._number or data[SENDER_AT:NUMBER_AT] != self._me:
-            raise ProtocolError(f"datagram {number} can't be sealed behind {self._number}", hint="number it anew")
-        self._number = number
+        if number <= self.number or data[SENDER_AT:NUMBER_AT] != self._me:
+            raise ProtocolError(f"datagram {number} can't be sealed behind {self.number}", hint="number it anew")
+        self.number = number
         head = bytearray(data[:HEADER_BYTES])
         head[FLAGS_AT] |= SEALED_FLAG
         nonce = data[SENDER_AT:HEADER_BYTES]
-        return b"".join((head, self._session, self._cipher.encrypt(nonce, data[HEADER_BYTES:], bytes(head))))
+        return b"".join((head, self.session, self._cipher.encrypt(nonce, data[HEADER_BYTES:], bytes(head))))
 
     def open(self, data: bytes) -> bytes | SealFault | None:
         """See DatagramSealing."""
@@ -137,7 +138,7 @@ class DatagramSeal:
         if len(data) < HEADER_BYTES + SEAL_BYTES:
             return SealFault.SHORT
         sender, session = data[SENDER_AT:NUMBER_AT], data[HEADER_BYTES:_BODY_AT]
-        if session == self._session and sender == self._me:
+        if session == self.session and sender == self._me:
             return None
         name, number = sender + session, int.from_bytes(data[NUMBER_AT:HEADER_BYTES])
         heard = self._heard.get(name)
@@ -148,25 +149,23 @@ class DatagramSeal:
         if isinstance(body, SealFault):
             return body
         heard.note(number)
+        self._remember(name, heard)
+        return _open_header(data) + body
+
+    def _first(self, data: bytes, sender: bytes, session: bytes) -> tuple[_HeardSession, bytes | SealFault]:
+        """A datagram of a session that is not known: our key opens it, or none."""
+        heard = _HeardSession(session_cipher(self.key, sender, session))
+        return heard, _decrypted(heard.cipher, data) if self._is_shared else SealFault.UNKNOWN
+
+    def _remember(self, name: bytes, heard: _HeardSession) -> None:
         self._heard[name] = heard
         self._heard.move_to_end(name)
         if len(self._heard) > SESSIONS_MOST:
             self._heard.popitem(last=False)
-        return _open_header(data) + body
 
-    def _first(self, data: bytes, sender: bytes, session: bytes) -> tuple[_HeardSession, bytes | SealFault]:
-        """A datagram of a session that is not known: one of our keys opens it, or none."""
-        body: bytes | SealFault = SealFault.FORGED
-        for key in self._keys:
-            heard = _HeardSession(session_cipher(key, sender, session), key)
-            body = _decrypted(heard.cipher, data)
-            if not isinstance(body, SealFault):
-                break
-        return heard, body
-
-    def _end(self, keys: tuple[bytes, ...]) -> None:
-        for name in [name for name, each in self._heard.items() if each.key in keys]:
-            del self._heard[name]
+    @staticmethod
+    def _name(node: bytes, session: bytes) -> bytes:
+        return node[: NUMBER_AT - SENDER_AT] + session
 
 
 def opened(data: bytes, key: bytes) -> bytes | SealFault:

@@ -12,12 +12,14 @@ from jbi_pubsub.core.wire.tls import TlsIdentity
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from jbi_pubsub.trust.members import MemberSeal
+
 
 def signer_of(config: Config) -> Signer | None:
     """Signer of this process; None without [tls] sign. Raises ConfigurationError."""
     if not config.tls.sign:
         return None
-    identity, trust = _trust(config, "sign")
+    identity, trust = _trust(config, "tls", "sign")
     signer: Signer = trust.CertificateSigner(identity.certificate, identity.key)
     return signer
 
@@ -26,26 +28,35 @@ def verifier_of(config: Config) -> Verifier | None:
     """Verifier of this process; None with [tls] verify off. Raises ConfigurationError."""
     if config.tls.verify == "off":
         return None
-    identity, trust = _trust(config, "verify")
+    identity, trust = _trust(config, "tls", "verify")
     verifier: Verifier = trust.CertificateVerifier(identity.ca, identity.revoked)
     return verifier
 
 
-def _trust(config: Config, what: str) -> tuple[TlsIdentity, ModuleType]:
+def member_seal_of(config: Config, network: str, me: bytes) -> MemberSeal:
+    """The seal of a network whose nodes give each other their keys; `me`: our id. Raises ConfigurationError."""
+    identity, trust = _trust(config, f"network.{network}", "key")
+    from jbi_pubsub.trust.members import MemberSeal
+
+    signer = trust.CertificateSigner(identity.certificate, identity.key)
+    return MemberSeal(me, signer, trust.CertificateVerifier(identity.ca, identity.revoked))
+
+
+def _trust(config: Config, section: str, what: str) -> tuple[TlsIdentity, ModuleType]:
     """Our files, and the room that signs and verifies, imported when it is wanted."""
     identity = config.security().tls
     if identity is None:
         raise ConfigurationError(
-            f"[tls] {what} needs certificate, key and ca: without certificates a signature is nobody's",
+            f"[{section}] {what} needs certificate, key and ca of [tls]: without certificates a signature is nobody's",
             hint="Set all three, for example with `jbi certs`",
-            key=f"tls.{what}",
+            key=f"{section}.{what}",
         )
     try:
         from jbi_pubsub.trust import signature  # cryptography is an extra, and takes 30 ms
     except ImportError as exc:
         raise ConfigurationError(
-            f"[tls] {what} needs the library cryptography: {exc}",
+            f"[{section}] {what} needs the library cryptography: {exc}",
             hint="Install it: pip install 'jbi-pubsub[trust]'",
-            key=f"tls.{what}",
+            key=f"{section}.{what}",
         ) from exc
     return identity, signature

@@ -149,6 +149,12 @@ class CertificateVerifier:
         self._files = Watched(paths, lambda: Authorities.read(ca, revoked), clock=clock)
         self._clock = clock
 
+    @property
+    def generation(self) -> int:
+        """Grows when authorities, or what they have revoked, are others."""
+        self._look_again()
+        return self._files.version
+
     def check_key(self, holder: str, key: SigningKey) -> str:
         """The name in the certificate of whoever holds the key. Raises SignatureError."""
         self._look_again()

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from certificates import Authority
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import Config, MetricsSection
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
+from jbi_pubsub.core.sealing import SealFault
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.protocol.sending import Sending
@@ -259,6 +261,27 @@ def test_a_network_with_a_key_is_for_those_who_have_it(
     assert not charlie.networks().peers
     assert [each.name for each in alpha.networks().peers] == ["bravo"]
     assert Path(ours).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_network_with_certificates_is_for_those_who_have_one(
+    nodes: NodesOnNetworks, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes with certificates of one authority, and one of another
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+
+    def start(name: str, authority: Authority) -> NodeService:
+        config = msgspec.structs.replace(nodes.config, tls=authority.issue(name))
+        return nodes.start(name, key="certificates", config=config)
+
+    alpha, bravo, charlie = start("alpha", ours), start("bravo", ours), start("charlie", theirs)
+    # Expect the two to hear each other, and the third nobody, though it is on the same link
+    eventually(lambda: alpha.networks().peers and bravo.networks().peers, timeout=10.0)
+    eventually(lambda: charlie.networks().faults.get(SealFault.UNKNOWN, 0) > 5, timeout=10.0)
+    assert not charlie.networks().peers
+    assert [each.name for each in alpha.networks().peers] == ["bravo"]
+    # And that a node without a certificate does not start
+    with pytest.raises(ConfigurationError, match=r"\[network.lab\] key needs"):
+        nodes.start("delta", key="certificates")
 
 
 def test_a_network_beyond_loopback_is_refused_without_a_key(settings: Config) -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.sealing import (
     FLAGS_AT,
     HEADER_BYTES,
@@ -189,29 +189,6 @@ def test_who_has_another_key_none_or_one_for_himself_is_told_by_cause() -> None:
     assert {other.open(sealed[:size]) for size in range(5, HEADER_BYTES + SEAL_BYTES)} == {SealFault.SHORT}
     assert {other.open(sealed[:size]) for size in range(5)} == {SealFault.OPEN}
     assert other.open(sealed[:-TAG_BYTES]) is SealFault.FORGED
-
-
-def test_another_key_follows_the_one_of_before() -> None:
-    # Given two nodes, one of which has heard of the next key
-    alpha, bravo = DatagramSeal(KEY, ALPHA), DatagramSeal(KEY, BRAVO)
-    early = alpha.seal(said(1))
-    bravo.open(early)
-    bravo.turn(KEY[::-1])
-    # Expect that it opens what is sealed with either, what has come before not again, until the former one ends
-    assert bravo.open(alpha.seal(said(2))) == said(2)
-    assert bravo.open(early) is SealFault.REPLAYED
-    alpha.turn(KEY[::-1])
-    assert bravo.open(alpha.seal(said(3))) == said(3)
-    old = DatagramSeal(KEY, b"c" * 16)
-    assert isinstance(bravo.open(old.seal(said(1, b"cccc"))), bytes)
-    bravo.end_former()
-    assert bravo.open(old.seal(said(2, b"cccc"))) is SealFault.FORGED
-    assert bravo.open(early) is SealFault.FORGED
-    assert bravo.open(alpha.seal(said(4))) == said(4)
-    # And that a key which is there is none to turn to: what has come under it would come again
-    for bad in (KEY[::-1], b"short"):
-        with pytest.raises(ConfigurationError, match="no new one"):
-            bravo.turn(bad)
 
 
 def test_sessions_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
