@@ -46,6 +46,8 @@ class NetworkDeliveries:
         self._thread = threading.Thread(target=self._run, name="network-deliveries", daemon=True)
         self._lock = threading.Lock()
         self._put = self._taken = 0
+        self._is_taking = False
+        """The thread has one in hand, which counts as taken for whoever it is given to."""
         self._settled: dict[tuple[bytes, int], int] = {}
         self._to_be: dict[tuple[bytes, int], tuple[int, int]] = {}
         """What a log is settled up to when so many have been taken."""
@@ -71,7 +73,7 @@ class NetworkDeliveries:
         when `put` were expected."""
         key = (origin, epoch)
         with self._lock:
-            taken = self._taken + (threading.current_thread() is self._thread)
+            taken = self._taken + (self._is_taking and threading.current_thread() is self._thread)
             count, serial = self._to_be.get(key, (put, up_to))
             if taken >= count:
                 self._settled[key] = max(serial, self._settled.get(key, 0))
@@ -104,10 +106,11 @@ class NetworkDeliveries:
             with suppress(queue.Empty):
                 if (one := self._queue.get(timeout=IDLE_SECONDS)) is None:
                     return
+                self._is_taking = True
                 with guarded("network delivery"):
                     self._take(one)
                 with self._lock:
-                    self._taken += 1
+                    self._taken, self._is_taking = self._taken + 1, False
             if self._idle is not None and time.monotonic() - looked >= IDLE_SECONDS:
                 looked = time.monotonic()
                 with guarded("network delivery"):

@@ -322,8 +322,9 @@ class NodeService:
         self.delegate.start()
         if self.config.node.events or self.config.node.statistics_seconds:
             self._reports.start()
-        if self._networks is not None:
-            self._networks.start()
+        with self._renewing:
+            if self._networks is not None:
+                self._networks.start()
         for gateway in self._gateways:
             gateway.start()
         _log.info("node %s (%s) is ready, epoch %d", self.name, self.identity.id[:8], self.identity.epoch)

@@ -34,8 +34,12 @@ class Publisher:
     def __init__(self, node: NodeService, figures: Any, **given: Any) -> None:
         self._figures = figures
         self.adapter = PublisherAdapterLight(of(node))
-        at = self.adapter.connect_to_delegate("node", node.name)
-        self.registration = self.adapter.register_publisher(at, figures.schema, figures.figure_1, **given)
+        try:
+            at = self.adapter.connect_to_delegate("node", node.name)
+            self.registration = self.adapter.register_publisher(at, figures.schema, figures.figure_1, **given)
+        except BaseException:
+            self.adapter.close()
+            raise
 
     def publish(self, first: int, last: int) -> None:
         for number in range(first, last + 1):
