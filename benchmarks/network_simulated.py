@@ -203,7 +203,7 @@ def _spoken(count: int, seconds: float, every: float) -> tuple[float, float]:
     segment = sim.segment(rate=1e8)
     for _ in range(count):
         sim.node(segment)
-    sim.run(2 * PERIOD)
+    sim.run(40.0 if count < 100 else 2 * PERIOD)  # by then they know that nothing is lost
     before = sim.count("sent"), sim.count("controlled")
     for second in range(int(seconds)):
         for number, node in enumerate(sim.nodes if every else ()):

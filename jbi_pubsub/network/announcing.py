@@ -1,6 +1,8 @@
 """Announcements of a node: who it is, and what it holds. Pure.
 
-Its own logs stand in each; those of others in turn, as many ranges as there is room for.
+Its own logs stand in each; those of others in turn, as many ranges as there is room for, where their origins are not
+heard themselves: those say it. The end of a burst is announced shortly, and again and again where
+something was lost lately; elsewhere as long as that takes a small part of what is sent.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import msgspec
 
 from jbi_pubsub.network.bodies import LogRanges, NodeAnnouncement
 from jbi_pubsub.network.log import LogBook, LogId
+from jbi_pubsub.network.peers import Peers
 
 OWN_MOST: Final = 200
 """Logs of our own that an announcement tells of: that for all, and the first ones of those to one node."""
@@ -36,19 +39,26 @@ class NodeAnnouncer:
         self._settled: dict[bytes, tuple[int, int]] = {}
         """By sender up to where its log is settled, and the announcement in which that stood first."""
 
-    def next(self, at: int, logs: LogBook, losses: dict[bytes, float]) -> NodeAnnouncement:
-        """The next announcement on a network."""
+    def next(
+        self, at: int, logs: LogBook, peers: Peers, losses: dict[bytes, float], *, is_end: bool = False
+    ) -> NodeAnnouncement:
+        """The next announcement on a network; `is_end`: that of a burst, which tells of nobody else."""
         own: list[LogId] = []
         others: list[LogId] = []
         for log_id, log in logs.items():
             is_own = log_id[:2] == (self._me, self._first.epoch)
             if log.held or (is_own and not log_id.stream):
-                (own if is_own else others).append(log_id)
+                if is_own:
+                    own.append(log_id)
+                elif not peers.is_heard(log_id.origin, log_id.epoch, at):
+                    others.append(log_id)
         self._number += 1
         held = (
             *(self._ranges_of(logs, each, self._ranges, is_own=True) for each in own[:OWN_MOST]),
             *self._rotated(at, logs, others),
         )
+        if is_end:
+            return msgspec.structs.replace(self._first, number=self._number, held=held)
         return msgspec.structs.replace(
             self._first, number=self._number, held=held, losses=losses, settled=self._news(logs)
         )  # fmt: skip

@@ -30,7 +30,7 @@ from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks
-from jbi_pubsub.network.own import OwnLogs, stream_to
+from jbi_pubsub.network.own import OwnLogs
 from jbi_pubsub.network.peers import NodePeer, Peers
 from jbi_pubsub.network.recovery import LogRecovery, Request
 from jbi_pubsub.network.relay import Relay
@@ -48,6 +48,8 @@ FURTHER_MOST: Final = 10_000
 """Blocks that are asked for further at a time."""
 CONTROL_BYTES: Final = 1 << 20
 """Bytes of a request or an announcement, at most."""
+CONTROL_OVERHEAD: Final = 88
+"""Bytes of header, hash and footer."""
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True):
@@ -92,7 +94,7 @@ class Exchange:
         self._settings = settings = settings or ExchangeSettings()
         self._uniform = uniform
         self.peers = Peers(me, settings.node_timeout)
-        self.logs = LogBook(me, epoch, self.peers)
+        self.logs = LogBook(me, epoch, self.peers, is_relay=networks > 1)
         self.held = HeldBlocks(settings.cache_bytes, DURABLE_BYTES, settings.durable_cache)
         self._assembler = Assembler(processed=settings.processed_hashes)
         self.sides = [
@@ -171,7 +173,7 @@ class Exchange:
         log_id, serial = LogId(datagram.origin, footer.epoch, footer.stream), footer.serial
         if serial > SERIAL_MOST:
             raise ProtocolError("a serial beyond all that a node can say")
-        if not self._concerns_us(log_id):
+        if not self.logs.concerns_us(log_id):
             return False
         is_new = self.sides[at].recovery.note_block(log_id, serial, now, is_repair=datagram.is_repair)
         lacked_at = self._further.pop((log_id, serial), ())
@@ -210,11 +212,6 @@ class Exchange:
             self._pass_on(at, message, now)
         return message
 
-    def _concerns_us(self, log_id: LogId) -> bool:
-        """Whether we hear a log, or pass it on: not what is directed to another one on our only network."""
-        is_ours = not log_id.stream or log_id.origin == self.me or log_id.stream == stream_to(self.me)
-        return is_ours or len(self.sides) > 1
-
     def _take_control(self, at: int, message: NodeMessage, sender: bytes, now: float) -> None:
         if len(message.body) > CONTROL_BYTES:
             raise ProtocolError(f"a request or an announcement of more than {CONTROL_BYTES} bytes")
@@ -228,7 +225,8 @@ class Exchange:
     def _answer(self, at: int, request: Request, asker: bytes, sender: bytes, now: float) -> None:
         """Answer what is asked for on a network; what we do not hold any more is asked for where it came from."""
         side = self.sides[at]
-        wanted = {log_id: ranges for log_id, ranges in request.wanted.items() if self._concerns_us(log_id)}
+        side.lacked_at = now
+        wanted = {log_id: ranges for log_id, ranges in request.wanted.items() if self.logs.concerns_us(log_id)}
         told = Asker(sender, self.logs.is_known(asker), self.peers.is_overrun(asker), side.rate)
         request = request._replace(wanted=wanted)
         answers, lacking, lost = side.recovery.note_request(request, now, told)
@@ -249,7 +247,7 @@ class Exchange:
     def _hear(self, at: int, origin: bytes, announcement: NodeAnnouncement, now: float) -> None:
         side = self.sides[at]
         for each in announcement.held:
-            if self._concerns_us(each.log_id):
+            if self.logs.concerns_us(each.log_id):
                 is_own = (each.origin, each.epoch) == (origin, announcement.epoch) and each.floor > 0
                 with suppress(ProtocolError):  # no room for one of its logs: others have some
                     side.recovery.note_announcement(
@@ -266,8 +264,6 @@ class Exchange:
                 self._relay.plan(other, message, now + delay)
         if message.to == self.me:
             self._relay.forget(message)
-
-    # -- what goes ------------------------------------------------------------------------------------------------
 
     def outgoing(self, at: int, now: float) -> bytes | None:
         """The next datagram for a network; None: nothing waits."""
@@ -332,6 +328,7 @@ class Exchange:
             for each in nobody_gives:
                 self._further.pop(each, None)
             if request is not None:
+                side.lacked_at = now
                 self._control(side, DatagramKind.REQUEST, DatagramMode.UNRELIABLE, encoded_request(request))
             is_due = side.announce_at <= now
             if is_due:
@@ -339,10 +336,16 @@ class Exchange:
                 side.announce_at = now + self._settings.announce_seconds * self._uniform(0.9, 1.1)
                 self._tidy(now)
             if side.recovery.announces(now) or is_due:
-                announcement = self._announcer.next(at, self.logs, side.recovery.senders.losses())
-                self._control(
-                    side, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, encoded_announcement(announcement)
-                )
+                self._announce(at, side, now, is_end=not is_due)
+
+    def _announce(self, at: int, side: NetworkSide, now: float, *, is_end: bool) -> None:
+        """Who we are, and what we hold; or shortly the end of a burst, if somebody may have lost it."""
+        losses = {} if is_end else side.recovery.senders.losses()
+        announcement = self._announcer.next(at, self.logs, self.peers, losses, is_end=is_end)
+        body = encoded_announcement(announcement)
+        side.lacked_at = side.lacked_at if side.lacked_at >= 0 else now
+        if not is_end or side.may_end(len(body) + CONTROL_OVERHEAD, now):
+            self._control(side, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, body)
 
     def _tidy(self, now: float) -> None:
         """Now and then: forget what is over, and say again what is to live on."""

@@ -100,9 +100,10 @@ class OriginLog:
 class LogBook:
     """All logs that are known here."""
 
-    def __init__(self, me: bytes, epoch: int, known: Container[bytes]) -> None:
-        """`epoch`: of our start; `known`: origins that have announced themselves, and are there."""
-        self._me, self._epoch = me, epoch
+    def __init__(self, me: bytes, epoch: int, known: Container[bytes], *, is_relay: bool = False) -> None:
+        """`epoch`: of our start; `known`: origins that have announced themselves, and are there; `is_relay`: we are on
+        several networks."""
+        self._me, self._epoch, self._is_relay = me, epoch, is_relay
         self._known = known
         self._logs: dict[LogId, OriginLog] = {}
         self._of_origin: Counter[bytes] = Counter()
@@ -116,6 +117,11 @@ class LogBook:
 
     def __contains__(self, log_id: object) -> bool:
         return log_id in self._logs
+
+    def concerns_us(self, log_id: LogId) -> bool:
+        """Whether we hear a log, or pass it on: not what is directed to another one on our only network."""
+        is_ours = not log_id.stream or log_id.origin == self._me or log_id.stream == stream_to(self._me)
+        return is_ours or self._is_relay
 
     def get(self, log_id: LogId) -> OriginLog | None:
         """A log, or None."""
@@ -177,3 +183,8 @@ class LogBook:
             if not self._of_origin[log_id.origin]:
                 del self._of_origin[log_id.origin]
         return idle
+
+
+def stream_to(node: bytes) -> int:
+    """Stream of what is directed to a node."""
+    return int.from_bytes(node[:8])

@@ -8,7 +8,7 @@ from typing import Final
 from jbi_pubsub.network.datagram import Datagram, DatagramMode, packed
 from jbi_pubsub.network.durables import OwnDurables
 from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
-from jbi_pubsub.network.log import LogBook, LogId
+from jbi_pubsub.network.log import LogBook, LogId, stream_to
 from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
 
 LIFE: Final = 60_000
@@ -73,8 +73,3 @@ class OwnLogs:
     def again(self, now: float) -> Iterator[NodeMessage]:
         """Durable messages whose lives end soon."""
         return self._durables.due(now)
-
-
-def stream_to(node: bytes) -> int:
-    """Stream of what is directed to a node."""
-    return int.from_bytes(node[:8])

@@ -95,6 +95,11 @@ class Peers:
         peer = self._peers.get(origin)
         return peer.announcement.epoch if peer is not None else 0
 
+    def is_heard(self, origin: bytes, epoch: int, at: int) -> bool:
+        """Whether a node, of that start, announces itself on a network."""
+        peer = self._peers.get(origin)
+        return peer is not None and peer.at == at and peer.announcement.epoch == epoch
+
     def is_overrun(self, origin: bytes) -> bool:
         """Whether a node has lost most of what somebody sends, lately: it takes much less than comes."""
         peer = self._peers.get(origin)

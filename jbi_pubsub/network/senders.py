@@ -28,6 +28,8 @@ LATE_MOST: Final = 1_000
 """Times that are remembered of a sender, for the reorder window."""
 COUNTED_LEAST: Final = 50
 """Datagrams of which a loss is counted, at least."""
+ABSENT_SECONDS: Final = 5.0
+"""Without anything from a sender for so long one of us was away: that is no loss by which a rate is judged."""
 LEFT_MOST: Final = 100
 LOSS_TOLD: Final = 1.0
 """Percent of loss that is told, at least."""
@@ -67,6 +69,8 @@ class _Sender:
 
     def note(self, number: int, now: float) -> None:
         self._came += 1
+        if now - self.heard > ABSENT_SECONDS:
+            self._counted += max(0, number - self.top - 1)
         self.heard = now
         if number > self.top:
             if number - self.top > NUMBERS_MOST:  # it has been started anew

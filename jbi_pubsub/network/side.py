@@ -15,6 +15,10 @@ from jbi_pubsub.network.recovery import LogRecovery
 NUMBER_BITS: Final = 40
 """Of a datagram's number those of one start of its sender; above them is the epoch."""
 EPOCHS_MOST: Final = 1 << 24
+LACKED_SECONDS: Final = 30.0
+"""For so long a network loses where it has lost something."""
+END_SHARE: Final = 0.06
+"""Part of what is sent that announcements of the ends of bursts are, at most, where nothing is lost."""
 SILENT_ROOM: Final = 0.25
 """Seconds until there may be room, where nothing is known of the rate."""
 
@@ -41,6 +45,10 @@ class NetworkSide:
         self.queues = SendingQueues()
         self.number = (epoch & EPOCHS_MOST - 1) << NUMBER_BITS
         self.announce_at = 0.0
+        self.lacked_at = -1.0
+        """When somebody asked here last for what is lost, or we did; at first when it began."""
+        self._ended_at = 0
+        """Bytes that had been sent when the end of a burst was announced last."""
         self.found = None if terms.rate else FoundRate()
         self.sent = self.repaired = self.controlled = 0
         """Bytes of all that was sent, and of repairs, requests and announcements among them."""
@@ -102,6 +110,14 @@ class NetworkSide:
         self.controlled += size * is_control
         if self.found is not None and (is_repair or self.queues):
             self.found.note(self.number, size, now, self.recovery.delay)
+
+    def may_end(self, size: int, now: float) -> bool:
+        """Whether the end of a burst may be announced, in so many bytes: where something is lost, or as a small part of
+        what was sent since the last time."""
+        if now - self.lacked_at > LACKED_SECONDS and END_SHARE * (self.sent - self._ended_at) < size:
+            return False
+        self._ended_at = self.sent
+        return True
 
     def note_lost(self, numbers: Iterable[int]) -> None:
         """Datagrams of ours have been lost: those that are asked for again."""

@@ -273,3 +273,23 @@ def test_a_relay_passes_on_all_blocks_though_its_own_datagrams_come_back() -> No
         now += 0.01
     # Expect all four, each once
     assert sorted(passed) == [1, 2, 3, 4]
+
+
+@pytest.mark.row("G-54", "G-155")
+def test_where_nothing_is_lost_little_is_said_beside_the_messages() -> None:
+    # Given ten nodes, which have lost nothing for a while
+    net = Net()
+    segment = net.segment()
+    for _ in range(10):
+        net.node(segment)
+    net.world.run(40.0)
+    sides = [each.exchange.sides[0] for each in net.nodes]
+    before = sum(each.sent for each in sides), sum(each.controlled for each in sides)
+    # When each of them says something now and then
+    for _ in range(10):
+        for each in net.nodes:
+            each.say(net.world.chance.randbytes(SIZE))
+            net.world.run(net.world.now + 0.1)
+    # Expect that nobody says again and again where it ended, nor what others say themselves
+    sent, controlled = sum(each.sent for each in sides), sum(each.controlled for each in sides)
+    assert (controlled - before[1]) / (sent - before[0]) < 0.15
