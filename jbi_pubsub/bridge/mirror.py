@@ -323,7 +323,7 @@ class Direction:
     def _give_up(self, relay: Relayed) -> None:
         """Under the relay's lock: the oldest does not go. What another bridge has is not lost by that."""
         self._unpark(relay)
-        if not relay.is_others:
+        if not relay.is_others or relay.is_former:
             with self._lock:
                 self.lost += 1
 

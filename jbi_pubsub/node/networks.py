@@ -168,7 +168,7 @@ class NodeNetworks:
             cached_bytes=told["cached_bytes"],
             own=side["own"],
             published=side["published"],
-            waiting=side["waiting"],
+            waiting=side["waiting"], lost=sum(way.lost for way in self._mirror.directions),
             kept=len(self._persistence.keeping()),
             lacking=self._persistence.lacking(),
             faults=told["faults"] | side["faults"],

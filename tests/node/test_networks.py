@@ -113,6 +113,7 @@ def test_a_query_is_answered_by_the_archives_of_all_nodes(
         publisher.adapter.close()
 
 
+@pytest.mark.row("G-07")
 def test_what_is_said_while_a_node_is_cut_off_comes_when_it_is_back(
     nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
 ) -> None:

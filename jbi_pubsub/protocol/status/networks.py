@@ -95,6 +95,8 @@ class NetworksStatus(Status, frozen=True):
     """Registrations of other nodes that are known here."""
     waiting: Annotated[Count, gauge("Objects of other nodes that wait for those before them")] = 0
     """Objects that wait for those before them."""
+    lost: Annotated[Count, counter("Objects that did not come over the bridge between networks and delegate")] = 0
+    """Objects that got lost between the networks and the delegate."""
     kept: Annotated[Count, gauge("Registrations of other nodes that are kept here for them")] = 0
     """Registrations of other nodes that this one keeps for them."""
     lacking: Annotated[Count, gauge("Registrations of this node that fewer other nodes keep than are to")] = 0
