@@ -6,29 +6,42 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.lease import STALL_SECONDS
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id
 
 
 def open_lookup(
-    config: Config, access: AccessPolicy | None = None, *, destroyed: Callable[[], None] = lambda: None
+    config: Config,
+    access: AccessPolicy | None = None,
+    *,
+    destroyed: Callable[[], None] = lambda: None,
+    has_gone: Callable[[ServiceItem], bool] = lambda _: False,
 ) -> LookupServer:
-    """A lookup service with its state restored. `access` is its own, and closed if it comes to nothing. Raises
-    StorageError, PortInUseError, ConfigurationError."""
+    """A lookup service with its state restored. `access` is its own, and closed if it comes to nothing. `has_gone` says
+    of what items whoever registered them is known to be no more: their leases end. Raises StorageError, PortInUseError,
+    ConfigurationError."""
     try:
-        return _open(config, access, destroyed)
+        return _open(config, access, destroyed, has_gone)
     except JbiError:
         if access is not None:
             access.close()
         raise
 
 
-def _open(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
+def _open(
+    config: Config,
+    access: AccessPolicy | None,
+    destroyed: Callable[[], None],
+    has_gone: Callable[[ServiceItem], bool],
+) -> LookupServer:
     section = config.lookup
     if not section.state:
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, stall=STALL_SECONDS)
@@ -37,10 +50,11 @@ def _open(config: Config, access: AccessPolicy | None, destroyed: Callable[[], N
     try:
         now = time.monotonic()
         kept = store.recover(now, time.time(), boot=boot_id())
+        items = tuple(replace(each, expires=now) if has_gone(each.item) else each for each in kept.items)
         registrar = Registrar(
             groups=section.groups, locators=section.locators, port=section.port, log=store, stall=STALL_SECONDS
         )
-        registrar.restore(kept, now)
+        registrar.restore(replace(kept, items=items), now)
         if kept.admin is None:
             store.sync()  # a new one has written its own id down, so that it is the same after a restart
         return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)

@@ -30,17 +30,19 @@ import msgspec
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.access import AccessPolicy, Action, Subject
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, EntryError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.lookup.entry import Entry
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.model.type_repository import ServedTypes
 from jbi_pubsub.pad.server.server import DisseminationServer, ServerHost
 from jbi_pubsub.policy.settings import access_of
+from jbi_pubsub.protocol.entries import bridge_name, origin_of
 from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
 from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.trust.settings import signer_of
@@ -199,8 +201,17 @@ class NodeReporter(Protocol):
         ...
 
 
-def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
-    return open_lookup(config, access, destroyed=destroyed)
+def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None], node: str) -> LookupServer:
+    """Nobody relays any more what this node did when it was killed."""
+
+    def has_gone(item: ServiceItem) -> bool:
+        try:
+            origin = origin_of(item.entries)
+        except EntryError:
+            return False
+        return origin is not None and bridge_name(origin.bridge) == node
+
+    return open_lookup(config, access, destroyed=destroyed, has_gone=has_gone)
 
 
 def _disseminating(
@@ -241,11 +252,10 @@ def _networking(
 @dataclass(frozen=True)
 class Parts:
     """Makers of the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
-    is its to close, and whom to tell when an administrator has ended it; `dissemination` the types, its two strings,
-    and what it is to know of the node; `gateways` are those beside that of [node]
-    gateway."""
+    is its to close, whom to tell when an administrator has ended it, and the node's id; `dissemination` the types, its
+    two strings, and what it is to know of the node; `gateways` are those beside that of [node] gateway."""
 
-    lookup: Callable[[Config, AccessPolicy | None, Callable[[], None]], Lookup] = _looking_up
+    lookup: Callable[[Config, AccessPolicy | None, Callable[[], None], str], Lookup] = _looking_up
     types: Callable[[Config], ServedTypes] = repository_of
     dissemination: Callable[[Config, ServedTypes, tuple[str, str], ServerHost], Dissemination] = _disseminating
     reports: Callable[[Config, Dissemination, str], NodeReporter] = _reporting
@@ -458,7 +468,7 @@ class NodeService:
             return None
         access = access_of(config, "lookup", self._login)
         metrics = msgspec.structs.replace(config.metrics, port=-1)  # the delegate has it
-        made = parts.lookup(msgspec.structs.replace(config, metrics=metrics), access, self._destroyed)
+        made = parts.lookup(msgspec.structs.replace(config, metrics=metrics), access, self._destroyed, self.identity.id)
         trust_own(made.address, self._login if access is not None else None)
         return made
 

@@ -374,3 +374,29 @@ def test_objects_go_in_the_mode_that_their_publisher_says(nodes: NodesOnNetworks
             publisher.publish(number, number)
             assert _numbers(subscriber, subscription, 1) == [number]
     publisher.adapter.close()
+
+
+def test_a_node_that_was_killed_relays_again_as_soon_as_it_is_back(
+    nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a node that relays what another one publishes, and is killed: its lookup service has that listed still
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    assert bravo.lookup is not None
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+    state = tmp_path / "bravo" / "registrations.db"
+    kept = {each: each.read_bytes() for each in state.parent.glob("registrations.db*")}
+    bravo.stop(0.0)
+    for each, data in kept.items():
+        each.write_bytes(data)
+    # When it is started again, expect objects to come long before the lease of that ends
+    bravo = nodes.start("bravo")
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        eventually(lambda: bravo.networks().published == 1, timeout=20.0)
+        publisher.publish(1, 3)
+        found = [subscriber.receive(subscription, timeout=20.0) for _ in range(3)]
+        assert [each and bytes(each.payload) for each in found] == [b"1", b"2", b"3"]
+    publisher.adapter.close()
