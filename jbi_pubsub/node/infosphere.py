@@ -214,7 +214,7 @@ class Infosphere:
         now, number = time.monotonic(), obj.platform.sequence
         if is_wanted:
             own.go(now, timeout, number, message)
-        elif self._remote.is_alone():
+        elif self._remote.is_alone() or own.is_new(now):
             own.hold(number, message, now + max(HELD_SECONDS, 2 * self._section.announce_seconds))
         else:
             own.skip(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -16,7 +17,8 @@ from jbi_pubsub.network.message import NodeMessage
 from .bodies import VERSION, LeftOutBody, SequenceBody, digest, encoded
 
 HELD_SECONDS: Final = 10.0
-"""Time that an object is held, at least: a new node is heard of within two announcements."""
+"""Time that objects are held, at least: a new node is heard of within two announcements. Those of a new registration
+are held as well, as who waits for it may be told late."""
 HELD_MOST: Final = 1_000
 """Objects of a registration that are held."""
 HELD_BYTES: Final = 1 << 20
@@ -44,6 +46,7 @@ class OwnSequence:
         """`say`: Network.say; `before`: the same one as it was."""
         self.body = body
         self._say = say
+        self._begun: float = before._begun if before is not None else time.monotonic()
         self._lock: threading.Lock = threading.Lock() if before is None else before._lock
         """Held while something is said: what is held goes before what comes."""
         self.last: int = before.last if before is not None else 0
@@ -67,6 +70,10 @@ class OwnSequence:
             return message
         value = str(self._key(parse_metadata(obj.metadata)))
         return message._replace(durability=digest(f"{body.uid} {value}".encode()), update=obj.platform.sequence)
+
+    def is_new(self, now: float) -> bool:
+        """Whether it has come so lately that who waits for it may not have been heard of."""
+        return now - self._begun < HELD_SECONDS
 
     def hold(self, number: int, message: NodeMessage, until: float) -> None:
         """Keep an object that nobody is there for, until that time (monotonic seconds)."""

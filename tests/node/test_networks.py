@@ -19,6 +19,7 @@ from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import SealFault
 from jbi_pubsub.network.links.opening import opened
+from jbi_pubsub.node import own
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.protocol.status.networks import PEERS_TOLD, NetworksStatus, PeerStatus
@@ -324,8 +325,9 @@ def test_of_two_nodes_with_one_id_each_goes_on_as_another(
 
 
 def test_a_node_without_silent_receivers_sends_what_somebody_wants_alone(
-    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(own, "HELD_SECONDS", 0.0)
     # Given a node that sends what is wanted, and another one where nobody wants anything
     alpha, bravo = nodes.start("alpha", silent_receivers=False), nodes.start("bravo")
     publisher = Publisher(alpha, figures)
