@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -178,6 +179,7 @@ def test_time_advances_on_both_sides_together(joint: Joint, eventually: Callable
         one.until("time_regulation_enabled")
         one.rti.enable_time_constrained()
         one.until("time_constrained_enabled")
+    eventually(lambda: b.rti.query_galt() < math.inf)  # the bridge regulates there, as it has heard of the other side
     # When values are sent out of order, and who has to get them asks for a time
     for time in (5.0, 3.0, 9.0):
         a.rti.update_attribute_values(aircraft, {position: int(time).to_bytes(8, "big")}, b"", time)
