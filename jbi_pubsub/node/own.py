@@ -28,19 +28,21 @@ _MODES: Final = {mode.name.lower(): mode for mode in DatagramMode}
 
 
 class _HeldObject(NamedTuple):
-    """An object that nobody was there for yet."""
+    """An object that nobody was there for yet, or so many that are left out behind such a one."""
 
     until: float
     number: int
-    message: NodeMessage
+    """Its number, or that of the last one."""
+    objects: int = 1
+    message: NodeMessage | None = None
 
 
 class OwnSequence:
     """A registration of ours, and how its objects are said. Any thread.
 
     What is not said is left out, which is told with its number before what follows; a number that never came here is a
-    loss, and told as none. What nobody is there for is held
-    for a while, as who wants it may not have been heard of yet."""
+    loss, and told as none. What nobody is there for is held for a while, as who wants it may not have been heard of
+    yet; what is left out behind it waits with it, so that all goes in order."""
 
     def __init__(self, body: SequenceBody, say: Say, before: OwnSequence | None = None) -> None:
         """`say`: Network.say; `before`: the same one as it was."""
@@ -55,6 +57,8 @@ class OwnSequence:
         """Objects left out and not told yet; `_left_to`: number of the last one."""
         self._left_to: int = before._left_to if before is not None else 0
         self._held: deque[_HeldObject] = before._held if before is not None else deque()
+        self._bytes: int = before._bytes if before is not None else 0
+        """Size of the objects that are held."""
         key = body.sending.key
         self._key = compiled_xpath(f"string({key})", {}) if key else None
 
@@ -78,9 +82,10 @@ class OwnSequence:
     def hold(self, number: int, message: NodeMessage, until: float) -> None:
         """Keep an object that nobody is there for, until that time (monotonic seconds)."""
         with self._lock:
-            self._held.append(_HeldObject(until, number, message))
-            while len(self._held) > HELD_MOST or sum(len(each.message.body) for each in self._held) > HELD_BYTES:
-                self._pass_over(1, self._held.popleft().number)
+            self._held.append(_HeldObject(until, number, message=message))
+            self._bytes += len(message.body)
+            while len(self._held) > HELD_MOST or self._bytes > HELD_BYTES:
+                self._give_up()
 
     def skip(self, number: int) -> None:
         """Nobody wants an object."""
@@ -90,11 +95,14 @@ class OwnSequence:
     def go(self, now: float, timeout: float, number: int = 0, message: NodeMessage | None = None) -> None:
         """Say what is held, and then an object. Raises BackPressureError: nothing of it is lost by that."""
         with self._lock:
-            while self._held and self._held[0].until <= now:
-                self._pass_over(1, self._held.popleft().number)
             while self._held:
-                self._one(self._held[0].number, self._held[0].message, timeout)
-                self._held.popleft()
+                number_held, held = self._held[0].number, self._held[0].message
+                if held is not None and self._held[0].until > now:
+                    self._one(number_held, held, timeout)
+                    self._held.popleft()
+                    self._bytes -= len(held.body)
+                else:
+                    self._give_up()
             if message is not None:
                 self._one(number, message, timeout)
 
@@ -103,11 +111,21 @@ class OwnSequence:
         with self._lock:
             if up_to > self._left_to:  # or it is said again, as there was no room
                 self._pass_over(count, up_to)
-            self._tell_left(timeout)
+            if not self._held:
+                self._tell_left(timeout)
 
     def _pass_over(self, count: int, up_to: int) -> None:
-        self._left += count
-        self._left_to = up_to
+        """Leave out so many up to a number: behind what is held, if something is."""
+        if self._held:
+            self._held.append(_HeldObject(0.0, up_to, count))
+        else:
+            self._left, self._left_to = self._left + count, up_to
+
+    def _give_up(self) -> None:
+        """Leave out the first of what is held."""
+        gone = self._held.popleft()
+        self._left, self._left_to = self._left + gone.objects, gone.number
+        self._bytes -= len(gone.message.body) if gone.message is not None else 0
 
     def _one(self, number: int, message: NodeMessage, timeout: float) -> None:
         self._tell_left(timeout)

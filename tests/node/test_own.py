@@ -1,0 +1,114 @@
+"""Objects of a node's registration on their way to other nodes: said in order, held, or left out with their numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body
+from jbi_pubsub.node.own import HELD_MOST, OwnSequence
+
+pytestmark = pytest.mark.unit
+
+
+class Line:
+    """Others, as far as what they hear is concerned: numbers, and (numbers that are left out)."""
+
+    def __init__(self) -> None:
+        self.said: list[int | tuple[int, ...]] = []
+        self.room = 1 << 30
+        self.sequence = OwnSequence(SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16)), self._say)
+
+    def _say(self, message: NodeMessage, timeout: float) -> None:  # noqa: ARG002  # the network's form
+        if not self.room:
+            raise BackPressureError("no room")
+        self.room -= 1
+        if message.kind == DatagramKind.PUBLICATION:
+            self.said.append(int(message.body))
+            return
+        body = decoded_body(message.body)
+        assert isinstance(body, LeftOutBody)
+        self.said.append(tuple(range(body.up_to - body.count + 1, body.up_to + 1)))
+
+    def go(self, now: float, number: int = 0) -> None:
+        self.sequence.go(now, 0.0, number, _object(number) if number else None)
+
+    def hold(self, number: int, until: float = 10.0) -> None:
+        self.sequence.hold(number, _object(number), until)
+
+
+def _object(number: int) -> NodeMessage:
+    return NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"%d" % number)
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def test_what_is_skipped_is_told_before_what_follows(line: Line) -> None:
+    line.go(0.0, 1)
+    for number in (2, 3):
+        line.sequence.skip(number)
+    line.go(0.0, 4)
+    assert line.said == [1, (2, 3), 4]
+
+
+def test_what_is_held_goes_first_and_what_is_over_is_left_out(line: Line) -> None:
+    # Given objects that are held for different times; when another one goes as some are over
+    line.hold(1, until=1.0)
+    line.hold(2, until=1.0)
+    line.hold(3)
+    line.go(5.0, 4)
+    assert line.said == [(1, 2), 3, 4]
+
+
+@pytest.mark.parametrize("until", [1.0, 10.0])
+def test_what_is_left_out_behind_what_is_held_is_told_behind_it(line: Line, until: float) -> None:
+    # Given an object that is held, and others behind it that nobody wants, or that were left out before
+    line.go(0.0, 1)
+    line.hold(2, until=until)
+    line.sequence.skip(3)
+    line.sequence.leave_out(2, 5, 0.0)
+    assert line.said == [1]
+    # When something follows, expect each number once, in order
+    line.go(5.0, 6)
+    assert line.said == ([1, 2, (3, 4, 5), 6] if until > 5.0 else [1, (2, 3, 4, 5), 6])
+
+
+def test_of_too_many_that_are_held_the_first_are_left_out(line: Line) -> None:
+    for number in range(1, HELD_MOST + 3):
+        line.hold(number)
+    line.go(0.0)
+    assert line.said == [(1, 2), *range(3, HELD_MOST + 3)]
+
+
+def test_nothing_is_lost_or_said_twice_where_there_is_no_room_for_a_while(line: Line) -> None:
+    # Given things of each kind
+    line.sequence.skip(1)
+    for number in (2, 3):
+        line.hold(number) if number == 2 else line.sequence.skip(number)
+    # When there is room for one at a time
+    for _ in range(4):
+        line.room = 1
+        try:
+            line.go(0.0, 4)
+        except BackPressureError:
+            continue
+        break
+    # Expect each once, in order
+    assert line.said == [(1,), 2, (3,), 4]
+
+
+def test_what_was_left_out_and_finds_no_room_is_counted_once_when_it_is_said_again(line: Line) -> None:
+    line.room = 0
+    for _ in range(2):
+        with pytest.raises(BackPressureError):
+            line.sequence.leave_out(3, 3, 0.0)
+    line.room = 9
+    line.sequence.leave_out(3, 3, 0.0)
+    line.go(0.0, 4)
+    assert line.said == [(1, 2, 3), 4]
