@@ -209,7 +209,8 @@ class Infosphere:
         """See BridgePlatform."""
         own = self._known(uid)
         with self._lock:
-            is_wanted, is_reliable = self._is_wanted(own.body), self._remote.demand(own.body.type, "reliable")
+            is_wanted = self._is_wanted(own.body)
+            is_reliable = own.body.sending.mode == "unreliable" and self._remote.demand(own.body.type, "reliable")
         message = own.message(obj, source, self._section.object_seconds, is_reliable=is_reliable)
         now, number = time.monotonic(), obj.platform.sequence
         if is_wanted:
