@@ -159,6 +159,11 @@ def hash_of(body: bytes, algorithm: int) -> bytes:
     return digest
 
 
+def kind_of(data: bytes) -> int:
+    """Kind of a datagram by its bytes; 0 of what is too short to be one."""
+    return data[3] if len(data) > _HEAD.size else 0
+
+
 def is_repair(data: bytes) -> bool:
     """Whether the bytes of a datagram are those of a block that is sent again."""
     return bool(data[4] & REPAIR)

@@ -19,8 +19,8 @@ from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import PeerChange
 
 DELIVERIES_MOST: Final = 10_000
-"""Messages that have come and are not delivered."""
-WAIT_SECONDS: Final = 0.5
+"""Messages that have come and are not delivered: beyond them, and so many bytes, objects are not taken."""
+DELIVERIES_BYTES: Final = 64 << 20
 IDLE_SECONDS: Final = 0.1
 """Seconds between two times that `idle` is called."""
 STOP_SECONDS: Final = 5.0
@@ -41,7 +41,9 @@ class NetworkDeliveries:
     ) -> None:
         """These are called one after the other, and may wait; `idle` from time to time."""
         self._deliver, self._changed, self._idle = deliver, changed, idle
-        self._queue: queue.Queue[Delivered | None] = queue.Queue(DELIVERIES_MOST)
+        self._queue: queue.SimpleQueue[Delivered | None] = queue.SimpleQueue()
+        self._bytes = 0
+        """Size of what waits."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network-deliveries", daemon=True)
         self._lock = threading.Lock()
@@ -62,11 +64,15 @@ class NetworkDeliveries:
             self._put += count
 
     def put(self, one: Delivered) -> None:
-        """Deliver one more that was expected; waits for room."""
-        while not self._stopping.is_set():
-            with suppress(queue.Full):
-                self._queue.put(one, timeout=WAIT_SECONDS)
-                return
+        """Deliver one more that was expected."""
+        with self._lock:
+            self._bytes += _size(one)
+        self._queue.put(one)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more objects are to be taken: they can be had again when there is room."""
+        return self._bytes > DELIVERIES_BYTES or self._queue.qsize() > DELIVERIES_MOST
 
     def settled(self, origin: bytes, epoch: int, up_to: int, put: int) -> int:
         """The serial up to which all that will come of a log has been taken. `up_to`: that up to which all has come,
@@ -95,8 +101,7 @@ class NetworkDeliveries:
     def stop(self) -> None:
         """Deliver nothing more."""
         self._stopping.set()
-        with suppress(queue.Full):
-            self._queue.put_nowait(None)
+        self._queue.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(STOP_SECONDS)
 
@@ -111,6 +116,7 @@ class NetworkDeliveries:
                     self._take(one)
                 with self._lock:
                     self._taken, self._is_taking = self._taken + 1, False
+                    self._bytes -= _size(one)
             if self._idle is not None and time.monotonic() - looked >= IDLE_SECONDS:
                 looked = time.monotonic()
                 with guarded("network delivery"):
@@ -121,3 +127,7 @@ class NetworkDeliveries:
             self._deliver(one)
         elif self._changed is not None:
             self._changed(one)
+
+
+def _size(one: Delivered) -> int:
+    return 0 if isinstance(one, PeerChange) else len(one.body)

@@ -15,7 +15,7 @@ from jbi_pubsub.core.errors import BackPressureError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
-from jbi_pubsub.network.datagram import DatagramKind, is_repair
+from jbi_pubsub.network.datagram import DatagramKind, is_repair, kind_of
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
@@ -39,6 +39,8 @@ BUSY_SECONDS: Final = 0.002
 STEP_MOST: Final = 16
 """Batches that a link is given before others are heard."""
 STOP_SECONDS: Final = 5.0
+DRAIN_LOOK: Final = 0.02
+"""Seconds between two looks whether all has gone out."""
 
 
 class NetworkLink(NamedTuple):
@@ -161,8 +163,11 @@ class Network:
             "peers": peers, "links": links, "faults": dict(self._faults), "cached_bytes": cached, "twin": has_twin,
         }  # fmt: skip
 
-    def stop(self) -> None:
-        """Leave."""
+    def stop(self, drain: float = 0.0) -> None:
+        """Leave, when what was said has gone out, or after so many seconds. Safe to call twice."""
+        if self._stopping.is_set():
+            return
+        self._drain(time.monotonic() + drain)
         self._stopping.set()
         self._waiter.wake()
         self._deliveries.stop()
@@ -171,6 +176,14 @@ class Network:
         for link in self._links:
             link.close()
         self._waiter.close()
+
+    def _drain(self, until: float) -> None:
+        """Wait until nothing waits to go out any more."""
+        while self._thread.is_alive() and (now := time.monotonic()) < until:
+            with self._lock:
+                if not any(self._held) and not any(map(self._exchange.has_outgoing, range(len(self._links)))):
+                    return
+            self._stopping.wait(min(DRAIN_LOOK, until - now))
 
     def _run(self) -> None:
         pause = 0.0
@@ -205,6 +218,9 @@ class Network:
         if not isinstance(opened, bytes):
             if opened is not None:
                 self._faults[opened] += 1
+            return
+        if self._deliveries.is_full and kind_of(opened) == DatagramKind.PUBLICATION:
+            self._faults["no room for objects: they are asked for again"] += 1
             return
         try:
             with self._lock:

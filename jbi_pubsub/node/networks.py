@@ -73,7 +73,7 @@ class NodeNetworks:
         called when another node speaks under our id; `area` is that of all these networks. Raises ConfigurationError,
         PortInUseError, StorageError."""
         node = config.node
-        self._id = identity.id
+        self._id, self._drain = identity.id, node.drain_seconds
         self._names = list(config.network)
         bridge = f"{identity.id}{area and '.' + area}-{identity.epoch}"
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
@@ -113,11 +113,6 @@ class NodeNetworks:
     def deleted(self, ids: Sequence[str]) -> None:
         """Objects were deleted here: others are told."""
         self._persistence.deleted(ids)
-
-    @property
-    def address(self) -> str:
-        """Names of the networks."""
-        return ", ".join(self._names)
 
     def start(self) -> None:
         """Be there for other nodes."""
@@ -181,7 +176,7 @@ class NodeNetworks:
         self._mirror.close()
         self._tunnels.stop()
         self._persistence.stop()
-        self._network.stop()
+        self._network.stop(self._drain)
 
     def _peers_changed(self, change: PeerChange) -> None:
         """A node has come or left; on the network's delivery thread."""

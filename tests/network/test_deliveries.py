@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
-from jbi_pubsub.network.deliveries import NetworkDeliveries
+from jbi_pubsub.network.deliveries import DELIVERIES_BYTES, NetworkDeliveries
 from jbi_pubsub.network.message import NodeMessage
 
 ORIGIN = b"o" * 16
@@ -41,3 +41,15 @@ def test_a_message_that_waits_is_not_settled_for_who_asks_between_two_deliveries
         eventually(lambda: asked[-1] == 2)
     finally:
         deliveries.stop()
+
+
+def test_who_delivers_nothing_is_full_and_takes_no_more_objects_but_is_still_there() -> None:
+    # Given a queue whose messages nobody takes
+    deliveries = NetworkDeliveries(lambda _: None, None)
+    message = NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, bytes(1 << 20), ORIGIN)
+    # When more bytes wait than may, expect it full, at once
+    for _ in range(DELIVERIES_BYTES // (1 << 20)):
+        assert not deliveries.is_full
+        deliveries.put(message)
+    deliveries.put(message)
+    assert deliveries.is_full
