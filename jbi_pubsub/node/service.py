@@ -445,18 +445,20 @@ class NodeService:
 
     def _meet_twin(self) -> None:
         """Another node has our id: its folder or ours is a copy. In the networks we go on under a new one."""
-        threading.Thread(target=self._renew, name="node-renewal", daemon=True).start()
+        threading.Thread(target=self._renew, args=(self._networks,), name="node-renewal", daemon=True).start()
 
-    def _renew(self) -> None:
+    def _renew(self, met: NodeBridge | None) -> None:
+        """Be another node, in the place of that which has met its twin."""
         with guarded("a new id for the node"), self._renewing:
-            if self._networks is None:  # it stops
+            if met is None or self._networks is not met:  # it stops, or is another one by now
                 return
             before, identity = self.identity.id, self.folder.renew()
             _log.error(
                 "another node speaks under our id %s, as if our folder had been copied: in the networks this node is %s"
                 " from now on, and everywhere when it is started again", before, identity.id,
             )  # fmt: skip
-            self._networks.stop()
+            self._networks = None  # whatever fails now, they are left once
+            met.stop()
             self._networks = self._networks_of(identity)
             self._networks.start()
 
