@@ -71,6 +71,8 @@ class DirectionTable(TomlTable, frozen=True, rename={"source": "from", "target":
     """And of those that do not, all the same."""
     validate: bool = True
     """Whether the other side checks metadata by their schema once more."""
+    wanted: bool = False
+    """Whether what the other side wants is brought alone."""
     passes: tuple[Passing, ...] = ()
     """Wishes of publishers that hold on the other side, too."""
     rule: tuple[Rule, ...] = ()
@@ -179,7 +181,21 @@ def read(path: Path) -> BridgeFile:
     check_frame(path, (file.name, *file.side), [(way.source, way.target) for way in file.direction])
     for way in file.ways:
         transformation_of(path, way)
+        if way.wanted:
+            _check_selective(path, way.source, file.side[way.source])
     return file
+
+
+def _check_selective(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for a side that can't leave out what nobody wants."""
+    kind, topics = table.get("kind", "jbi"), table.get("topic", ())
+    if kind == "mqtt" and all(isinstance(one, dict) and one.get("type") for one in topics):
+        return
+    if kind != "jbi":
+        raise ConfigurationError(
+            f"bridge file {path}: wanted = true in the direction from {name}: that can't be asked for some types alone",
+            hint="Leave it out; topics of a broker can, if each has a type",
+        )
 
 
 def parsed(path: Path) -> TomlDocument:
@@ -287,7 +303,7 @@ def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind]
         ways = []
         for way in file.ways:
             types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
-            terms = DirectionTerms(types, file.poll, way.validate, way.passes)
+            terms = DirectionTerms(types, file.poll, way.validate, passes=way.passes, wanted=way.wanted)
             source, target = sides[way.source], sides[way.target]
             ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
     except BaseException:

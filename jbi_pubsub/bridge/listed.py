@@ -22,6 +22,7 @@ from jbi_pubsub.protocol.entries import (
     RelayedEntry,
     SendingEntry,
     SigningKeyEntry,
+    SparseEntry,
     origin_of,
 )
 from jbi_pubsub.protocol.sending import SENDING, Sending, sending_terms
@@ -33,14 +34,25 @@ LONGEST: Final = 1e11
 """Seconds of an expiration."""
 
 _MADE_BY: Final = (
-    InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, ExpirationEntry, PersistentEntry, SendingEntry,
+    InformationType, SigningKeyEntry, RelayedEntry, NumberedEntry, SparseEntry, ExpirationEntry, PersistentEntry,
+    SendingEntry,
 )  # fmt: skip
 _MADE: Final = {each.entry_name for each in _MADE_BY}
 """Entries on an item that its delegate has made."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationNumbers:
+    """Meaning of the numbers of a registration's objects."""
+
+    first: int | None = field(default=None, compare=False)
+    """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
+    is_sparse: bool = False
+    """Whether what nobody wants is left out, and all losses are told (see Origin)."""
+
+
 @dataclass(frozen=True, slots=True)
-class BridgedRegistration:
+class BridgedRegistration(RegistrationNumbers):
     """A registration as its platform shows it."""
 
     uid: str
@@ -68,8 +80,6 @@ class BridgedRegistration:
     """Whether it was there moments ago, and its last objects may come yet."""
     at: ServiceRef | None = field(default=None, compare=False)
     """Service that knows its schema; None: there is none."""
-    first: int | None = field(default=None, compare=False)
-    """From which number on a bridge has all objects; 0: none has come yet. None: numbers may be left out."""
 
 
 def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
@@ -97,6 +107,7 @@ def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
         has_left=has_left,
         at=item.proxy if told.schema else None,
         first=origin.first if origin is not None else 0,
+        is_sparse=origin is not None and origin.is_sparse,
     )
 
 

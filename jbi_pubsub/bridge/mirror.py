@@ -24,9 +24,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -57,9 +56,11 @@ from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
 from .listed import BridgedRegistration
-from .platform import BridgePlatform, PlatformAnswers, shared_lookups
+from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, shared_lookups
+from .relayed import Relayed, lose
 from .terms import DirectionTerms as DirectionTerms
 from .transformation import Transformer
+from .wanted import WantedIntake, WholeIntake
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
@@ -93,54 +94,6 @@ _AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
 """Why a registration can't be made that will be as soon as the other side is there."""
 
 
-@dataclass(eq=False, slots=True)
-class Relayed:
-    """A registration of the one side, as it is for the other. `lock` covers what is parked and whether it stands, and
-    is held while an object goes; the rest is the direction's own thread's."""
-
-    published: BridgedRegistration | None = None
-    """None: its objects have come before it was seen."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stands: bool = False
-    """Whether it is registered on the other side."""
-    parked: deque[tuple[float, InfoObject]] = field(default_factory=deque)
-    bytes: int = 0
-    """Size of the parked objects."""
-    seen: float = 0.0
-    """When it was published last, or an object came (clock)."""
-    last: int = 0
-    """Number of the last object that has come."""
-    filtered: int = 0
-    """Left out and not told yet; `filtered_to`: number of the last one."""
-    filtered_to: int = 0
-    is_stale: bool = False
-    """Whether what is registered there is not any more what it was."""
-    why: str = ""
-    """Why it is not registered there."""
-    is_others: bool = False
-    """Another bridge has it, which brings what is parked here."""
-    is_former: bool = False
-    """That one has our name: it may be a process before this one that was killed, until its lease ends."""
-    is_refused: bool = False
-    """Whether it can't be registered there, although the other side is not away."""
-    backoff: Backoff | None = None
-    """Pauses while it is refused so."""
-    again: float = 0.0
-    """When it is tried again (clock)."""
-
-    @property
-    def first(self) -> int:
-        """From which number on all objects are here, or are still to come; 0: none has come."""
-        if self.parked:
-            return self.parked[0][1].platform.sequence
-        return self.last + 1 if self.last else 0
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether what is parked is to go as soon as it can: nobody else brings it, nor is it refused."""
-        return not (self.is_refused or (self.is_others and not self.is_former))
-
-
 class Direction:
     """From one side to the other (see the module)."""
 
@@ -166,13 +119,17 @@ class Direction:
         """Bytes that are parked."""
         self._local: frozenset[str] = frozenset()
         """Registrations of the source that are not for others."""
-        self._is_subscribed = False
         self._told: Cache[str, str] = Cache(RELAYS_MOST)
         """Last trouble told of each thing that can't be done now."""
         self._lost_told: dict[str, float] = {}
         """When losses of a cause were told last (clock)."""
         self._stopping = threading.Event()
         self._wake = threading.Event()
+        self._intake: WholeIntake = (
+            WantedIntake(source, target, self, transformation, terms)
+            if terms.wanted and isinstance(source, SelectivePlatform)
+            else WholeIntake(source, self, terms.types)
+        )
         self.relayed = self.filtered = self.echoes = self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"bridge-{source.name}-{target.name}", daemon=True)
 
@@ -190,6 +147,7 @@ class Direction:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
+        self._intake.stop()
         with self._lock:
             relays = list(self._relays.items())
         for uid, relay in relays:
@@ -202,7 +160,7 @@ class Direction:
             return {
                 "from": self.source.name,
                 "to": self.target.name,
-                "listening": self._is_subscribed,
+                **self._intake.status(),
                 "registrations": sum(each.stands for each in relays),
                 "types": sorted({str(each.published.type) for each in relays if each.stands and each.published}),
                 "waiting": {uid: each.why for uid, each in self._relays.items() if each.published and not each.stands},
@@ -248,18 +206,20 @@ class Direction:
         with relay.lock:  # or one that is unparked just now would be in neither
             return self.target.unfinished(uid) + len(relay.parked) * relay.is_owed
 
-    def lost_before(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
-        """Objects did not come from the source; with numbers up to `up_to` of that registration, if it is known: its
-        subscribers are told."""
+    def lost_before(self, cause: str, count: int, uid: str = "", up_to: int = 0, name: str = "") -> None:
+        """Objects did not come from the source, of a type of that name, if it is known; with numbers up to `up_to` of
+        that registration, if that is: its subscribers are told."""
         with self._lock:
             self.lost += count * (cause != "filtered")  # that is what somebody there has left out
             is_due = self._clock() - self._lost_told.get(cause, -LOST_PAUSE) >= LOST_PAUSE and cause != "filtered"
             self._lost_told |= {cause: self._clock()} if is_due else {}
             relay = self._relays.setdefault(uid, Relayed()) if uid and len(self._relays) < RELAYS_MOST else None
+            others = [] if uid else list(self._relays.values())
+        lose(others, count, name)
         if relay is not None:
             with relay.lock:
-                relay.filtered += count
-                relay.filtered_to, relay.seen = up_to, self._clock()
+                relay.untold.filtered += count
+                relay.untold.filtered_to, relay.seen = up_to, self._clock()
         if is_due:
             log.warning("%s to %s: %s objects lost (%s)", self.source.name, self.target.name, count or "some", cause)
 
@@ -276,35 +236,31 @@ class Direction:
             return
         while not self._stopping.is_set():
             try:
-                self._tell_filtered(obj.platform.registration, relay)
+                relay.tell(self.target, obj.platform.registration, ROOM_SECONDS, obj.platform.sequence)
                 self.target.publish(obj.platform.registration, changed, self.source.name, ROOM_SECONDS)
             except BackPressureError:
                 continue
             except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
-                self._trouble(obj.platform.registration, exc)
+                self.trouble(obj.platform.registration, exc)
                 relay.stands, relay.is_stale = False, True
                 self._park(relay, obj, first=True)
                 return
             except JbiError as exc:
-                self._trouble(f"object {obj.platform.registration}", exc)
+                self.trouble(f"object {obj.platform.registration}", exc)
                 break
+            relay.untold.up_to = obj.platform.sequence
             with self._lock:
                 self.relayed += 1
             return
+        relay.untold.lost += 1
         with self._lock:
             self.lost += 1
 
     def _leave_out(self, relay: Relayed, obj: InfoObject) -> None:
-        relay.filtered += 1
-        relay.filtered_to = obj.platform.sequence
+        relay.untold.filtered += 1
+        relay.untold.filtered_to = obj.platform.sequence
         with self._lock:
             self.filtered += 1
-
-    def _tell_filtered(self, uid: str, relay: Relayed) -> None:
-        """Under the relay's lock: before the next object goes, as a number that is missing then is a loss."""
-        if relay.filtered:
-            self.target.tell_filtered(uid, relay.filtered, relay.filtered_to, ROOM_SECONDS)
-            relay.filtered = 0
 
     def _park(self, relay: Relayed, obj: InfoObject, *, first: bool = False) -> None:
         """Under the relay's lock; `first`: before those that are parked. The oldest of what is too much goes. Of the
@@ -322,8 +278,7 @@ class Direction:
 
     def _give_up(self, relay: Relayed) -> None:
         """Under the relay's lock: the oldest does not go. What another bridge has is not lost by that."""
-        self._unpark(relay)
-        if not relay.is_others or relay.is_former:
+        if relay.gave_up(self._unpark(relay).platform.sequence):
             with self._lock:
                 self.lost += 1
 
@@ -348,11 +303,11 @@ class Direction:
     def look(self) -> None:
         """Compare both sides, and do what is to be done."""
         is_one = self._is_one_platform()
-        if not is_one:
-            self._subscribe()
         found = () if is_one else self.source.published()
         self._local = frozenset(each.uid for each in found if each.is_local)
         published = {each.uid: each for each in found if self._is_for_us(each)}
+        if not is_one:
+            self._intake.look(published)
         there = {each.uid: each for each in self.target.published() if not each.has_left}
         for uid, each in published.items():
             if self._stopping.is_set():
@@ -368,26 +323,13 @@ class Direction:
         """Whether both sides are the same platform: then there is nothing to relay."""
         shared = shared_lookups(self.source, self.target)
         if shared:
-            self._trouble("sides", ConfigurationError(
+            self.trouble("sides", ConfigurationError(
                 f"they are one platform, as lookup service {min(shared)} is found on both sides. Give their servers"
                 " groups of their own, or start them with --no-multicast"
             ))  # fmt: skip
             return True
-        with self._lock:
-            self._told.pop("sides", None)
+        self.trouble("sides", None)
         return False
-
-    def _subscribe(self) -> None:
-        if self._is_subscribed:
-            return
-        try:
-            self.source.subscribe(self._terms.types, _SideReceiver(self))
-        except JbiError as exc:
-            self._trouble("subscription", exc)
-        else:
-            self._is_subscribed = True
-            with self._lock:
-                self._told.pop("subscription", None)
 
     def _is_for_us(self, published: BridgedRegistration) -> bool:
         is_ours = not published.is_local and not self._is_echo(published.via)
@@ -428,6 +370,7 @@ class Direction:
                     return
                 bundle = msgspec.structs.replace(bundle, type=type_)
                 published = _renamed(published, bundle, relay.parked[-1][1])
+            relay.untold.is_sparse = published.first is not None and (published.is_sparse or self._terms.wanted)
             passed = self._terms.passed(published, None if published.first is None else relay.first)
             self.target.register(passed, type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
@@ -435,13 +378,12 @@ class Direction:
                 not relay.parked or self._clock() - relay.parked[0][0] < DENIED_SECONDS
             )
             relay.why, relay.is_refused = exc.message, not (waits or isinstance(exc, _AWAY))
-            self._trouble(uid, exc)
+            self.trouble(uid, exc)
             if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
                 relay.backoff = relay.backoff or Backoff(2 * self._terms.poll, REFUSED_MOST)
                 relay.again = self._clock() + relay.backoff.pause()
             return
-        with self._lock:
-            self._told.pop(uid, None)
+        self.trouble(uid, None)
         relay.why, relay.backoff, relay.again, relay.is_refused = "", None, 0.0, False
         with relay.lock:
             relay.stands = True
@@ -480,12 +422,16 @@ class Direction:
         with relay.lock:
             try:
                 if relay.stands:
-                    self._tell_filtered(uid, relay)
+                    relay.tell(self.target, uid, ROOM_SECONDS)
             except JbiError as exc:
                 log.debug("%s: what was left out of %s is told later: %s", self._thread.name, uid, exc)
 
-    def _trouble(self, what: str, exc: JbiError) -> None:
-        """Something can't be done now: that is told once."""
+    def trouble(self, what: str, exc: JbiError | None) -> None:
+        """Something can't be done now: that is told once. None: it is done."""
+        if exc is None:
+            with self._lock:
+                self._told.pop(what, None)
+            return
         text = f"{self.source.name} to {self.target.name}: {exc.message}"
         with self._lock:
             is_new = self._told.get(what) != text
@@ -551,25 +497,6 @@ class _PassedAnswers:
     def cancel(self) -> None:
         """Cancel the query."""
         self._answers.cancel()
-
-
-class _SideReceiver:
-    """Receiver of a subscription."""
-
-    def __init__(self, direction: Direction) -> None:
-        self._direction = direction
-
-    def arrived(self, obj: InfoObject) -> None:
-        """An object."""
-        self._direction.arrived(obj)
-
-    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
-        """Objects were lost."""
-        self._direction.lost_before(cause, count, uid, up_to)
-
-    def waiting(self, uid: str) -> int:
-        """Number of objects that the other side has not taken."""
-        return self._direction.waiting(uid)
 
 
 class Mirror:

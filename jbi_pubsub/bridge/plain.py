@@ -38,7 +38,7 @@ class PlainPlatform:
         """Have `changed` called when that has changed."""
         self._changed = changed
 
-    def wanted(self, changed: Callable[[Wanted], None]) -> None:
+    def wanted(self, changed: Callable[[Wanted], None], *, members: bool = False) -> None:  # noqa: ARG002  # nobody knows
         """Have `changed` told that all is wanted: it can't be asked who is there."""
         changed(EVERYTHING)
 
@@ -57,7 +57,7 @@ class PlainPlatform:
             number = self._numbers[uid] = max(self._numbers.get(uid, 0) + 1, int(self._wall() * 1e6))
         return number
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
         """There is nobody to be told."""
 
     def query(self, request: QueryRequest) -> RemoteAnswers:  # noqa: ARG002  # the protocol's

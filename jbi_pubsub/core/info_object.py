@@ -233,6 +233,8 @@ class Cause(enum.StrEnum):
     """The delegate stopped before it could deliver."""
 
 
+LOST: Final = "lost"
+"""Version of what has no type, where it stands for objects that were lost."""
 COUNT_BELIEVED: Final = 10**9
 """Losses that one notice may claim: those of nine hours at 30,000 objects a second."""
 
@@ -276,6 +278,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     def object_id(self) -> str:
         """The object's."""
         return self.own_id or object_id_of(self.registration, self.sequence)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether that stands for objects that were lost."""
+        return not self.type_name and self.type_version == LOST
 
     @property
     def left_out(self) -> int:
@@ -460,10 +467,11 @@ def pack(head: Head, payload: Part | SpooledPayload, since: float = 0.0) -> Parc
     return Parcel(head, (first, cast("Part", payload)), 4 + len(encoded) + size, 0, since)
 
 
-def left_out(registration: str, up_to: int, count: int) -> Parcel:
+def left_out(registration: str, up_to: int, count: int, *, lost: bool = False) -> Parcel:
     """Goes in the place of objects of a registration that a bridge has left out: so many (at least one) with numbers up
-    to `up_to`. It has no type."""
-    return pack(Head("", registration, up_to, 0.0, "", "", b"", count), b"")
+    to `up_to`. It has no type. `lost`: in the place of those that were lost on their way to the bridge, as many (0: it
+    is not known how many)."""
+    return pack(Head("", registration, up_to, 0.0, "", LOST if lost else "", b"", count), b"")
 
 
 def head_end(begun: Part) -> int:

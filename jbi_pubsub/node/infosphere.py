@@ -145,7 +145,7 @@ class Infosphere:
         remote = self._remote.get(uid)
         return remote.body if remote is not None else None
 
-    def wanted(self, changed: Callable[[Wanted], None]) -> None:
+    def wanted(self, changed: Callable[[Wanted], None], *, members: bool = False) -> None:  # noqa: ARG002  # nobody knows
         """See BridgePlatform: nodes may be there that hear and say nothing."""
         changed(EVERYTHING)
 
@@ -220,9 +220,9 @@ class Infosphere:
         else:
             own.skip(number)
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
-        """See BridgePlatform."""
-        self._known(uid).leave_out(count, up_to, timeout)
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
+        """See BridgePlatform; of what is lost the other nodes hear that something is."""
+        self._known(uid).leave_out(1 if lost else count, up_to, timeout)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""

@@ -198,6 +198,13 @@ class NumberedEntry(Entry):
     entry_name = "jbi.Numbered"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SparseEntry(Entry):
+    """On the item of such a registration if it brings what is wanted alone (Origin.is_sparse)."""
+
+    entry_name = "jbi.Sparse"
+
+
 OWN_ENTRIES: Final = {
     each.entry_name
     for each in (
@@ -213,6 +220,7 @@ OWN_ENTRIES: Final = {
         SendingEntry,
         RelayedEntry,
         NumberedEntry,
+        SparseEntry,
     )
 }
 
@@ -221,7 +229,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a registration comes from that was made on another platform."""
 
     via: tuple[str, ...]
@@ -232,6 +240,8 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
     """From which number on it has all objects; 0: none has come yet. None: it does not say, and of numbers that do not
     come nothing is told (they are times, or the bridge is older than this field)."""
+    is_sparse: bool = False
+    """Whether what nobody wants is left out, so that a number that does not come is no loss: losses are told."""
 
 
 def origin_of(entries: Iterable[EntryRep]) -> Origin | None:
@@ -242,4 +252,5 @@ def origin_of(entries: Iterable[EntryRep]) -> Origin | None:
         return None
     said = RelayedEntry.from_rep(rep)
     first = 0 if NumberedEntry.entry_name in known else None
-    return Origin(tuple((said.via or "").split(" ", HOPS_MOST)), said.bridge or "", first)
+    via = tuple((said.via or "").split(" ", HOPS_MOST))
+    return Origin(via, said.bridge or "", first, SparseEntry.entry_name in known)

@@ -375,11 +375,12 @@ class BridgingProxy:
         self._client = ControlClient(own, security, timeout=timeout)
         self._timeout = timeout
 
-    def wanted(self, bridge: str, after: int, seconds: float) -> Wanted:
+    def wanted(self, bridge: str, after: int, seconds: float, *, members: bool = False) -> Wanted:
         """Interest of the subscriptions there in what is relayed, but for those of that bridge, as soon as it is
         another one than that of revision `after`, or after `seconds`, at most WANTED_SECONDS. Of types that the caller
-        may relay. Raises AccessDeniedError, WireError or WireTimeoutError."""
-        return self._client.call("wanted", Wanted, bridge, after, seconds, timeout=self._timeout + seconds)
+        may relay; with `members` who wants them counts, too. Raises AccessDeniedError, WireError or
+        WireTimeoutError."""
+        return self._client.call("wanted", Wanted, bridge, after, seconds, members, timeout=self._timeout + seconds)
 
     def close(self) -> None:
         """Close the connection; a call under way ends."""

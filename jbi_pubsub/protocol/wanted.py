@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 
 from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.quality import Importance
 
 TYPES_MOST: Final = 1_000
 """Types that are told one by one; of more everything is wanted."""
@@ -32,7 +33,18 @@ class WantedPredicate(msgspec.Struct, frozen=True, order=True, forbid_unknown_fi
     language: str = "xpath"
 
 
-class WantedType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InterestMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Subscriptions that want objects of a type."""
+
+    behind: Annotated[tuple[int, ...], msgspec.Meta(max_length=PREDICATES_MOST)] = ()
+    """Their numbers, by predicate; of all together where all objects are wanted."""
+    importance: Importance | None = None
+    """The highest that one of them wishes."""
+    has_waited: bool = False
+    """Whether one stood before what it matches was relayed: it is to have the first objects."""
+
+
+class WantedType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A type of which somebody wants objects: those for which one of the predicates is true."""
 
     type: TypeName
@@ -40,6 +52,8 @@ class WantedType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """() for all of its objects."""
     demands: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=len(get_args(Demand)))] = ()
     """Demands of some of the subscriptions."""
+    members: InterestMembers | None = None
+    """Those who want it, where that was asked."""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,15 +28,22 @@ class InterestWatch:
     counts."""
 
     def __init__(
-        self, at: Callable[[], ServiceRef], config: Config, bridge: str, changed: Callable[[Wanted], None]
+        self,
+        at: Callable[[], ServiceRef],
+        config: Config,
+        bridge: str,
+        changed: Callable[[Wanted], None],
+        *,
+        members: bool = False,
     ) -> None:
         """`at` says where the delegate is, and raises JbiError while there is none; `bridge`: the id whose
-        subscriptions do not count."""
+        subscriptions do not count; `members`: whether who wants it is told, too."""
         self._at = at
         self._security = config.security()
         self._timeout = config.lookup.timeout
         self._bridge = bridge
         self._changed = changed
+        self._members = members
         self._proxy: BridgingProxy | None = None
         self._ref: ServiceRef | None = None
         self._last: Wanted | None = None
@@ -64,7 +71,8 @@ class InterestWatch:
 
     def _ask(self) -> None:
         try:
-            told = self._connected().wanted(self._bridge, self._last.revision if self._last else 0, WANTED_SECONDS)
+            after = self._last.revision if self._last else 0
+            told = self._connected().wanted(self._bridge, after, WANTED_SECONDS, members=self._members)
             self._backoff.reset()
         except (AccessDeniedError, ProtocolError) as exc:
             log.debug("what is wanted of bridge %s is not told: %s", self._bridge, exc)

@@ -54,6 +54,8 @@ class RelayedPublication(LocalPublication):
         """Request to the delegate: of one that we come back to, which object comes next."""
         if self._origin.first is None or not self.sequence:
             return self._request
+        if self._origin.is_sparse:  # of numbers in between nobody knows whether they were wanted
+            return replace(self._request, origin=replace(self._origin, first=self._origin.first or 1))
         first = self._unfinished(self.number) or self.sequence + 1
         return replace(self._request, origin=replace(self._origin, first=first))
 
@@ -77,10 +79,14 @@ class RelayPublisher(PublisherAdapterLight):
         self._bridge = bridge
         self._watches: list[InterestWatch] = []
 
-    def watch_interest(self, at: Callable[[], DelegateUid], changed: Callable[[Wanted], None]) -> None:
+    def watch_interest(
+        self, at: Callable[[], DelegateUid], changed: Callable[[Wanted], None], *, members: bool = False
+    ) -> None:
         """Have `changed` called, on a thread of ours, with what subscriptions at a delegate want of what is relayed,
-        now and when it has changed. `at` says which one, and raises JbiError while there is none."""
-        watch = InterestWatch(lambda: self._connection(at()).ref(), self._config, self._bridge, changed)
+        now and when it has changed, with `members` with who wants it. `at` says which one, and raises JbiError while
+        there is none."""
+        place = lambda: self._connection(at()).ref()  # noqa: E731  # handed on
+        watch = InterestWatch(place, self._config, self._bridge, changed, members=members)
         with self._lock:
             self._watches.append(watch)
         watch.start()
@@ -94,14 +100,14 @@ class RelayPublisher(PublisherAdapterLight):
 
     def register_relayed(
         self, delegate: DelegateUid, uid: str, type_: TypeName, request: PublisherRequest, via: tuple[str, ...], *,
-        first: int | None = None,
+        first: int | None = None, is_sparse: bool = False,
     ) -> None:  # fmt: skip
         """Register what is published elsewhere under `uid`. `request`: its schema, Entries and key, whether it is
         validated, and its expiration, counted from when an object is relayed; `via`: the platforms that it has passed;
-        `first`: see Origin. Raises AccessDeniedError (also where the original stands, or another bridge's, or what
-        follows that is missing), SchemaError, TypeConflictError, WireError."""
+        `first`, `is_sparse`: see Origin. Raises AccessDeniedError (also where the original stands, or another bridge's,
+        or what follows that is missing), SchemaError, TypeConflictError, WireError."""
         connection = self._connection(delegate)
-        origin = Origin(via, self._bridge, first)
+        origin = Origin(via, self._bridge, first, is_sparse)
         relayed = replace(
             request, validate=request.validate and not request.schema.is_none, well_formed=request.validate,
             secret=self._secret, owner=self._bridge, origin=origin,
@@ -134,13 +140,13 @@ class RelayPublisher(PublisherAdapterLight):
             return 0
         return connection.queue.unfinished(publication.number)
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
         """Have its subscribers told, behind what was published, that so many objects with numbers up to `up_to` were
-        left out. Raises as `relay`."""
+        left out, or `lost` (see `left_out`). Raises as `relay`."""
         publication, connection = self._publication(RegistrationUid(uid))
         with publication.lock:
             if up_to > publication.sequence:
-                connection.publish(publication, [left_out(uid, up_to, count)], timeout)
+                connection.publish(publication, [left_out(uid, up_to, count, lost=lost)], timeout)
                 publication.sequence = up_to
 
     def unregister_relayed(self, uid: str, *, waits: bool) -> bool:

@@ -105,6 +105,7 @@ class SubscriberAdapter:
 
     _is_only: ClassVar[bool] = True
     """A bridge has one for each platform that it is on."""
+    _make = staticmethod(subscription_of)
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
@@ -164,7 +165,7 @@ class SubscriberAdapter:
         request = msgspec.structs.replace(request, entries=entries)
         check_request(request)
         fitness = templates.fitness(first_level)
-        subscription = subscription_of(request, options.get("listener"), self._listeners)
+        subscription = self._make(request, options.get("listener"), self._listeners)
         subscription.fitness, subscription.terms.first_level = fitness, first_level
         self._subscriptions.add(subscription, opened, deadline)
         return subscription.uid

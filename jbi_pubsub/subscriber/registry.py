@@ -166,8 +166,8 @@ class RemoteRegistry:
 
         Two clocks are tied by the opening: the delegate knows when it did that, we know when its answer came. So an age
         is too long by the way of that answer at most, and never too short."""
-        since = subscription.stand()
-        if self._link.ref.service_id in subscription.stood_at:
+        has_stood = self._link.ref.service_id in subscription.stood_at
+        if (since := subscription.terms.since if has_stood else subscription.stand()) is None:
             return NOT_BEFORE
         return (self._link.proxy.opened_at if session_id else time.monotonic()) - since
 

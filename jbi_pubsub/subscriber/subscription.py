@@ -191,6 +191,8 @@ class SubscriptionTerms:
         """One amendment at a time."""
         self.revision = 0
         """Number of amendments."""
+        self.since: float | None = None
+        """Since when those stand for whom it is amended now (monotonic seconds), who are to get first objects."""
         self._lock = threading.Lock()
         self._refusals: dict[int, JbiError | None] = {}
         """Reason of a delegate's refusal, of the amendment whose caller waits for answers."""
@@ -254,12 +256,13 @@ class LocalSubscription:
         """Its request, as it was amended last."""
         return self.terms.request
 
-    def stand(self) -> float:
+    def stand(self, since: float | None = None) -> float:
         """Since when it stands (monotonic seconds): its application has been told so, or a delegate is about to hear of
-        it, whichever is first. What is published from then on it is to get."""
+        it, whichever is first, or for whom it stands had been (`since`). What is published from then on it is to
+        get."""
         with self.queue.changed:
             if self._since is None:
-                self._since = time.monotonic()
+                self._since = time.monotonic() if since is None else since
             return self._since
 
     def request_at(self, server: str) -> SubscriptionRequest:  # noqa: ARG002  # others go on where they were there

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError
+from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delegate.contracts import DelegateCore
 from jbi_pubsub.pad.delegate.tables import Key
 from jbi_pubsub.pad.egress.late_join import LateJoiners
+from jbi_pubsub.pad.egress.queues import Delivery
+from jbi_pubsub.pad.matching.dissemination import takes
 from jbi_pubsub.pad.matching.match_table import amending
+from jbi_pubsub.pad.matching.recent import WITHDRAWN, RecentObject
 from jbi_pubsub.pad.matching.registration import Topic
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import amended, check_request
 
 if TYPE_CHECKING:
     from jbi_pubsub.pad.past.catch_up import ArchiveCatchUps
+
+
+FIRST_MOST: Final = 1_000
+"""Objects of a topic that are looked at for who has waited for them, under the lock: of more none comes."""
 
 
 class Amendments:
@@ -29,9 +39,10 @@ class Amendments:
         self._late_joiners = late_joiners
         self._catch_ups = catch_ups
 
-    def amend(self, key: Key, known: Subscription, other: Subscription) -> Subscription | None:
+    def amend(self, key: Key, known: Subscription, other: Subscription, since: float = math.inf) -> Subscription | None:
         """Under the lock: a subscription that stands has the terms of `other` from now on, between two objects. What it
-        was before, None if these are the same. Raises as `subscribe`; it has the old terms then."""
+        was before, None if these are the same. `since`: those for whom it is amended have stood since then (clock), and
+        get what is kept of topics that it has had nothing of. Raises as `subscribe`; it has the old terms then."""
         changed = amended(known.request, other.request)
         if changed is None:
             raise ConfigurationError(f"subscription {known.uid} stands here with other terms", hint="Cancel it first")
@@ -44,7 +55,7 @@ class Amendments:
             if changed.qos != known.request.qos:
                 other.contract, _ = self._contracts.open_for(known, changed.qos, changed)
                 undo.callback(self._contracts.end, other.contract)
-            self._exchange(known, other, let_in)
+            self._exchange(known, other, let_in, since)
             undo.pop_all()
         if other.contract is not former.contract:
             self._contracts.end(former.contract)
@@ -77,10 +88,12 @@ class Amendments:
                 undo.callback(setattr, each, "share", before)
                 undo.callback(self._contracts.quota.put_back, each.share, before)
 
-    def _exchange(self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
+    def _exchange(
+        self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None], since: float
+    ) -> None:
         """Give it the terms of `other`, in the tables of other topics. Raises OversizeError; nothing has changed
         then."""
-        now = {topic: topic.table.predicate_of(known) for topic in self._tables.topics_of(known)}
+        before = now = {topic: topic.table.predicate_of(known) for topic in self._tables.topics_of(known)}
         tables = dict.fromkeys(topic.table for topic in (*now, *let_in))
         catching_up = self._late_joiners.table_of(known)
         if catching_up is not None:
@@ -100,3 +113,39 @@ class Amendments:
                     topic.table.add(known, predicate)
                 if catching_up is not None:
                     catching_up.add(known)
+            if since < math.inf and catching_up is None:
+                self._bring_first(known, before, let_in, since)
+
+    def _bring_first(
+        self, known: Subscription, before: Mapping[Topic, Predicate | None],
+        let_in: Mapping[Topic, Predicate | None], since: float,
+    ) -> None:  # fmt: skip
+        """While nobody judges by its new terms: objects of topics that are kept whole, and of which the terms before
+        have let nothing through. Who judges one of them meanwhile judges it again, and its subscriber drops that by its
+        number."""
+        session = self._tables.sessions.get(known.owner)
+        if session is None or known.is_replayed or known.payload_filter is not None or known.combined is not None:
+            return
+        found: list[RecentObject] = []
+        for topic, predicate in let_in.items():
+            kept, gone, _ = self._tables.buffers.look(topic.buffer, ())
+            if gone or len(kept) > FIRST_MOST:
+                continue
+            if topic not in before or not any(_is_for(known, before[topic], each) for each in kept):
+                found += (each for each in kept if each.time >= since and _is_for(known, predicate, each))
+        parcels = [(known, each.parcel) for each in sorted(found, key=lambda each: each.position)]
+        blocked: list[Delivery] = []
+        session.offer(parcels, blocked=blocked)
+        if blocked:
+            session.lose(known, Cause.MISSED, len(blocked))
+
+
+def _is_for(known: Subscription, predicate: Predicate | None, kept: RecentObject) -> bool:
+    """Whether it is to have an object of those that a predicate lets through."""
+    if kept.position >= WITHDRAWN or not takes(known, kept.reader.origin):
+        return False
+    metadata = bytes(kept.parcel.head.metadata)
+    document = None if predicate is None else kept.reader.read(metadata)
+    if predicate is None or document is None:
+        return predicate is None
+    return predicate.decide(document if isinstance(document, Element) else document.root, len(metadata)) is True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.cache import Cache
@@ -27,6 +28,7 @@ from jbi_pubsub.protocol.wanted import (
     TYPES_MOST,
     WANTED_TEXT,
     Demand,
+    InterestMembers,
     Wanted,
     WantedPredicate,
     WantedType,
@@ -42,14 +44,23 @@ BRIDGES_MOST: Final = 100
 Stamp = tuple[tuple[str, int, bool], ...]
 """Topics by key, with the versions of their tables, and whether they are archived."""
 NEVER: Final[tuple[Stamp | None, Wanted]] = (None, EVERYTHING)
-Predicates = set[WantedPredicate] | None
-"""Predicates of a type; None: all of its objects."""
+Asked = tuple[Topic, bool, Sequence[Subscription]]
+"""A topic, whether it is archived, and its subscriptions."""
 
 
 @dataclass(slots=True)
 class _TypeInterest:
-    predicates: Predicates
-    demands: set[Demand]
+    predicates: Counter[WantedPredicate] | None = field(default_factory=Counter)
+    """Number of subscriptions that have each; None: all of its objects are wanted."""
+    demands: set[Demand] = field(default_factory=set)
+    subscriptions: int = 0
+    importance: int = 0
+    has_waited: bool = False
+
+    def members(self, predicates: Sequence[WantedPredicate]) -> InterestMembers:
+        counts = self.predicates or Counter()
+        behind = tuple(counts[each] for each in predicates) or (self.subscriptions,)
+        return InterestMembers(behind, self.importance or None, self.has_waited)
 
 
 class RelayedInterest:
@@ -60,19 +71,20 @@ class RelayedInterest:
         self._tables = tables
         self._stopping = stopping
         self._revision = int(wall() * 1e3)  # beyond those of a process before this one
-        self._told: Cache[str, tuple[Stamp | None, Wanted]] = Cache(BRIDGES_MOST)
+        self._told: Cache[tuple[str, bool], tuple[Stamp | None, Wanted]] = Cache(BRIDGES_MOST)
 
-    def wanted(self, bridge: str, after: int, timeout: float) -> Wanted:
+    def wanted(self, bridge: str, after: int, timeout: float, *, members: bool = False) -> Wanted:
         """What is wanted of relayed registrations, as soon as it is not that of revision `after`, or after `timeout`
         seconds. Subscriptions to what is published here alone do not count, nor do those of that bridge, which wants
         for the other side what is published here; those of other bridges do, for whoever is behind them. What is
-        archived is wanted as a whole."""
+        archived is wanted as a whole. `members`: with who wants it."""
+        who = bridge, members
         deadline = time.monotonic() + timeout
         while True:
             with self._tables.lock:
                 topics = self._topics()
                 stamp = tuple((topic.key, topic.table.version, is_archived) for topic, is_archived in topics.items())
-                before, told = self._told.get(bridge, NEVER)
+                before, told = self._told.get(who, NEVER)
                 left = deadline - time.monotonic()
                 is_over = left <= 0 or self._stopping.is_set()
                 if before == stamp and (told.revision != after or is_over):
@@ -80,11 +92,13 @@ class RelayedInterest:
                 if before == stamp:
                     self._tables.changed.wait(min(left, LOOK_SECONDS))
                 else:
-                    asked = [(each.type, is_kept, each.table.subscriptions()) for each, is_kept in topics.items()]
+                    asked = [(each, is_kept, each.table.subscriptions()) for each, is_kept in topics.items()]
             if before == stamp:
                 self._stopping.wait(GATHER_SECONDS)
-            elif (told := self._noted(bridge, stamp, _told(_by_type(asked, bridge)))).revision != after or is_over:
-                return told
+            else:
+                told = self._noted(who, stamp, _told(_by_type(asked, bridge), members=members))
+                if told.revision != after or is_over:
+                    return told
 
     def _topics(self) -> Mapping[Topic, bool]:
         """Under the lock: those of what is relayed, and whether something of it is archived here."""
@@ -94,32 +108,37 @@ class RelayedInterest:
                 found[registration.topic] = found.get(registration.topic, False) or registration.persist
         return found
 
-    def _noted(self, bridge: str, stamp: Stamp, types: tuple[WantedType, ...] | None) -> Wanted:
+    def _noted(self, who: tuple[str, bool], stamp: Stamp, types: tuple[WantedType, ...] | None) -> Wanted:
         with self._tables.lock:
-            before, told = self._told.get(bridge, NEVER)
+            before, told = self._told.get(who, NEVER)
             if before is None or told.types != types:
                 self._revision += 1
                 told = Wanted(self._revision, types)
-            self._told[bridge] = stamp, told
+            self._told[who] = stamp, told
             return told
 
 
-def _by_type(
-    asked: Iterable[tuple[TypeName, bool, Sequence[Subscription]]], bridge: str
-) -> dict[TypeName, _TypeInterest]:
-    """Interest by type, in topics (type, whether archived, subscriptions)."""
+def _by_type(asked: Iterable[Asked], bridge: str) -> dict[TypeName, _TypeInterest]:
+    """Interest by type."""
     found: dict[TypeName, _TypeInterest] = {}
-    for type_, is_archived, subscriptions in asked:
-        known = found.get(type_) or _TypeInterest(set(), set())
+    counted: set[tuple[TypeName, Subscription]] = set()
+    for topic, is_archived, subscriptions in asked:
+        known = found.get(topic.type) or _TypeInterest()
         is_wanted = is_archived
         for subscription in _others(subscriptions, bridge):
             is_wanted = True
+            known.has_waited |= topic.has_waited
+            if (topic.type, subscription) in counted:  # its template matches several topics
+                continue
+            counted.add((topic.type, subscription))
+            known.subscriptions += 1
+            known.importance = max(known.importance, subscription.request.qos.importance or 0)
             known.demands.update(subscription.request.demands)
             _add(known, subscription.predicate)  # its own: what rules add is nothing for others
         if is_archived:
             known.predicates = None
         if is_wanted:
-            found[type_] = known
+            found[topic.type] = known
     return found
 
 
@@ -127,7 +146,7 @@ def _add(known: _TypeInterest, predicate: Predicate | None) -> None:
     if predicate is None or known.predicates is None:
         known.predicates = None
         return
-    known.predicates.add(WantedPredicate(predicate.expression, predicate.namespaces, predicate.language))
+    known.predicates[WantedPredicate(predicate.expression, predicate.namespaces, predicate.language)] += 1
     if len(known.predicates) > PREDICATES_MOST:
         known.predicates = None
 
@@ -142,17 +161,19 @@ def _others(subscriptions: Iterable[Subscription], bridge: str) -> Iterable[Subs
     )
 
 
-def _told(found: Mapping[TypeName, _TypeInterest]) -> tuple[WantedType, ...] | None:
+def _told(found: Mapping[TypeName, _TypeInterest], *, members: bool) -> tuple[WantedType, ...] | None:
     """None: there are too many types."""
     if len(found) > TYPES_MOST:
         return None
     told, size = [], 0
     for type_ in sorted(found):
-        predicates = found[type_].predicates or set()
+        known = found[type_]
+        predicates = tuple(sorted(known.predicates or ()))
         more = sum(map(_size, predicates))
         size += more
         some = predicates if more <= PREDICATES_TEXT and size <= WANTED_TEXT else ()
-        told.append(WantedType(type_, tuple(sorted(some)), tuple(sorted(found[type_].demands))))
+        who = known.members(some) if members else None
+        told.append(WantedType(type_, some, tuple(sorted(known.demands)), who))
     return tuple(told)
 
 

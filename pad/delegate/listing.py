@@ -24,6 +24,7 @@ from jbi_pubsub.protocol.entries import (
     PersistentEntry,
     RelayedEntry,
     SigningKeyEntry,
+    SparseEntry,
     local_name,
 )
 from jbi_pubsub.protocol.requests import PublisherRequest
@@ -88,8 +89,9 @@ class RegistrationListing:
         origin = request.origin
         told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
         numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
+        sparse = () if origin is None or not origin.is_sparse else (SparseEntry().rep(),)
         sending = sending_entries(SendingTerms(request.sending, request.qos.importance))
-        told = (*told, *numbered, *local, *lasting, *kept, *sending)
+        told = (*told, *numbered, *sparse, *local, *lasting, *kept, *sending)
         return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told))
 
     def origin(self, publisher: str, request: PublisherRequest) -> combined.Provenance:

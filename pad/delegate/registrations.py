@@ -140,12 +140,13 @@ class Registrations:
                 return known, known.topic.entries
             if number in connection.registrations:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
-            had = self._relayed_up_to(uid, request.origin)
+            had, lacks = self._relayed_up_to(uid, request.origin)
             if len(self._tables.registrations) >= self._most:
                 raise OversizeError(f"the delegate holds its limit of {self._most} registrations")
             registration = self._open(connection, request, gate, uid, number, entries, size)
             registration.archived = archived
             registration.sequence = registration.judged = had
+            registration.marks.is_torn = request.origin is not None and request.origin.is_sparse and lacks
             self._relayed_before.pop(uid, None)
             topic = registration.topic
             topic.is_partly_kept = topic.is_partly_kept or archived is None
@@ -212,19 +213,20 @@ class Registrations:
                 connection.registrations.pop(shadow.number, None)
         self.drop([shadow])
 
-    def _relayed_up_to(self, uid: str, origin: Origin | None) -> int:
-        """Under the lock: the number up to which a registration is accounted for here that a bridge wants to relay.
-        Raises AccessDeniedError while another bridge may come that has what follows, and this one has not."""
+    def _relayed_up_to(self, uid: str, origin: Origin | None) -> tuple[int, bool]:
+        """Under the lock: the number up to which a registration is accounted for here that a bridge wants to relay, and
+        whether that bridge lacks what follows. Raises AccessDeniedError while another one may come that has it."""
         if origin is None or origin.first is None:
-            return 0
+            return 0, False
         had, until = self._relayed_before.get(uid, (0, 0.0))
-        if had and not 0 < origin.first <= had + 1 and self._tables.clock() < until:
+        lacks = had > 0 and not 0 < origin.first <= had + 1
+        if lacks and self._tables.clock() < until:
             raise AccessDeniedError(
                 f"registration {uid} was relayed here up to number {had}: a bridge that has what follows goes first",
                 hint="Ask again: after some seconds nobody is waited for",
                 uid=uid,
             )
-        return had or max(0, origin.first - 1)
+        return had or max(0, origin.first - 1), lacks
 
     def _archived(
         self, connection_id: str, request: PublisherRequest, type_: TypeName, uid: str, entries: Entries

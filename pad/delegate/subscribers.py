@@ -71,13 +71,14 @@ class SubscriptionRegistry:
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
-        NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
-        clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same request again is the
-        same subscription, and mail that was suspended is sent again; with another template, predicate, payload filter
-        or wish it is amended: each object is judged by the old terms or by the new ones, and comes once at most. One
-        with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError, QosDeniedError,
-        PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError,
-        StorageError; no state is left then, and what stood stands as it was.
+        NOT_BEFORE: nothing that was published before. Of one that is amended, how long those stood already for whom it
+        is: they get first objects of topics that it has had nothing of. `elapsed`: how long ago the session was opened
+        by the caller's clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same
+        request again is the same subscription, and mail that was suspended is sent again; with another template,
+        predicate, payload filter or wish it is amended: each object is judged by the old terms or by the new ones, and
+        comes once at most. One with recipients has to prove that its id is its own. Raises UnknownUidError,
+        AccessDeniedError, QosDeniedError, PredicateError, AddressError, ConfigurationError, IncompatibleEntryError,
+        OversizeError, LeaseDeniedError, StorageError; no state is left then, and what stood stands as it was.
         """
         rights = self._contracts.permissions.rights_of(caller)
         if rights is not None:
@@ -94,7 +95,7 @@ class SubscriptionRegistry:
             if (known := self._tables.subscriptions.get(key)) is None:
                 granted = self._open_contract(key, subscription, duration, age, elapsed)
             else:
-                granted, former = self._ask_again(key, known, subscription)
+                granted, former = self._ask_again(key, known, subscription, age)
         if known is None:
             self._mail.keep(subscription, granted.lease)
             return granted
@@ -104,9 +105,13 @@ class SubscriptionRegistry:
         self._mail.hand_over(known, caller, rights)
         return granted
 
-    def _ask_again(self, key: Key, known: Subscription, other: Subscription) -> tuple[Grant, Subscription | None]:
+    def _ask_again(
+        self, key: Key, known: Subscription, other: Subscription, age: float
+    ) -> tuple[Grant, Subscription | None]:
         """Under the lock: one that stands, perhaps with other terms; and what it was before then."""
-        former = self._amendments.amend(key, known, other)
+        session = self._tables.sessions.get(key[0])
+        since = session.opened - age if session is not None and age > NOT_BEFORE else math.inf
+        former = self._amendments.amend(key, known, other, since)
         if former is not None and known.durable is not None:
             with self._amendments.or_back(key, known, former):
                 self._registrations.keep_wanted()

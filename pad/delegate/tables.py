@@ -216,6 +216,7 @@ class Tables:
             topic.table.settled = FAR
             topic.table.add(subscription, predicate)
             topic.note(subscription)
+            topic.has_waited |= since < topic.began
         subscription.place, marks, lost = self.buffers.mark([topic.buffer for topic in topics], since)
         for topic in topics:
             topic.table.settled = subscription.place
@@ -238,6 +239,7 @@ class Tables:
         """The topic of one more registration, with those who wait for it."""
         topic = self.topics.of(entries, type_)
         if topic.registrations == 0:
+            topic.began, topic.has_waited = self.clock(), False
             self._take_in_waiting(topic)
         topic.registrations += 1
         return topic
@@ -261,6 +263,7 @@ class Tables:
                 for predicate in let_in.values():
                     topic.table.add(subscription, predicate)
                     topic.note(subscription)
+                    topic.has_waited = True
 
 
 class ContractEvents:

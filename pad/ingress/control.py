@@ -36,7 +36,7 @@ class AdmissionControl:
         there is none in time."""
         if self._budget.used >= self._budget.limit and not self._budget.wait_for_room(self.patience):
             raise self.no_memory()
-        is_clear = registration.has_settled or self._buffers.has_room(parcel.size)  # nearly always
+        is_clear = registration.marks.has_settled or self._buffers.has_room(parcel.size)  # nearly always
         if not is_clear and (pause := self.pause(registration, parcel)):
             self.stopping.wait(pause)
         if self._stages:
@@ -53,7 +53,7 @@ class AdmissionControl:
         """Whether an object of any importance may be judged at once: there is memory for all, and nobody to be waited
         for."""
         budget = self._budget
-        return budget.used * 2 < budget.limit and (registration.has_settled or self._buffers.has_room(size))
+        return budget.used * 2 < budget.limit and (registration.marks.has_settled or self._buffers.has_room(size))
 
     def has_memory(self, importance: int) -> bool:
         """Whether an object of that importance (1 to 5) may take memory: the more important, the more of it."""
@@ -75,11 +75,11 @@ class AdmissionControl:
     def pause(self, registration: Registration, parcel: Parcel) -> float:
         """Seconds to wait before that object is judged. A publisher that fills the buffers within moments waits once:
         who was told of it and is on the way here gets its first objects, too."""
-        if registration.has_settled or self._buffers.has_room(parcel.size):
+        if registration.marks.has_settled or self._buffers.has_room(parcel.size):
             return 0.0
         settle, topic = self._settle_seconds, registration.topic
         if topic.is_awaited and self._buffers.is_crowded(topic.buffer, parcel.size, self._clock(), settle):
-            registration.has_settled = True
+            registration.marks.has_settled = True
             return settle
         return 0.0
 

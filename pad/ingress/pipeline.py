@@ -102,8 +102,9 @@ class Pipeline:
         registration.check_head(parcel.head)
         if parcel.size >= COST_LEAST and (spooled := parcel.spooled) is not None and spooled.failure is not None:
             raise spooled.failure
-        if gap and registration.tells_gaps:
-            self._tell_of_gap(registration, gap)
+        if registration.marks.is_torn or (gap and registration.tells_gaps):
+            self._tell_of_gap(registration, 0 if registration.marks.is_torn else gap)
+            registration.marks.is_torn = False
 
     def judge(
         self,
@@ -309,9 +310,11 @@ class Pipeline:
         """A bridge has left out objects of a registration that it relays, with numbers up to that of the head."""
         numbers = head.sequence - registration.sequence
         count = min(head.left_out, numbers, GAP_MOST)
-        if count:
+        if head.is_lost:
+            self._tell_of_gap(registration, head.left_out)
+        elif count:
             self.lose(registration, Cause.FILTERED, count)
-        if numbers > count and registration.tells_gaps:
+        if numbers > count and registration.tells_gaps and not head.is_lost:
             self._tell_of_gap(registration, numbers - count)
         if registration.judged == registration.sequence:  # otherwise what is under way before it
             registration.judged = head.sequence

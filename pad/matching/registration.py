@@ -39,6 +39,10 @@ class Topic:
     table: MatchTable = field(default_factory=MatchTable)
     buffer: RecentBuffer = field(default_factory=RecentBuffer)
     registrations: int = 0
+    began: float = math.inf
+    """When the first of its registrations that stand came (delegate's clock)."""
+    has_waited: bool = False
+    """Whether a subscription has come to it that stood before that."""
     schema: SchemaBundle | None = None
     """Schema of the type, for whoever comes when nobody publishes it any more."""
     is_partly_kept: bool = False
@@ -90,6 +94,16 @@ class RegistrationTotals:
     bad_signature: int = 0
 
 
+@dataclass(slots=True)
+class RegistrationMarks:
+    """Marks of what happens once to a registration."""
+
+    has_settled: bool = False
+    """Its publisher has waited for those who come late."""
+    is_torn: bool = False
+    """Whether who relays it may lack what follows the last object taken; told before the next one."""
+
+
 @dataclass(eq=False, slots=True)
 class Registration:
     """A publisher registration at a delegate. `sequence` is that of the last object taken."""
@@ -113,8 +127,7 @@ class Registration:
     share: tuple[str, int] = field(default=("", 0), repr=False)
     """Share of its peer's quota that its request takes (see quota.RequestQuota)."""
     has_ended: bool = False
-    has_settled: bool = False
-    """Its publisher has waited once for those who come late."""
+    marks: RegistrationMarks = field(default_factory=RegistrationMarks)
 
     @property
     def gate(self) -> InformationTypeGate:
@@ -134,7 +147,8 @@ class Registration:
     @property
     def tells_gaps(self) -> bool:
         """Whether a number that does not come is an object that did not; the first one may be any."""
-        return self.sequence > 0 and (self.terms.origin is None or self.terms.origin.first is not None)
+        origin = self.terms.origin
+        return self.sequence > 0 and (origin is None or not (origin.first is None or origin.is_sparse))
 
     def check_head(self, head: Head) -> None:
         """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and

@@ -168,13 +168,18 @@ class BridgingCalls:
 
     @exported
     def wanted(
-        self, caller: Caller, bridge: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)], after: int, seconds: float
+        self,
+        caller: Caller,
+        bridge: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)],
+        after: int,
+        seconds: float,
+        members: bool,  # a call's
     ) -> Wanted:
         """Types that the caller may not relay are left out: another policy counts as another interest."""
         self._server.guard.allow(caller, "bridge", Subject(some=True))
         policy = self._server.guard.policy
         version, most = policy.version, min(max(0.0, seconds), WANTED_SECONDS)
-        told = self._server.delegate.interest.wanted(bridge, after - version, most)
+        told = self._server.delegate.interest.wanted(bridge, after - version, most, members=members)
         types = told.types and tuple(
             each for each in told.types if policy.allow(caller, "bridge", Subject(each.type.name, each.type.version))
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.bridge import mirror, platform
-from jbi_pubsub.bridge.mirror import Direction
+from jbi_pubsub.bridge import listening, mirror
+from jbi_pubsub.bridge.mirror import Direction, DirectionTerms
 from jbi_pubsub.bridge.platform import BridgedRegistration
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.codegen.types.untyped import bundle_without
@@ -55,6 +55,15 @@ class Side:
     def subscribe(self, types: Any, arrived: Any) -> None:
         pass
 
+    def wanted(self, changed: Any, *, members: bool) -> None:
+        pass
+
+    def want(self, *_: Any) -> None:
+        pass
+
+    def unwant(self, name: str) -> None:
+        pass
+
     def register(self, published: BridgedRegistration, *_: Any, **__: Any) -> None:
         self.registered += 1
         self.firsts.append(published.first)
@@ -69,10 +78,10 @@ class Side:
             raise exc
         self.got.append(obj.platform.sequence)
 
-    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float) -> None:  # noqa: ARG002  # as above
+    def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:  # noqa: ARG002  # as above
         if self.fails and (exc := self.fails.pop(0)) is not None:
             raise exc
-        self.left_out.append((count, up_to))
+        self.left_out.append((-count if lost else count, up_to))
 
 
 def direction(
@@ -273,7 +282,7 @@ def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving
 ) -> None:
     # Given an object of a durable subscription, and another side that hangs when it is asked whether it has it
     for name in ("HANDED_SECONDS", "CONNECT_SECONDS"):
-        monkeypatch.setattr(platform, name, 0.1)
+        monkeypatch.setattr(listening, name, 0.1)
     asked, answers = threading.Event(), threading.Event()
     acknowledged: list[int] = []
 
@@ -290,7 +299,7 @@ def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving
         def acknowledge(self, obj: InfoObject, _subscription: str) -> None:
             acknowledged.append(obj.platform.sequence)
 
-    durable = platform._Durably(Hanging(), Subscriber())  # type: ignore[arg-type]
+    durable = listening._Durably(Hanging(), Subscriber())  # type: ignore[arg-type]
     durable.arrived(SubscriptionUid("s"), numbered(1))
     assert asked.wait(60.0)
     # When the bridge leaves, expect it to be gone before that answers
@@ -302,3 +311,67 @@ def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving
     for thread in (leaving, durable._thread):
         thread.join(60.0)
     assert (is_kept, acknowledged) == (False, [1])
+
+
+def sparse_way(*uids: str) -> tuple[Direction, Side]:
+    """A direction that brings what is wanted alone, of registrations that stand on both sides."""
+    target = Side("bravo")
+    source = Side("alpha", *(BridgedRegistration(uid, TYPE, first=0) for uid in uids))
+    terms = DirectionTerms(wanted=True)
+    way = Direction(source, target, Transformation(("*",), (), ()), bridge="b", terms=terms)  # type: ignore[arg-type]
+    way.look()
+    return way, target
+
+
+def test_what_nobody_wants_is_no_loss_and_what_is_lost_is_told() -> None:
+    # Given a registration of which what is wanted is brought alone
+    way, target = sparse_way(UID)
+    # When numbers do not come, expect nothing told
+    for number in (3, 7, 8):
+        way.arrived(numbered(number))
+    assert (target.got, target.left_out) == ([3, 7, 8], [])
+    # When two are lost at the source, expect them told before the next object, once, behind the last one
+    way.lost_before("queue_overflow", 2, name=TYPE.name)
+    assert target.left_out == []
+    for number in (20, 30):
+        way.arrived(numbered(number))
+    assert (target.got, target.left_out) == ([3, 7, 8, 20, 30], [(-2, 9)])
+    # When more were lost than there are numbers between, or it is another type's, expect no more than can be
+    way.lost_before("queue_overflow", 9, name=TYPE.name)
+    way.lost_before("queue_overflow", 1, name="other")
+    way.arrived(numbered(32))
+    assert target.left_out == [(-2, 9), (-1, 31)]
+    # When there is no number between, expect none
+    way.lost_before("queue_overflow", 1, name=TYPE.name)
+    way.arrived(numbered(33))
+    assert target.left_out == [(-2, 9), (-1, 31)]
+    assert way.status()["lost"] == 13
+
+
+def test_where_it_may_be_of_several_registrations_a_loss_is_told_to_all_as_of_unknown_number() -> None:
+    # Given two registrations of a type
+    other = UID[:-1] + "1"
+    way, target = sparse_way(UID, other)
+    for uid in (UID, other):
+        way.arrived(numbered(1, uid=uid))
+    # When something of the type is lost, expect that told where it may be
+    way.lost_before("queue_overflow", 1, name=TYPE.name)
+    way.arrived(numbered(2, uid=other))
+    assert target.left_out == []
+    way.arrived(numbered(5))
+    assert target.left_out == [(0, 2)]
+
+
+def test_what_is_given_up_or_refused_of_what_is_sparse_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a side that goes away after the first object
+    monkeypatch.setattr(mirror, "PARKED_OBJECTS", 2)
+    way, target = sparse_way(UID)
+    way.arrived(numbered(1))
+    target.fails, target.refusal = [WireError("away")], WireError("away")
+    # When more come than may wait, and one is refused when it is back; Expect both told
+    for number in (5, 9, 13):
+        way.arrived(numbered(number))
+    target.refusal, target.fails = None, [None, None, OversizeError("too large")]
+    way.look()
+    way.arrived(numbered(20))
+    assert (target.got, target.left_out, target.firsts) == ([1, 9, 20], [(-1, 2), (-1, 10)], [0, 2])

@@ -123,11 +123,11 @@ def bridged(place: Callable[..., Place], broker: Broker, tmp_path: Path, eventua
     with ExitStack() as stack:
         here = place(ALPHA)
 
-        def made(name: str = "b1", **side: Any) -> Mirror:
+        def made(name: str = "b1", *, wanted: bool = False, **side: Any) -> Mirror:
             given = {"topic": (MqttTopic("sensors/#", "field.Reading"), MqttTopic("open/+"))} | side
             a = JbiPlatform("alpha", here.federation.config, ALPHA, name)
             b = MqttPlatform("field", MqttSide(f"127.0.0.1:{broker.port}", **given), name, folder=tmp_path)
-            terms = DirectionTerms(poll=0.2)
+            terms = DirectionTerms(poll=0.2, wanted=wanted)
             ways = tuple(
                 Direction(*ends, Transformation(("*",), (), ()), bridge=name, terms=terms) for ends in ((a, b), (b, a))
             )
@@ -390,6 +390,27 @@ def test_an_object_that_expires_is_a_message_that_expires(bridged: Any, figures:
     publisher.publish(uid, figures.figure_1)
     eventually(lambda: party.heard)
     assert party.heard[0].properties.MessageExpiryInterval == 90
+
+
+def test_a_broker_is_asked_for_topics_of_types_that_are_wanted(bridged: Any, eventually: Any) -> None:
+    # Given a direction that brings what is wanted alone, of two types, and somebody at the broker
+    topics = MqttTopic("sensors/#", "field.Reading"), MqttTopic("alarms/#", "field.Alarm")
+    mirror = bridged(wanted=True, topic=topics)
+    party, way = bridged.party(), mirror.directions[1]
+    eventually(lambda: way.status()["registrations"] == 2, what=way.status)
+    # When somebody wants one type; Expect that alone brought
+    adapter, uid = bridged.here.subscriber(type_name="field.Reading", predicate="topic = 'sensors/1'")
+    eventually(lambda: way.status()["wanted"].get("field.Reading", {}).get("subscribed"), what=way.status)
+
+    def said() -> Any:
+        for topic in ("alarms/1", "sensors/2", "sensors/1"):
+            party.say(topic, b"x")
+        return adapter.receive(uid, 0.2)
+
+    assert eventually(said).payload == b"x"  # type: ignore[func-returns-value]
+    assert way.status()["relayed"] > 0
+    registrations = {each["type"]: each["published"] for each in bridged.here.pad.status()["registrations"]}
+    assert registrations["field.Alarm 1.0"] == 0
 
 
 def test_a_message_that_expires_while_it_waits_here_is_lost_and_told(

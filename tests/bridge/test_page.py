@@ -75,6 +75,10 @@ def test_the_bridge_to_a_broker_of_the_page_is_one(tmp_path: Path, capsys: pytes
         ("[side.a]\nconfig = 'nowhere.toml'\n[side.b]", "nowhere.toml"),
         ("[side.a]\ndelegate = ['x', 'y', 'z']\n[side.b]", "side.a"),
         ("[side.a]\nkind = 'mqtt'\n[side.b]", "side.a"),
+        (
+            "[side.a]\nkind = 'x'\n[side.b]\n[[direction]]\nfrom = 'a'\nto = 'b'\nwanted = true",
+            "can't be asked for some",
+        ),
         ("[side", "bridge file"),
         ("a = " + "[" * 20_000, "too many brackets"),
         (".".join("a" * 12_000) + " = 1", "more than 32 names with dots between"),

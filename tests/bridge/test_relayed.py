@@ -49,9 +49,16 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> An
             return made
 
         def register(
-            self, bridge: RelayPublisher, uid: str = UID, via: tuple[str, ...] = FAR, first: int | None = None
+            self,
+            bridge: RelayPublisher,
+            uid: str = UID,
+            via: tuple[str, ...] = FAR,
+            first: int | None = None,
+            *,
+            is_sparse: bool = False,
         ) -> None:
-            bridge.register_relayed(self.at[bridge], uid, TYPE, PublisherRequest(bundle, entries), via, first=first)
+            request = PublisherRequest(bundle, entries)
+            bridge.register_relayed(self.at[bridge], uid, TYPE, request, via, first=first, is_sparse=is_sparse)
 
         def registered(self) -> tuple[Any, str, Any]:
             """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
@@ -120,6 +127,52 @@ def test_a_number_that_does_not_come_is_lost_or_was_left_out(relay: Any, eventua
     bridge.relay(UID, relay.object(15 + 2_000_000), "far", 5.0)
     assert len(taken(adapter, uid, 1)) == 1
     assert adapter.losses(uid) == {"filtered": 6, "sequence_gap": 4}
+
+
+def test_of_what_is_brought_as_it_is_wanted_losses_are_told_and_numbers_say_nothing(
+    relay: Any, eventually: Any
+) -> None:
+    # Given a subscriber to a registration whose bridge brings what is wanted alone
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge = relay.bridge()
+    relay.register(bridge, first=5, is_sparse=True)
+    # When numbers do not come, expect no loss
+    for number in (5, 9):
+        bridge.relay(UID, relay.object(number), "far", 5.0)
+    assert ([obj.platform.sequence for obj in taken(adapter, uid, 2)], adapter.losses(uid)) == ([5, 9], {})
+    # When it tells of a loss, and of what a rule has left out; Expect both told, behind the last number
+    bridge.tell_filtered(UID, 4, 10, 5.0, lost=True)
+    bridge.tell_filtered(UID, 1, 12, 5.0)
+    bridge.relay(UID, relay.object(20), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [20]
+    assert adapter.losses(uid) == {"filtered": 1, "sequence_gap": 4}
+    # When another one comes in that has all that follows, expect nothing told, and nothing twice
+    other = relay.bridge("b2")
+    bridge.unregister_relayed(UID, waits=True)
+    relay.register(other, first=21, is_sparse=True)
+    for number in (20, 40):
+        other.relay(UID, relay.object(number), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [40]
+    assert adapter.losses(uid) == {"filtered": 1, "sequence_gap": 4}
+
+
+def test_who_comes_in_for_another_one_and_may_lack_something_has_that_told(
+    relay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a registration that was relayed up to number 9 by a bridge that is gone
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.registrations.FOLLOWED_SECONDS", 0.0)
+    adapter, uid = relay.here.subscriber(type_name="Intel_Imagery")
+    bridge, other = relay.bridge(), relay.bridge("b2")
+    relay.register(bridge, first=1, is_sparse=True)
+    bridge.relay(UID, relay.object(9), "far", 5.0)
+    assert len(taken(adapter, uid, 1)) == 1
+    bridge.unregister_relayed(UID, waits=True)
+    # When another one has what is behind number 14; Expect a loss of unknown number before its first object, once
+    relay.register(other, first=15, is_sparse=True)
+    for number in (17, 30):
+        other.relay(UID, relay.object(number), "far", 5.0)
+    assert [obj.platform.sequence for obj in taken(adapter, uid, 2)] == [17, 30]
+    assert adapter.losses(uid) == {"sequence_gap": 1}
 
 
 def test_who_comes_late_to_a_relayed_registration_hears_what_was_left_out_before(relay: Any, eventually: Any) -> None:

@@ -193,3 +193,50 @@ def test_it_is_amended_also_where_its_old_template_fits_nothing_any_more(world: 
     world.amend(entries=(EntryRep(other, (None, "blue")),))
     world.publish(registration, payload=PAYLOAD)
     assert world.taken() == [b"ab"]
+
+
+def test_those_who_have_waited_get_the_first_objects_of_what_is_new_to_it(world: Amended) -> None:
+    # Given a subscription that has had something of one topic, and nothing of two others that came moments ago
+    def named(name: str) -> EntryRep:
+        return EntryRep(UNIT, (name,))
+
+    world.amend(predicate="/m/@n = 1", payload_filter="")
+    had, fresh, behind = (world.register(named(name)) for name in ("had", "fresh", "behind"))
+    for registration in (had, fresh, behind):
+        world.publish(registration, b'<m n="2"/>', PAYLOAD)
+    world.publish(had, b'<m n="1"/>', PAYLOAD)
+    world.now += 5.0
+    world.publish(fresh, b'<m n="3"/>', PAYLOAD)
+    world.publish(fresh, b'<m n="2"/>', PAYLOAD)
+    world.delegate.tables.buffers.drop(behind.topic.buffer)  # some of its objects are kept no more
+    assert world.taken() == [b"ab"]
+    # When it is amended for somebody who has stood for three seconds
+    world.request = msgspec.structs.replace(world.request, predicate="/m/@n < 3")
+    opened = world.delegate.tables.sessions[world.session].opened
+    since = opened - (world.now - 3.0)
+    world.delegate.subscribers.subscribe(world.session, world.request, 60.0, since)
+    # Expect what was published since then of the topic that is new to it, before what comes, and nothing of the others
+    for registration in (behind, had, fresh):
+        world.publish(registration, b'<m n="2"/>', PAYLOAD)
+    assert world.taken() == [b"ab"] * 4
+    # When it is amended once more, and nobody has waited; Expect nothing of before
+    late = world.register(named("late"))
+    world.publish(late, b'<m n="4"/>', PAYLOAD)
+    world.amend(predicate="/m/@n > 3")
+    assert world.taken() == []
+
+
+def test_who_has_waited_for_more_than_may_be_looked_at_gets_what_comes(
+    world: Amended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given more objects of a topic than are looked at
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.amendments.FIRST_MOST", 2)
+    world.amend(predicate="/m/@n = 1", payload_filter="")
+    registration = world.register()
+    for _ in range(3):
+        world.publish(registration, b'<m n="2"/>', PAYLOAD)
+    # When the subscription is amended; Expect what comes alone
+    world.request = msgspec.structs.replace(world.request, predicate="/m/@n = 2")
+    world.delegate.subscribers.subscribe(world.session, world.request, 60.0, 1e3)
+    world.publish(registration, b'<m n="2"/>', PAYLOAD)
+    assert world.taken() == [b"ab"]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PROPERTIES_MOST: Final = 64 << 10
 """Bytes of a message's properties; paho's time for them goes up with their square."""
+ALIASES_MOST: Final = 16
+"""Topics that the broker may send as a number (Topic Alias Maximum)."""
 ANSWERS_MOST: Final = 10_000
 """Packets that wait for a broker that reads none."""
 
@@ -116,3 +118,12 @@ def matches(wanted: str, topic: str) -> bool:
     from paho.mqtt.client import topic_matches_sub
 
     return bool(topic_matches_sub(wanted, topic))
+
+
+def session_asked(most: int, size: int, seconds: int) -> Any:
+    """Properties of a connection: so many messages of that size at once, and a session that is kept so long."""
+    paho = library()
+    asked = paho.properties(paho.packets.CONNECT)
+    asked.ReceiveMaximum, asked.MaximumPacketSize = most, min(size, (1 << 32) - 1)
+    asked.SessionExpiryInterval, asked.TopicAliasMaximum = seconds, ALIASES_MOST
+    return asked

@@ -13,16 +13,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from jbi_pubsub.bridge.listed import BridgedRegistration
+from jbi_pubsub.bridge.listening import HANDED_SECONDS, HandOver, ObjectReceiver, Profile
 from jbi_pubsub.bridge.plain import PlainPlatform
-from jbi_pubsub.bridge.platform import HANDED_SECONDS, BridgedRegistration, HandOver, ObjectReceiver
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, SchemaBundle, TypeName, object_id_of
 
-from .client import lasting_client, library, matches
+from .client import ALIASES_MOST, lasting_client, library, matches, session_asked
 from .message import MessageContent, RetainedMessages, content_of, message_of, reason_of, topic_of
-from .side import NO_TOPIC, SESSION_MOST, TOPIC_MOST, MqttSide, MqttTopic, address, check_side, context, password
+from .side import (
+    NO_TOPIC,
+    SESSION_MOST,
+    TOPIC_MOST,
+    HeardTopics,
+    MqttSide,
+    MqttTopic,
+    address,
+    check_side,
+    context,
+    password,
+)
 from .waiting import UNACKNOWLEDGED_MOST, WAITING_MOST, MqttArrival, MqttInbox, UnacknowledgedMessages
 
 if TYPE_CHECKING:
@@ -36,8 +48,6 @@ SETTLE_SECONDS: Final = 0.002
 """Until it is looked again what the other side has taken: the broker sends no more meanwhile."""
 PACKET_MOST: Final = 256 << 10
 """Bytes of a packet beside the payload; the broker is told to send no larger ones."""
-ALIASES_MOST: Final = 16
-"""Topics that the broker may send as a number (Topic Alias Maximum)."""
 AGAIN_MOST: Final = 30.0
 """Seconds until a broker is connected to again that ends connections, or sends what can't be read."""
 STEADY_SECONDS: Final = 10.0
@@ -59,6 +69,7 @@ class MqttPlatform(PlainPlatform):
         super().__init__("mqtt", name, wall)
         self._side = side
         self._arrived: ObjectReceiver | None = None
+        self._topics = HeardTopics(side.topic)
         for topic in side.topic:
             if topic.type:
                 self._registration(TypeName(topic.type, topic.version))
@@ -75,7 +86,6 @@ class MqttPlatform(PlainPlatform):
         self._aliases: dict[int, bytes] = {}
         self._retained = RetainedMessages()
         self._is_refused = False
-        self._has_identifiers = True
         self._is_kept = False
         """The broker had our session when this connection began."""
         self._lost_sessions = 0
@@ -115,14 +125,10 @@ class MqttPlatform(PlainPlatform):
         client.on_connect_fail = self._on_connect_fail
         client.on_message, client.on_publish = self._on_message, self._on_publish
         client.on_subscribe = self._on_subscribe
-        wanted = paho.properties(paho.packets.CONNECT)
-        wanted.ReceiveMaximum = self._inbox.most
-        wanted.MaximumPacketSize = min(self._packets, (1 << 32) - 1)
-        wanted.SessionExpiryInterval = side.session
-        wanted.TopicAliasMaximum = ALIASES_MOST
+        asked = session_asked(self._inbox.most, self._packets, side.session)
         host, port = address(side)
         self._connect = partial(
-            client.connect_async, host, port, keepalive=KEEPALIVE, clean_start=False, properties=wanted
+            client.connect_async, host, port, keepalive=KEEPALIVE, clean_start=False, properties=asked
         )
         self._connect()
         return client
@@ -143,23 +149,27 @@ class MqttPlatform(PlainPlatform):
 
     def subscribe(self, types: Sequence[str], arrived: ObjectReceiver) -> None:  # noqa: ARG002  # of topics, not of types
         """Have objects told, from now on."""
-        self._arrived = arrived
-        self._may.set()
+        self._hear(arrived, None)
+
+    def want(self, name: str, profile: Profile, arrived: ObjectReceiver, since: float | None = None) -> None:  # noqa: ARG002  # a broker knows topics alone
+        """See SelectivePlatform: topics of that type, as wholes."""
+        self._hear(arrived, (self._topics.types or frozenset()) | {name})
+
+    def unwant(self, name: str) -> None:
+        """See SelectivePlatform."""
+        self._hear(self._arrived, (self._topics.types or frozenset()) - {name})
+
+    def _hear(self, arrived: ObjectReceiver | None, names: frozenset[str] | None) -> None:
+        self._arrived, self._topics.types = arrived, names
+        if arrived is not None:
+            self._may.set()
         if self._client.is_connected():
             self._subscribe_topics()
 
     def _subscribe_topics(self) -> None:
         """Again with each connection: in a session that the broker has kept that changes nothing."""
-        if self._arrived is None:
-            return
-        paho = library()
-        for topic in {one.filter: one for one in reversed(self._side.topic)}.values():
-            handling = {"new": 0, "change": 1, "never": 2}[topic.retained]  # section 3.8.3.1
-            options = paho.options(qos=1, noLocal=True, retainHandling=handling)
-            properties = paho.properties(paho.packets.SUBSCRIBE)
-            if self._has_identifiers:
-                properties.SubscriptionIdentifier = topic.identifier
-            self._client.subscribe([(topic.filter, options)], properties=properties)
+        if self._arrived is not None or self._topics.types is not None:
+            self._topics.subscribe(self._client)
 
     def _run(self) -> None:
         self._may.wait()
@@ -316,7 +326,7 @@ class MqttPlatform(PlainPlatform):
             self._since = time.monotonic()
             self._aliases.clear()
             self._packet_most = getattr(properties, "MaximumPacketSize", 0)
-            self._has_identifiers = bool(getattr(properties, "SubscriptionIdentifierAvailable", 1))
+            self._topics.has_identifiers = bool(getattr(properties, "SubscriptionIdentifierAvailable", 1))
             client.allow(min(WAITING_MOST, getattr(properties, "ReceiveMaximum", WAITING_MOST)))
             self._tell("")
             self._note_session(is_kept=flags.session_present, expiry=getattr(properties, "SessionExpiryInterval", None))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -18,6 +19,9 @@ from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 
 from .client import library
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client
 
 TOPIC_MOST: Final = 65_535
 """Bytes of a topic (section 1.5.4)."""
@@ -143,3 +147,29 @@ def context(side: MqttSide, folder: Path) -> ssl.SSLContext | None:
             f"TLS to the broker {side.broker}: {exc}", hint="ca, certificate and key are PEM files"
         ) from exc
     return context
+
+
+class HeardTopics:
+    """Topics that a broker is asked for."""
+
+    def __init__(self, topics: Sequence[MqttTopic]) -> None:
+        """Two may have the same filter: the first counts then."""
+        self._topics = list({one.filter: one for one in reversed(topics)}.values())
+        self.types: frozenset[str] | None = None
+        """Their types; None: any."""
+        self.has_identifiers = True
+        """Whether the broker knows subscription identifiers."""
+
+    def subscribe(self, client: Client) -> None:
+        """Ask for them, and for no others any more."""
+        paho = library()
+        for topic in self._topics:
+            if self.types is not None and topic.type not in self.types:
+                client.unsubscribe(topic.filter)
+                continue
+            handling = {"new": 0, "change": 1, "never": 2}[topic.retained]  # section 3.8.3.1
+            options = paho.options(qos=1, noLocal=True, retainHandling=handling)
+            properties = paho.properties(paho.packets.SUBSCRIBE)
+            if self.has_identifiers:
+                properties.SubscriptionIdentifier = topic.identifier
+            client.subscribe([(topic.filter, options)], properties=properties)

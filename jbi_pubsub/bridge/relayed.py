@@ -1,0 +1,127 @@
+"""A registration of the one side, as a bridge has it for the other: what waits, and what is still to be told there."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.info_object import InfoObject
+
+from .listed import BridgedRegistration
+
+if TYPE_CHECKING:
+    from .platform import BridgePlatform
+
+
+@dataclass(slots=True)
+class Untold:
+    """Objects of a registration that do not come, as far as the other side has not been told. Of one that is sparse
+    (see Origin) numbers say nothing: there losses are counted until it is seen whose they were."""
+
+    is_sparse: bool = False
+    up_to: int = 0
+    """Number up to which the other side has all, or was told; 0: of none yet."""
+    filtered: int = 0
+    """Left out by us; `filtered_to`: number of the last one."""
+    filtered_to: int = 0
+    lost: int = 0
+    """May have been lost at most."""
+    is_unsure: bool = False
+    """Whether they may have been another registration's, all or some."""
+
+    def loss_before(self, number: int) -> int | None:
+        """Number of objects that were lost before that one (0: it is not known how many); None: none was. All is
+        forgotten: what is lost is behind `up_to` and before it."""
+        room = number - self.up_to - 1 - self.filtered
+        lost, is_unsure = self.lost, self.is_unsure
+        self.lost, self.is_unsure = 0, False
+        if not self.up_to or room < 1 or not (lost or is_unsure):
+            return None
+        return 0 if is_unsure else min(lost, room)
+
+
+@dataclass(eq=False, slots=True)
+class Relayed:
+    """A registration of the one side, as it is for the other. `lock` covers what is parked and whether it stands, and
+    is held while an object goes; the rest is the direction's own thread's."""
+
+    published: BridgedRegistration | None = None
+    """None: its objects have come before it was seen."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stands: bool = False
+    """Whether it is registered on the other side."""
+    parked: deque[tuple[float, InfoObject]] = field(default_factory=deque)
+    bytes: int = 0
+    """Size of the parked objects."""
+    seen: float = 0.0
+    """When it was published last, or an object came (clock)."""
+    last: int = 0
+    """Number of the last object that has come."""
+    untold: Untold = field(default_factory=Untold)
+    is_stale: bool = False
+    """Whether what is registered there is not any more what it was."""
+    why: str = ""
+    """Why it is not registered there."""
+    is_others: bool = False
+    """Another bridge has it, which brings what is parked here."""
+    is_former: bool = False
+    """That one has our name: it may be a process before this one that was killed, until its lease ends."""
+    is_refused: bool = False
+    """Whether it can't be registered there, although the other side is not away."""
+    backoff: Backoff | None = None
+    """Pauses while it is refused so."""
+    again: float = 0.0
+    """When it is tried again (clock)."""
+
+    @property
+    def first(self) -> int:
+        """From which number on all objects are here, or are still to come, but for those of what is sparse that nobody
+        wants; 0: none has come."""
+        if self.untold.is_sparse and self.untold.up_to:
+            return self.untold.up_to + 1
+        if self.parked:
+            return self.parked[0][1].platform.sequence
+        return self.last + 1 if self.last else 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether what is parked is to go as soon as it can: nobody else brings it, nor is it refused."""
+        return not (self.is_refused or (self.is_others and not self.is_former))
+
+    def has_name(self, name: str) -> bool:
+        """Whether its type has that name; "": any."""
+        return self.published is not None and name in ("", self.published.type.name)
+
+    def tell(self, target: BridgePlatform, uid: str, timeout: float, number: int = 0) -> None:
+        """Under the lock: tell of what does not come, before the next object goes, as a number that is missing then is
+        a loss; of what is sparse, of which that `number` goes, losses are told, too. Raises as `publish`."""
+        untold = self.untold
+        if number and untold.is_sparse and (lost := untold.loss_before(number)) is not None:
+            target.tell_filtered(uid, lost, untold.up_to + 1, timeout, lost=True)
+            untold.up_to += 1
+        if untold.filtered:
+            target.tell_filtered(uid, untold.filtered, untold.filtered_to, timeout)
+            untold.up_to, untold.filtered = untold.filtered_to, 0
+
+    def gave_up(self, number: int) -> bool:
+        """Under the lock: its oldest object does not go; whether that is a loss: no other bridge brings it."""
+        is_loss = not self.is_others or self.is_former
+        if is_loss and self.untold.up_to:
+            self.untold.lost += 1
+        else:
+            self.untold.up_to = number
+        return is_loss
+
+
+def lose(relays: Iterable[Relayed], count: int, name: str) -> None:
+    """So many objects (0: it is not known how many) were lost of types of that name ("": of any), of one of these or of
+    several: those that are sparse are to tell it."""
+    sparse = [each for each in relays if each.untold.is_sparse and each.has_name(name)]
+    for each in sparse:
+        with each.lock:
+            each.untold.lost += count
+            each.untold.is_unsure |= not count or len(sparse) > 1
