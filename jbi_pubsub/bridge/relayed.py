@@ -34,14 +34,17 @@ class Untold:
     """Whether they may have been another registration's, all or some."""
 
     def loss_before(self, number: int) -> int | None:
-        """Number of objects that were lost before that one (0: it is not known how many); None: none was. All is
-        forgotten: what is lost is behind `up_to` and before it."""
+        """Number of objects that were lost before that one, as far as there are numbers between (0: it is not known how
+        many); None: none was. Of what is lost one hears before its place, so what is too much is told later."""
+        if not self.up_to:
+            self.lost, self.is_unsure = 0, False
         room = number - self.up_to - 1 - self.filtered
-        lost, is_unsure = self.lost, self.is_unsure
-        self.lost, self.is_unsure = 0, False
-        if not self.up_to or room < 1 or not (lost or is_unsure):
+        if room < 1 or not (self.lost or self.is_unsure):
             return None
-        return 0 if is_unsure else min(lost, room)
+        lost = 0 if self.is_unsure else min(self.lost, room)
+        self.lost = self.lost - lost if lost else 0
+        self.is_unsure = False
+        return lost
 
 
 @dataclass(eq=False, slots=True)

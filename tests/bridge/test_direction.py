@@ -341,11 +341,11 @@ def test_what_nobody_wants_is_no_loss_and_what_is_lost_is_told() -> None:
     way.lost_before("queue_overflow", 1, name="other")
     way.arrived(numbered(32))
     assert target.left_out == [(-2, 9), (-1, 31)]
-    # When there is no number between, expect none
-    way.lost_before("queue_overflow", 1, name=TYPE.name)
-    way.arrived(numbered(33))
-    assert target.left_out == [(-2, 9), (-1, 31)]
-    assert way.status()["lost"] == 13
+    # When there is a number between again, expect the rest
+    for number in (33, 40):
+        way.arrived(numbered(number))
+    assert target.left_out == [(-2, 9), (-1, 31), (-6, 34)]
+    assert way.status()["lost"] == 12
 
 
 def test_where_it_may_be_of_several_registrations_a_loss_is_told_to_all_as_of_unknown_number() -> None:
