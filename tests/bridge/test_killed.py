@@ -38,6 +38,16 @@ where = "/a/@n mod 3 > 0"
 from = "bravo"
 to = "alpha"
 """
+WANTED = """
+[[direction]]
+from = "alpha"
+to = "bravo"
+wanted = true
+[[direction]]
+from = "bravo"
+to = "alpha"
+wanted = true
+"""
 FLAGS = ("--no-multicast", "--set", "lease.publisher=2", "--set", "lease.lookup=5", "--set", "lookup.probe=0.3")
 """How soon a bridge that has died is one, and how long a delegate is listed that has."""
 
@@ -243,6 +253,37 @@ def test_what_a_killed_bridge_has_not_sent_comes_from_the_other_one_or_is_told(s
         strait.bridge(first)
     # Expect what nobody has any more told with its number
     assert strait.check() > 0
+
+
+def test_where_what_is_wanted_comes_alone_a_killed_bridge_is_followed_without_a_false_loss(
+    strait: Strait, eventually: Any
+) -> None:
+    # Given two bridges side by side that bring what is wanted alone, and objects that flow both ways
+    strait.rule = WANTED
+    strait.bridge("one", "two")
+    with strait:
+        for shore in strait.shores:
+            assert shore.publisher.wait_for_subscribers(shore.registration, 2) == 2  # both listen
+    for shore in strait.shores:
+        strait.across(shore).heard.account(shore.last)
+    # When the one that relays is killed and starts again; Expect everything from the other one, and no loss told
+    with strait:
+        first = strait.relays(strait.shores[0])
+        kill(strait.bridges[first])
+        strait.bridge(first)
+    assert strait.check() == 0
+    # When both are killed, and one starts again when delegates do not keep all any more that was published meanwhile
+    with strait:
+        for process in strait.bridges.values():
+            kill(process)
+        before = strait.shores[0].last
+        eventually(lambda: strait.shores[0].last > before + 400)
+        strait.bridge(first)
+    # Expect it told once that something may be lost, as nobody knows how much of it was wanted
+    for shore in strait.shores:
+        missing, told = strait.across(shore).heard.account(strait.across(shore).heard.last)
+        assert missing > 0
+        assert [(str(notice.cause), notice.count) for notice in told] == [("sequence_gap", 0)]
 
 
 @pytest.mark.slow

@@ -160,6 +160,7 @@ def test_what_is_covered_costs_nothing_there_and_the_last_one_to_leave_narrows(
     assert amended == [both]
 
 
+@pytest.mark.row("X-06")
 def test_who_has_waited_gets_first_objects_whether_his_type_is_wanted_by_others_or_not(
     two: tuple[Place, Place], link: Any, figures: Any, eventually: Any
 ) -> None:
@@ -185,7 +186,7 @@ def test_who_has_waited_gets_first_objects_whether_his_type_is_wanted_by_others_
         assert adapter_.losses(uid_) == {}
 
 
-@pytest.mark.row("D-14")
+@pytest.mark.row("D-14", "D-30")
 def test_of_disjoint_profiles_as_many_copies_cross_as_there_are_receivers(
     two: tuple[Place, Place], link: Any, figures: Any, eventually: Any
 ) -> None:
@@ -330,6 +331,7 @@ def test_while_members_come_and_go_each_gets_all_that_it_wants_once_and_in_order
     assert made.status["lost"] == 0
 
 
+@pytest.mark.row("X-08")
 def test_in_a_chain_the_middle_wants_what_stands_behind_it(
     place: Callable[..., Place], link: Any, figures: Any, eventually: Any
 ) -> None:
