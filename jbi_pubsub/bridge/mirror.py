@@ -32,17 +32,11 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
-    AccessDeniedError,
     BackPressureError,
     ConfigurationError,
-    DelegateNotFoundError,
     JbiError,
-    LookupNotFoundError,
-    OversizeError,
-    SchemaError,
     UnknownUidError,
     WireError,
 )
@@ -74,8 +68,6 @@ OBJECT_BYTES: Final = 1_000
 """That an object takes beside its metadata and payload."""
 PARKED_BYTES: Final = 64 << 20
 """Limit of all registrations of a direction."""
-REFUSED_MOST: Final = 30.0
-"""Seconds until it is tried again to register what is in conflict or too much; the first time it is twice the poll."""
 SHARE: Final = 7
 """So many times what is free one of them may have of it: 7/8 of all when it is alone."""
 LINGER_SECONDS: Final = 10.0
@@ -85,13 +77,8 @@ ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
 RELAYS_MOST: Final = 100_000
 """Registrations of one direction."""
-DENIED_SECONDS: Final = 15.0
-"""Time that a registration may be denied until that counts as for good: longer than another bridge is waited for that
-has what follows."""
 LOST_PAUSE: Final = 1.0
 """Seconds between two lines in the log on losses of one cause; all are counted."""
-_AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
-"""Why a registration can't be made that will be as soon as the other side is there."""
 
 
 class Direction:
@@ -307,7 +294,7 @@ class Direction:
         self._local = frozenset(each.uid for each in found if each.is_local)
         published = {each.uid: each for each in found if self._is_for_us(each)}
         if not is_one:
-            self._intake.look(published)
+            self._intake.look(published, self._relays)
         there = {each.uid: each for each in self.target.published() if not each.has_left}
         for uid, each in published.items():
             if self._stopping.is_set():
@@ -374,17 +361,12 @@ class Direction:
             passed = self._terms.passed(published, None if published.first is None else relay.first)
             self.target.register(passed, type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
-            waits = isinstance(exc, AccessDeniedError) and (
-                not relay.parked or self._clock() - relay.parked[0][0] < DENIED_SECONDS
-            )
-            relay.why, relay.is_refused = exc.message, not (waits or isinstance(exc, _AWAY))
+            if relay.refuse(exc, self._clock(), self._terms.poll):
+                self._wake.set()
             self.trouble(uid, exc)
-            if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
-                relay.backoff = relay.backoff or Backoff(2 * self._terms.poll, REFUSED_MOST)
-                relay.again = self._clock() + relay.backoff.pause()
             return
         self.trouble(uid, None)
-        relay.why, relay.backoff, relay.again, relay.is_refused = "", None, 0.0, False
+        relay.accept()
         with relay.lock:
             relay.stands = True
             while relay.parked and relay.stands:

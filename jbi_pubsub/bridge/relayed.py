@@ -6,9 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    DelegateNotFoundError,
+    JbiError,
+    LookupNotFoundError,
+    OversizeError,
+    SchemaError,
+    WireError,
+)
 from jbi_pubsub.core.info_object import InfoObject
 
 from .listed import BridgedRegistration
@@ -17,12 +26,23 @@ if TYPE_CHECKING:
     from .platform import BridgePlatform
 
 
+REFUSED_MOST: Final = 30.0
+"""Seconds until it is tried again to register what is in conflict or too much; the first time it is twice the poll."""
+DENIED_SECONDS: Final = 15.0
+"""Time that a registration may be denied until that counts as for good: longer than another bridge is waited for that
+has what follows."""
+_AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
+"""Why a registration can't be made that will be as soon as the other side is there."""
+
+
 @dataclass(slots=True)
 class Untold:
     """Objects of a registration that do not come, as far as the other side has not been told. Of one that is sparse
     (see Origin) numbers say nothing: there losses are counted until it is seen whose they were."""
 
     is_sparse: bool = False
+    is_awaited: bool = False
+    """Whether the other side waits for who has what follows there."""
     up_to: int = 0
     """Number up to which the other side has all, or was told; 0: of none yet."""
     filtered: int = 0
@@ -94,6 +114,23 @@ class Relayed:
     def is_owed(self) -> bool:
         """Whether what is parked is to go as soon as it can: nobody else brings it, nor is it refused."""
         return not (self.is_refused or (self.is_others and not self.is_former))
+
+    def refuse(self, exc: JbiError, now: float, poll: float) -> bool:
+        """The other side does not register it, or not now; whether that has begun to wait for who has what follows. It
+        is looked at each `poll` seconds."""
+        is_denied = isinstance(exc, AccessDeniedError)
+        waits = is_denied and (not self.parked or now - self.parked[0][0] < DENIED_SECONDS)
+        self.why, self.is_refused = exc.message, not (waits or isinstance(exc, _AWAY))
+        if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
+            self.backoff = self.backoff or Backoff(2 * poll, REFUSED_MOST)
+            self.again = now + self.backoff.pause()
+        before, self.untold.is_awaited = self.untold.is_awaited, waits
+        return waits and not before
+
+    def accept(self) -> None:
+        """The other side has registered it."""
+        self.why, self.backoff, self.again, self.is_refused = "", None, 0.0, False
+        self.untold.is_awaited = False
 
     def has_name(self, name: str) -> bool:
         """Whether its type has that name; "": any."""

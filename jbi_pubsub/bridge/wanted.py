@@ -28,11 +28,12 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.narrowing import joined
-from jbi_pubsub.protocol.wanted import Wanted, WantedPredicate, WantedType
+from jbi_pubsub.protocol.wanted import InterestMembers, Wanted, WantedPredicate, WantedType
 
 from .listed import BridgedRegistration
 from .listening import Profile
 from .platform import BridgePlatform, SelectivePlatform
+from .relayed import Relayed
 from .terms import DirectionTerms
 from .transformation import Transformer
 
@@ -93,9 +94,9 @@ class WholeIntake:
         self._whole, self._hearing, self._names = source, hearing, types
         self._is_on = False
 
-    def look(self, published: Mapping[str, BridgedRegistration]) -> None:  # noqa: ARG002  # whatever is there
+    def look(self, published: Mapping[str, BridgedRegistration], relays: Mapping[str, Relayed]) -> None:  # noqa: ARG002  # whatever is there
         """Hear them, if that was not possible before. `published`: registrations of the source that are for the target,
-        by their ids."""
+        by their ids; `relays`: how they are there."""
         if self._is_on:
             return
         try:
@@ -164,16 +165,20 @@ class WantedIntake(WholeIntake):
         self._told: Wanted | None = None
         self._came: dict[str, tuple[BridgedRegistration, float]] = {}
         """Registrations of the source, and when each was seen first (clock)."""
+        self._awaited: frozenset[str] = frozenset()
+        """Types of which the target takes no registration until it is known what we have: all is brought."""
         self._types: dict[str, _TypeProfile] = {}
         """By the name at the source."""
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"wanted-{target.name}", daemon=True)
 
-    def look(self, published: Mapping[str, BridgedRegistration]) -> None:
+    def look(self, published: Mapping[str, BridgedRegistration], relays: Mapping[str, Relayed]) -> None:
         """See WholeIntake."""
         now = self._clock()
         with self._lock:
+            waits = [uid for uid in published if uid in relays and relays[uid].untold.is_awaited]
+            self._awaited = frozenset(published[uid].type.name for uid in waits)
             before = self._came
             self._came = {uid: (each, before.get(uid, (each, now))[1]) for uid, each in published.items()}
         if self._thread.ident is None:
@@ -230,8 +235,9 @@ class WantedIntake(WholeIntake):
             told.setdefault(self._transformation.asked(each.type.name), []).append(each)
         for published, _ in self._came.values():
             name = published.type.name
-            if wanted.types is None or self._transformation.named(published.type) != published.type:
-                told[name] = [WantedType(published.type)]
+            is_whole = wanted.types is None or name in self._awaited
+            if is_whole or self._transformation.named(published.type) != published.type:
+                told[name] = [WantedType(published.type, members=InterestMembers(has_waited=is_whole))]
         names = {each.type.name for each, _ in self._came.values()}
         for name in names & told.keys():
             self._types.setdefault(name, _TypeProfile())

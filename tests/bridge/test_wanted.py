@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from lxml import etree
 
@@ -21,7 +22,7 @@ from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.bridge.wanted import WantedIntake
-from jbi_pubsub.core.config import QueueSection
+from jbi_pubsub.core.config import ArchiveSection, QueueSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, OversizeError, WireError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.protocol.wanted import EVERYTHING, InterestMembers, Wanted, WantedPredicate, WantedType
@@ -33,10 +34,15 @@ NAME = "mil.af.rl.jbi.Intel_Imagery"
 class Link:
     """A bridge with one direction, from one place to another."""
 
-    def __init__(self, source: tuple[str, Place], target: tuple[str, Place], rules: tuple[Rule, ...] = ()) -> None:
+    def __init__(
+        self, source: tuple[str, Place], target: tuple[str, Place], rules: tuple[Rule, ...] = (), durable: str = ""
+    ) -> None:
         bridge = f"{source[0]}-{target[0]}"
         self.source = source[1]
-        sides = [JbiPlatform(name, place.federation.config, place.delegate, bridge) for name, place in (source, target)]
+        sides = [
+            JbiPlatform(name, place.federation.config, place.delegate, bridge, durable=kept)
+            for (name, place), kept in ((source, durable), (target, ""))
+        ]
         terms = DirectionTerms(poll=0.2, wanted=True)
         self.way = Direction(sides[0], sides[1], Transformation(("*",), (), rules), bridge=bridge, terms=terms)
         self.mirror = Mirror((sides[0], sides[1]), (self.way,))
@@ -74,8 +80,10 @@ def two(place: Callable[..., Place]) -> tuple[Place, Place]:
 def link(two: tuple[Place, Place]) -> Iterator[Callable[..., Link]]:
     with ExitStack() as stack:
 
-        def made(*rules: Rule, ends: tuple[tuple[str, Place], tuple[str, Place]] | None = None) -> Link:
-            one = Link(*(ends or (("alpha", two[0]), ("bravo", two[1]))), rules)
+        def made(
+            *rules: Rule, ends: tuple[tuple[str, Place], tuple[str, Place]] | None = None, durable: str = ""
+        ) -> Link:
+            one = Link(*(ends or (("alpha", two[0]), ("bravo", two[1]))), rules, durable)
             stack.callback(one.mirror.close)
             return one
 
@@ -473,7 +481,7 @@ class Desk:
             self.source, self.target, self.ear, Transformation(("*",), (), ()), DirectionTerms(wanted=True),  # type: ignore[arg-type]
             clock=lambda: self.now,
         )  # fmt: skip
-        self.intake.look({"r": BridgedRegistration("r", TypeName("t"))})
+        self.intake.look({"r": BridgedRegistration("r", TypeName("t"))}, {})
 
     def tell(self, *texts: str, **members: Any) -> list[tuple[str, Profile | None]]:
         """Predicates on the type are wanted now; what the source is asked for that."""
@@ -610,3 +618,34 @@ def test_what_is_lost_on_the_way_is_told_and_what_nobody_wants_is_not(
     )
     assert adapter.losses(uid).keys() == {"sequence_gap"}
     assert made.status["lost"] == adapter.losses(uid)["sequence_gap"]
+
+
+def test_a_durable_side_is_amended_in_its_place_and_goes_on_where_it_was(
+    place: Callable[..., Place], link: Any, figures: Any, eventually: Any, tmp_path: Path
+) -> None:
+    # Given a source with an archive, and a durable side there, of which somebody wants something
+    alpha, bravo = place(ALPHA), place(BRAVO)
+    alpha.pad.stop(0.0)
+    archive = ArchiveSection(folder=str(tmp_path / "archive"), workers=0)
+    alpha.pad = alpha.federation.pad(*ALPHA, msgspec.structs.replace(alpha.federation.config, archive=archive))
+    publisher = alpha.publisher(persist=True)
+    made = link(ends=(("alpha", alpha), ("bravo", bravo)), durable="bridge-x")
+    first = bravo.subscriber(type_name=NAME, predicate="//lat < 40")
+    eventually(lambda: made.there() == ["//lat < 40"], what=lambda: made.status)
+    # When others come, one after the other, while objects flow
+    ids, others = [], []
+    for number in range(5):
+        ids += publish(*publisher, figures, *range(30, 50))
+        others.append(bravo.subscriber(type_name=NAME, predicate=f"//lat > 4{number}"))
+        predicate = f"//lat > 4{number}"
+        eventually(lambda: predicate in made.there()[0], what=lambda: made.status)  # noqa: B023  # at once
+    ids += publish(*publisher, figures, *range(30, 50))
+    # Expect all that the first one wants, once and in order
+    assert [obj.object_id for obj in taken(*first, 60)] == [each for at, each in enumerate(ids) if at % 20 < 10]
+    assert [obj.object_id for obj in taken(*others[0], 9)][-9:] == ids[-9:]
+    # When the bridge ends, more is published, and it runs again; Expect that, too
+    made.mirror.close()
+    ids = publish(*publisher, figures, *range(30, 50))
+    again = link(ends=(("alpha", alpha), ("bravo", bravo)), durable="bridge-x")
+    assert [obj.object_id for obj in taken(*first, 10)] == ids[:10]
+    assert (again.status["lost"], first[0].losses(first[1])) == (0, {})
