@@ -19,14 +19,17 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.errors import JbiError, OversizeError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.narrowing import joined
 from jbi_pubsub.protocol.wanted import InterestMembers, Wanted, WantedPredicate, WantedType
 
@@ -41,6 +44,8 @@ LINGER_SECONDS: Final = 10.0
 """Time that what nobody wants any more is still brought."""
 FIRST_SECONDS: Final = 10.0
 """Time after which a registration has no first objects any more that could be brought."""
+SAMPLED: Final = 10
+"""Objects of which one is looked at for whom it is: as much work as for all else that is done to one."""
 FOUND_SECONDS: Final = 1.0
 """Most that pass until a registration is seen here."""
 STOP_SECONDS: Final = 5.0
@@ -71,11 +76,13 @@ class Hearing(Protocol):
 class SideReceiver:
     """Receiver of a subscription: to types of a name, or of any."""
 
-    def __init__(self, hearing: Hearing, name: str = "") -> None:
-        self._hearing, self._name = hearing, name
+    def __init__(self, hearing: Hearing, name: str = "", count: Callable[[InfoObject], None] = lambda _: None) -> None:
+        """`count` is told of each object."""
+        self._hearing, self._name, self._count = hearing, name, count
 
     def arrived(self, obj: InfoObject) -> None:
         """An object."""
+        self._count(obj)
         self._hearing.arrived(obj)
 
     def waiting(self, uid: str) -> int:
@@ -121,13 +128,29 @@ class _TypeProfile:
 
     members: dict[WantedPredicate, float] = field(default_factory=dict)
     """Until when each is one (clock): as long as it is told, for ever."""
-    behind: dict[WantedPredicate, int] = field(default_factory=dict)
+    behind: Mapping[WantedPredicate, int] = field(default_factory=dict)
     """Subscriptions behind those that are told."""
     importance: int = 0
     has_waited: bool = False
     profile: Profile | None = None
     """The one that it is subscribed with; None: it is not."""
-    relayed: int = 0
+    crossed: int = 0
+    """Objects that have come."""
+    saved: int = 0
+    """Copies of these that did not, as each subscription would have had its own; of several members about."""
+    index: PredicateIndex[WantedPredicate] | None = None
+    """Their predicates, as long as they are these."""
+
+    def count(self, obj: InfoObject) -> None:
+        """An object has come. On the thread of the subscription."""
+        self.crossed += 1
+        behind, index = self.behind, self.index
+        if len(behind) == 1:
+            self.saved += max(0, next(iter(behind.values())) - 1)
+        elif index is not None and not self.crossed % SAMPLED:
+            with suppress(JbiError):
+                matched = index.match(parse_metadata(obj.metadata), len(obj.metadata))
+                self.saved += SAMPLED * max(0, sum(behind.get(each, 0) for each in matched) - 1)
 
     def goal(self) -> Profile | None:
         """The profile that it should be subscribed with."""
@@ -188,9 +211,17 @@ class WantedIntake(WholeIntake):
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
-        """By type its members, how many subscriptions stand behind each, and what is subscribed to."""
+        """By type its members, how many subscriptions stand behind each, what is subscribed to, and how many copies did
+        not cross."""
         with self._lock:
-            return {"listening": self._told is not None, "wanted": {n: _said(each) for n, each in self._types.items()}}
+            kinds = dict(self._types)
+            is_told = self._told is not None
+        return {
+            "listening": is_told,
+            "wanted": {name: _said(each) for name, each in kinds.items()},
+            "members": sum(sum(each.behind.values()) for each in kinds.values()),
+            "saved": sum(each.saved for each in kinds.values()),
+        }
 
     def stop(self) -> None:
         """See WholeIntake."""
@@ -245,12 +276,14 @@ class WantedIntake(WholeIntake):
             self._count(known, told.get(name, ()) if name in names else (), now)
 
     def _count(self, known: _TypeProfile, told: Collection[WantedType], now: float) -> None:
-        known.behind = {}
+        behind: Counter[WantedPredicate] = Counter()
         for each in told:
-            members = each.members
-            counts = members.behind if members is not None else ()
-            for at, predicate in enumerate(each.predicates or (ALL,)):
-                known.behind[predicate] = known.behind.get(predicate, 0) + (counts[at] if at < len(counts) else 1)
+            predicates = each.predicates or (ALL,)
+            counts = dict(zip(predicates, each.members.behind if each.members is not None else (), strict=False))
+            behind.update({one: counts.get(one, 1) for one in predicates})
+        if behind.keys() != known.behind.keys():
+            known.index = _index_of(behind)
+        known.behind = behind
         who = [each.members for each in told if each.members is not None]
         known.importance = max((each.importance or 0 for each in who), default=known.importance)
         known.has_waited = any(each.has_waited for each in who)
@@ -264,17 +297,18 @@ class WantedIntake(WholeIntake):
 
     def _subscribe(self, name: str, goal: Profile | None, since: float | None) -> None:
         """One that is refused as too much is made one to all."""
+        receiver = SideReceiver(self._hearing, name, self._types[name].count)
         try:
             if goal is None:
                 self._source.unwant(name)
             else:
                 try:
-                    self._source.want(name, goal, SideReceiver(self._hearing, name), since)
+                    self._source.want(name, goal, receiver, since)
                 except OversizeError:
                     if not goal.where[0]:
                         raise
                     goal = Profile(importance=goal.importance)
-                    self._source.want(name, goal, SideReceiver(self._hearing, name), since)
+                    self._source.want(name, goal, receiver, since)
         except JbiError as exc:
             self._hearing.trouble(f"subscription {name}", exc)
             return
@@ -288,4 +322,19 @@ def _said(known: _TypeProfile) -> dict[str, Any]:
     return {
         "members": [{"predicate": each.text, "behind": known.behind.get(each, 0)} for each in known.members],
         "subscribed": None if profile is None else profile.where[0],
+        "crossed": known.crossed,
+        "saved": known.saved,
     }
+
+
+def _index_of(members: Collection[WantedPredicate]) -> PredicateIndex[WantedPredicate] | None:
+    """None: there are not several, or of some it can't be said here what they are true for."""
+    index: PredicateIndex[WantedPredicate] = PredicateIndex()
+    try:
+        for each in members:
+            spaces, language = dict(each.namespaces), each.language
+            compiled = compile_predicate(each.text, namespaces=spaces, language=language) if each.text else None
+            index.add(each, compiled)
+    except JbiError:
+        return None
+    return index if len(members) > 1 else None

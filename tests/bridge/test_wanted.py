@@ -129,6 +129,9 @@ def test_fifty_equal_subscribers_are_one_there(
         assert [adapter.receive(uid, 20.0).object_id for _ in range(6)] == ids[4:]
     assert all(adapter.queue_size(uid) == 0 and adapter.losses(uid) == {} for adapter, uid in uids)
     assert made.status["relayed"] == 6
+    assert made.wanted[NAME]["saved"] == 6 * 49
+    (told,) = made.mirror.told().directions
+    assert (told.members, told.saved) == (50, 6 * 49)
     # When all leave; Expect no subscription there any more
     for adapter, uid in uids:
         adapter.cancel_subscription(uid)
@@ -210,7 +213,12 @@ def test_of_disjoint_profiles_as_many_copies_cross_as_there_are_receivers(
     ids = publish(*publisher, figures, *range(40))
     for part, subscriber in enumerate(there):
         assert [obj.object_id for obj in taken(*subscriber, 10)] == ids[10 * part : 10 * part + 10]
-    assert made.status["relayed"] == 30
+    assert (made.status["relayed"], made.wanted[NAME]["crossed"], made.wanted[NAME]["saved"]) == (30, 30, 0)
+    # When somebody wants what two of them do, expect copies that are saved
+    bravo.subscriber(type_name=NAME, predicate="//lat < 20")
+    eventually(lambda: len(made.behind()) == 4, what=lambda: made.status)
+    publish(*publisher, figures, *[5] * 20)
+    eventually(lambda: made.wanted[NAME]["saved"] == 20, what=lambda: made.wanted)
 
 
 def test_the_file_of_a_bridge_says_that_what_is_wanted_comes_alone(tmp_path: Path) -> None:

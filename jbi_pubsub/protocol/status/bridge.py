@@ -19,6 +19,10 @@ class DirectionStatus(Status, frozen=True, rename={"source": "from", "target": "
     relayed: Count = 0
     filtered: Count = 0
     lost: Count = 0
+    members: Count = 0
+    """Subscriptions at its target that want something, where that is brought alone."""
+    saved: Count = 0
+    """Copies of objects that did not cross, as one was enough; about."""
     waiting: Count = 0
     """Registrations that do not stand yet."""
     troubles: Count = 0
