@@ -11,6 +11,7 @@ from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import checked_wish
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.core.xpath.language.conditions import MAX_CONJUNCTS
 from jbi_pubsub.core.xpath.predicate import XPATH, compiler_of
 from jbi_pubsub.core.xpath.view import inside
 from jbi_pubsub.protocol.requests import (
@@ -53,8 +54,9 @@ class CompiledConditions(NamedTuple):
     """Seconds for which objects are gathered for one mail; 0.0 sends each by itself."""
 
 
-def compile_conditions(request: SubscriptionRequest) -> CompiledConditions:
-    """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
+def compile_conditions(request: SubscriptionRequest, most: int = MAX_CONJUNCTS) -> CompiledConditions:
+    """Check and compile; `most`: conjuncts of the predicate's plan. Raises PredicateError (naming the argument),
+    AddressError, ConfigurationError."""
     if not request.direct and not request.recipients:
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
     if request.view not in get_args(View):
@@ -83,7 +85,7 @@ def compile_conditions(request: SubscriptionRequest) -> CompiledConditions:
     if request.language != XPATH:
         compiler_of(request.language)  # also of one that says nothing in it
     if request.predicate:
-        predicate = compile_predicate(request.predicate, namespaces=spaces, language=request.language)
+        predicate = compile_predicate(request.predicate, namespaces=spaces, language=request.language, most=most)
     if request.payload_filter:
         payload_filter = compile_filter(request.payload_filter, namespaces=spaces)
     digest = _digest_seconds(request)

@@ -89,7 +89,8 @@ class SubscriptionRegistry:
         key = (session_id if request.direct else "mail", request.uid)
         if request.direct:
             self._tables.session(session_id)
-        subscription = compile_subscription(request, owner=key[0], number=0)
+        may_bridge = rights is None or rights.may_bridge()
+        subscription = compile_subscription(request, owner=key[0], number=0, may_bridge=may_bridge)
         subscription.caller, subscription.rights = caller, rights
         with self._tables.lock:
             if (known := self._tables.subscriptions.get(key)) is None:

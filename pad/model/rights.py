@@ -40,6 +40,10 @@ class Rights:
         for domain in sorted({address.rpartition("@")[2].casefold() for address in request.recipients}):
             demand(self._policy, self.caller, ("mail", dataclasses.replace(subject, name=domain)))
 
+    def may_bridge(self) -> bool:
+        """Whether he may relay some type: what he subscribes to may stand for many."""
+        return bool(self._policy.allow(self.caller, "bridge", Subject(some=True)))
+
     def of(self, type_: TypeName) -> Decision:
         """Whether he may have objects of a type, and which."""
         subject = Subject(type_.name, type_.version)

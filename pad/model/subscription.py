@@ -14,6 +14,7 @@ from msgspec import UNSET
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, Unmet
 from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
+from jbi_pubsub.core.xpath.language.conditions import MAX_CONJUNCTS
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.conditions import compile_conditions
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=SubscriptionStatus)
 
+WIDE_CONJUNCTS: Final = 256
+"""Conjuncts of a bridge's predicate, which stands for those of many (see MAX_CONJUNCTS)."""
 FAR: Final = sys.maxsize
 """A position that no object reaches: of a subscription that is on its way into the match tables."""
 
@@ -194,10 +197,13 @@ def shown(uid: str) -> str:
     return f"{kind}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}" if dash else uid
 
 
-def compile_subscription(request: SubscriptionRequest, *, owner: str, number: int) -> Subscription:
-    """The subscription of a request, checked. Raises PredicateError (naming the argument), AddressError,
-    ConfigurationError, OversizeError."""
-    conditions = compile_conditions(request)
+def compile_subscription(
+    request: SubscriptionRequest, *, owner: str, number: int, may_bridge: bool = False
+) -> Subscription:
+    """The subscription of a request, checked; that of a bridge may stand for many others. Raises PredicateError
+    (naming the argument), AddressError, ConfigurationError, OversizeError."""
+    is_wide = may_bridge and bool(request.unlike)
+    conditions = compile_conditions(request, WIDE_CONJUNCTS if is_wide else MAX_CONJUNCTS)
     return Subscription(
         request, owner, number, conditions.predicate, conditions.payload_filter, combined=conditions.combined,
         digest_seconds=conditions.digest_seconds,

@@ -12,12 +12,13 @@ from jbi_pubsub.core.access import AllowAll, Decision
 from jbi_pubsub.core.combined import NAMESPACE
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.interest import RelayedInterest
 from jbi_pubsub.pad.model.rights import Rights
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest, SubscriptionRequest
-from jbi_pubsub.protocol.wanted import PREDICATES_MOST, TYPES_MOST, Wanted, WantedPredicate, WantedType
+from jbi_pubsub.protocol.wanted import PREDICATES_MOST, TYPES_MOST, InterestMembers, Wanted, WantedPredicate, WantedType
 from tests.pad.test_first_object import Gate, World
 
 pytestmark = pytest.mark.processes
@@ -216,3 +217,37 @@ def test_a_restarted_delegate_tells_larger_numbers(world: Bridged) -> None:
     before, after = RelayedInterest(tables, stopping, lambda: 1e9), RelayedInterest(tables, stopping, lambda: 1e9 + 1)
     # Expect what the first one has told not to be taken for what the second one tells
     assert after.wanted("b1", 0, 0.0).revision > before.wanted("b1", 0, 0.0).revision
+
+
+def test_a_bridges_predicate_of_many_alternatives_is_indexed_where_it_may_bridge(world: Bridged) -> None:
+    # Given a predicate of as many alternatives as a type may have members
+    world.relay()
+    many = " or ".join(f"/m/@n = {number}" for number in range(PREDICATES_MOST))
+    # When a bridge asks for that, and somebody else; Expect the index to take the bridge's whole
+    names = [world.want(predicate=many, unlike="b1"), world.want(predicate=many)]
+    standing = [world.delegate.tables.subscriptions[world.sessions[each], each] for each in names]
+    assert [each.predicate is not None and each.predicate.evaluates for each in standing] == [False, True]
+    # Given somebody who may subscribe, and not bridge; Expect that he may not have it so
+    assert [Rights(policy, Caller("192.0.2.7:1")).may_bridge() for policy in (AllowAll(), _NoBridge())] == [True, False]
+
+
+class _NoBridge(AllowAll):
+    def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's
+        return Decision(action != "bridge")
+
+
+def test_who_wants_it_is_told_where_that_is_asked(world: Bridged) -> None:
+    # Given a relayed registration, two who want the same, one who wants something else, and is important
+    world.relay()
+    for predicate, importance in (("//n > 2", None), ("//n > 2", 2), ("//n > 3", 4)):
+        world.want(predicate=predicate, qos=Wish(importance=importance))
+    # Expect that told with the predicates, and without being asked not
+    told = (WantedPredicate("//n > 2"), WantedPredicate("//n > 3"))
+    members = InterestMembers((2, 1), 4)
+    assert world.delegate.interest.wanted("b1", 0, 0.0, members=True).types == (WantedType(TYPE, told, (), members),)
+    assert world.wanted().types == (WantedType(TYPE, told),)
+    # When one who has stood since before comes, to all of it; Expect that he has waited
+    world.now += 5.0
+    world.subscribe(60.0)
+    (of,) = world.delegate.interest.wanted("b1", 0, 0.0, members=True).types or ()
+    assert (of.predicates, of.members) == ((), InterestMembers((4,), 4, has_waited=True))

@@ -256,7 +256,9 @@ def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPat
     return etree.XPath(expression, namespaces=dict(namespaces) or None, regexp=False, smart_strings=False)
 
 
-_shapes: SizedCache[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], PredicateShape] = SizedCache(MAX_SHAPES_BYTES)
+_shapes: SizedCache[tuple[tuple[str, ...], tuple[tuple[str, str], ...], int], PredicateShape] = SizedCache(
+    MAX_SHAPES_BYTES
+)
 _languages: dict[str, Compiler] = {}
 
 
@@ -299,8 +301,9 @@ def compile_predicate(
     namespaces: Mapping[str, str] = NO_NAMESPACES,
     language: str = XPATH,
     argument: str = "predicate",
+    most: int = conditions.MAX_CONJUNCTS,
 ) -> Predicate:
-    """The predicate that `expression` stands for; `namespaces` binds its prefixes.
+    """The predicate that `expression` stands for; `namespaces` binds its prefixes; `most`: conjuncts of its plan.
 
     Raises PredicateError (facts `argument`, `expression`, `position` in characters from 0) for bad syntax, an unbound
     prefix, an unknown function or number of arguments, a variable, an expression that is too long, too deep or too
@@ -311,14 +314,14 @@ def compile_predicate(
     if language != XPATH:
         return _foreign(expression, bound, language, argument)
     cut, holes = conditions.skeleton(expression)
-    shape = _shapes.get((cut, bound)) if expression.isascii() else None
+    shape = _shapes.get((cut, bound, most)) if expression.isascii() else None
     if shape is None:
-        shape, seen = analysed(expression, namespaces, argument, is_filter=False)
+        shape, seen = analysed(expression, namespaces, argument, is_filter=False, most=most)
         if seen != holes:  # the literals can't be told from the text alone: it stands for itself
             shape, holes = msgspec.structs.replace(shape, between=()), seen
         elif expression.isascii():
             with _tally:
-                _shapes.put((cut, bound), shape, shape.plan.size + 3 * len(expression) + SHAPE_BYTES)
+                _shapes.put((cut, bound, most), shape, shape.plan.size + 3 * len(expression) + SHAPE_BYTES)
     constants = shape.plan.constants(holes)
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
@@ -363,7 +366,12 @@ _FOREIGN: Final = PredicateShape(
 
 
 def analysed(
-    expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
+    expression: str,
+    namespaces: Mapping[str, str],
+    argument: str,
+    *,
+    is_filter: bool,
+    most: int = conditions.MAX_CONJUNCTS,
 ) -> tuple[PredicateShape, list[str]]:
     """The shape of an XPath expression, and its literals as written; what is no XPath raises PredicateError.
 
@@ -373,8 +381,8 @@ def analysed(
         check_namespaces(namespaces, expression, argument)
     if len(expression) > LONG:
         with in_turn():
-            return _analysed(expression, namespaces, argument, is_filter=is_filter)
-    return _analysed(expression, namespaces, argument, is_filter=is_filter)
+            return _analysed(expression, namespaces, argument, is_filter=is_filter, most=most)
+    return _analysed(expression, namespaces, argument, is_filter=is_filter, most=most)
 
 
 LONG: Final = 512
@@ -382,7 +390,7 @@ LONG: Final = 512
 
 
 def _analysed(
-    expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
+    expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool, most: int
 ) -> tuple[PredicateShape, list[str]]:
     parsed = parse(expression, namespaces, argument)
     tree = parsed.tree
@@ -397,7 +405,7 @@ def _analysed(
             expression=expression,
             position=position,
         ) from exc
-    plan = conditions.analyse(tree)
+    plan = conditions.analyse(tree, most)
     if is_filter or plan.is_opaque:
         literal = longest(parsed.holes)
         try:

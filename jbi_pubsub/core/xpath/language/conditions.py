@@ -302,9 +302,9 @@ def opaque_plan(reason: str) -> ConditionPlan:
     return ConditionPlan((_opaque(reason),), (), is_opaque=True)
 
 
-def analyse(expression: Expression) -> ConditionPlan:
-    """The plan of `expression`, evaluated with the document element as context node."""
-    analysis = _Analysis()
+def analyse(expression: Expression, most: int = MAX_CONJUNCTS) -> ConditionPlan:
+    """The plan of `expression`, of `most` conjuncts, evaluated with the document element as context node."""
+    analysis = _Analysis(most)
     conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
     terms = (c.where for conjunct in conjuncts for c in conjunct if isinstance(c.where, Term))
     fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
@@ -329,8 +329,9 @@ _TRUE: Final[Conjunct] = ()
 class _Analysis:
     """Negation is pushed inwards while descending, so each condition is met once, with its sign."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.parameters: dict[Parameter, int] = {}
+        self._most = most
 
     def normal_form(self, expression: Expression, negated: bool, context: Where) -> _Disjunction:
         """The disjunctive normal form of boolean(expression), or of its negation; `context` is the context node."""
@@ -352,7 +353,7 @@ class _Analysis:
         if operator not in ("and", "or"):
             raise _NotPlainError(_named(chain))
         parts = [self.normal_form(o, negated, context) for o in chain.operands]
-        return _either(parts) if (operator == "or") != negated else _both(parts)
+        return _either(parts, self._most) if (operator == "or") != negated else _both(parts, self._most)
 
     def _call(self, call: FunctionCall, negated: bool, context: Where) -> _Disjunction:
         if call.name in ("not", "boolean"):
@@ -524,11 +525,11 @@ class _Analysis:
         if not negated:
             found = [self.normal_form(g, False, w) for g, w in guards]
             scopes = [_single(w) for g, w in guards if not _context_free(g)]
-            return _both([[(*conditions, *itertools.chain.from_iterable(scopes))], *found])
+            return _both([[(*conditions, *itertools.chain.from_iterable(scopes))], *found], self._most)
         if any(_single(w) for _, w in guards):
             raise _NotPlainError("the negation of a condition on one of several nodes")
         opposite: _Disjunction = [(_opposite(c),) for c in conditions]  # none: the document element is always there
-        return _either([opposite, *(self.normal_form(g, True, w) for g, w in guards)])
+        return _either([opposite, *(self.normal_form(g, True, w) for g, w in guards)], self._most)
 
 
 _Guards = list[tuple[Expression, Where]]
@@ -666,17 +667,16 @@ def _opposite(condition: Condition) -> Condition:
     return msgspec.structs.replace(condition, negated=not condition.negated)
 
 
-def _either(parts: list[_Disjunction]) -> _Disjunction:
+def _either(parts: list[_Disjunction], most: int) -> _Disjunction:
     found = list(itertools.chain.from_iterable(parts))
-    return found if len(found) <= MAX_CONJUNCTS else [_opaque(f"more than {MAX_CONJUNCTS} alternatives")]
+    return found if len(found) <= most else [_opaque(f"more than {most} alternatives")]
 
 
-def _both(parts: list[_Disjunction]) -> _Disjunction:
+def _both(parts: list[_Disjunction], most: int) -> _Disjunction:
     """The product, narrow parts first; a part that would make it too wide becomes opaque."""
     found: _Disjunction = [_TRUE]
     for part in sorted(parts, key=len):
-        fits = len(found) * len(part) <= MAX_CONJUNCTS
-        factor = part if fits else [_opaque(f"more than {MAX_CONJUNCTS} alternatives")]
+        factor = part if len(found) * len(part) <= most else [_opaque(f"more than {most} alternatives")]
         found = [a + b for a in found for b in factor]
     return found
 
