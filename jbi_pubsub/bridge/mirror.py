@@ -49,12 +49,13 @@ from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
+from .intake import WholeIntake
 from .listed import BridgedRegistration
 from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, shared_lookups
 from .relayed import Relayed, lose
 from .terms import DirectionTerms as DirectionTerms
 from .transformation import Transformer
-from .wanted import WantedIntake, WholeIntake
+from .wanted import WantedIntake
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
