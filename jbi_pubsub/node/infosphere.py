@@ -285,7 +285,7 @@ class Infosphere:
         elif isinstance(body, QueryBody):
             self._queries.asked(message.origin, body)
         else:
-            self._queries.came(message.origin, body)
+            self._queries.came(message.origin, message.epoch, body)
 
     def idle(self) -> None:
         """Let go what waits for objects that do not come; on the network's delivery thread, from time to time."""

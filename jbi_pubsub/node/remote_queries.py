@@ -12,10 +12,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from secrets import token_bytes
 from typing import Final
 
-from jbi_pubsub.core.errors import BackPressureError, JbiError
+import msgspec
+
+from jbi_pubsub.core.errors import BackPressureError, JbiError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, Parcel, packed
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
@@ -45,29 +48,31 @@ class NetworkAnswers:
         self._waited_for = set(waited_for)
         self._until = time.monotonic() + seconds
         self._closed = closed
-        self._counts: Counter[bytes] = Counter()
-        """Objects of each node that have come and are not counted by its last word; below 0: they are to come."""
+        self._counts: Counter[tuple[bytes, int]] = Counter()
+        """Objects of each node, by its starts, that have come and are not counted by its last word; below 0: they are
+        to come."""
         self._found: deque[InfoObject] = deque()
         self._ids: set[str] = set()
-        self._ended: set[bytes] = set()
+        self._ended: set[tuple[bytes, int]] = set()
         self._is_cancelled = False
         self._lacks: dict[str, None] = {}
 
-    def came(self, origin: bytes, body: ResultBody) -> None:
-        """A result of a node. Raises ProtocolError for what is no object."""
+    def came(self, origin: bytes, epoch: int, body: ResultBody) -> None:
+        """A result of a node, of that start: each answers anew. Raises ProtocolError for what is no object."""
         obj = Parcel.received(body.data).unpacked() if body.data else None
         with self._changed:
             if origin not in self._waited_for:
                 return
+            start = (origin, epoch)
             if obj is not None:
-                self._counts[origin] += 1
+                self._counts[start] += 1
                 self._take(obj)
             if body.is_last:
-                self._ended.add(origin)
-                self._counts[origin] -= body.count
+                self._ended.add(start)
+                self._counts[start] -= body.count
                 if body.lacks:
                     self._lacks[body.lacks] = None
-            if origin in self._ended and self._counts[origin] >= 0:
+            if start in self._ended and self._counts[start] >= 0:
                 self._waited_for.discard(origin)
             self._changed.notify_all()
 
@@ -126,6 +131,8 @@ class NetworkQueries:
         self._say, self._seconds = say, seconds
         self._lock = threading.Lock()
         self._asked: dict[bytes, NetworkAnswers] = {}
+        self._alive: frozenset[bytes] = frozenset()
+        """Nodes that are there."""
         self._queued = 0
         self.foreign: RemoteArchive | None = None
         self._pool = ThreadPoolExecutor(ANSWERERS, "infosphere-query") if answers else None
@@ -147,7 +154,7 @@ class NetworkQueries:
                     f"{ASKED_MOST} queries are open in the network", hint="Read or cancel some first"
                 )
             self._asked[number] = answers
-        body = encoded(QueryBody(VERSION, number, request))
+        body = encoded(QueryBody(VERSION, number, msgspec.structs.replace(request, timeout=seconds)))
         try:
             self._say(NodeMessage(
                 DatagramKind.QUERY, DatagramMode.RELIABLE, body, expiration=int(seconds * 1000)
@@ -157,16 +164,17 @@ class NetworkQueries:
             raise
         return answers
 
-    def came(self, origin: bytes, body: ResultBody) -> None:
-        """A result of a node. Raises ProtocolError."""
+    def came(self, origin: bytes, epoch: int, body: ResultBody) -> None:
+        """A result of a node, of that start. Raises ProtocolError."""
         answers = self._asked.get(body.id)
         if answers is not None:
-            answers.came(origin, body)
+            answers.came(origin, epoch, body)
 
     def left(self, alive: frozenset[bytes]) -> None:
-        """These nodes are there, and no others."""
+        """These nodes are there, and no others: who has left is not waited for, and answered no more."""
         with self._lock:
             asked = list(self._asked.values())
+            self._alive = alive
         for each in asked:
             each.left(alive)
 
@@ -201,14 +209,19 @@ class NetworkQueries:
 
     def _answer(self, foreign: RemoteArchive, origin: bytes, body: QueryBody) -> None:
         """Answer a node's query; on a thread of the pool."""
-        lacks, count = "", 0
+        lacks, count, was_there = "", 0, False
         with guarded("infosphere query"):
             try:
                 answers = foreign.answers(body.request)
-                for obj in answers:
-                    self._tell(origin, ResultBody(VERSION, body.id, b"".join(packed(obj).in_memory().parts)))
-                    count += 1
-                lacks = answers.lacks
+                with ExitStack() as stack:
+                    stack.callback(answers.cancel)
+                    for obj in answers:
+                        if was_there and origin not in self._alive:
+                            raise UnknownUidError("the node that asks has left")
+                        was_there = origin in self._alive
+                        self._tell(origin, ResultBody(VERSION, body.id, b"".join(packed(obj).in_memory().parts)))
+                        count += 1
+                    lacks = answers.lacks
             except JbiError as exc:
                 lacks = exc.message
         with self._lock:

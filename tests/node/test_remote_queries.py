@@ -1,0 +1,127 @@
+"""Queries over a network, and nodes that leave in the middle of their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.info_object import InfoObject, packed
+from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.node.bodies import VERSION, QueryBody, ResultBody, decoded_body
+from jbi_pubsub.node.remote_queries import NetworkQueries
+from jbi_pubsub.protocol.requests import QueryRequest
+from jbi_pubsub.protocol.status.bridge import RemoteStatus
+
+from .test_infosphere import ALPHA, BRAVO, obj
+
+NUMBER = b"q" * 16
+
+
+class Endless:
+    """An archive that finds objects until it is cancelled."""
+
+    service_type = "x"
+    lacks = ""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def answers(self, request: QueryRequest) -> Endless:  # noqa: ARG002  # the protocol's
+        return self
+
+    def __iter__(self) -> Iterator[InfoObject]:
+        number = 0
+        while not self.cancelled.wait(0.001):
+            number += 1
+            yield obj("u", number)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def status(self) -> RemoteStatus:
+        raise NotImplementedError
+
+
+class Said:
+    """Results and queries that were said."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.is_full = False
+
+    def say(self, message: NodeMessage, timeout: float) -> None:  # noqa: ARG002  # Network.say's
+        if self.is_full:
+            raise BackPressureError("full", hint="wait")
+        self.bodies.append(decoded_body(message.body))
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def queries(said: Said) -> Iterator[NetworkQueries]:
+    made = NetworkQueries(said.say, 30.0, answers=True)
+    made.foreign = Endless()
+    yield made
+    made.foreign.cancel()
+    made.close()
+
+
+def test_who_has_left_is_answered_no_more(queries: NetworkQueries, said: Said, eventually: Callable[..., Any]) -> None:
+    # Given a node that asks, and answers without end
+    queries.asked(ALPHA, QueryBody(VERSION, NUMBER, QueryRequest()))
+    eventually(lambda: len(said.bodies) > 10)
+    # When another one leaves, expect them to go on
+    queries.left(frozenset((ALPHA,)))
+    count = len(said.bodies)
+    eventually(lambda: len(said.bodies) > count + 10)
+    # When it leaves itself, expect the end of them, which says that there may be more
+    queries.left(frozenset((BRAVO,)))
+    eventually(lambda: said.bodies[-1].is_last)
+    assert "has left" in said.bodies[-1].lacks
+
+
+def test_what_finds_no_room_leaves_no_query_open(
+    queries: NetworkQueries, said: Said, eventually: Callable[..., Any]
+) -> None:
+    # Given answers without end, when the network takes no more of them
+    queries.asked(ALPHA, QueryBody(VERSION, NUMBER, QueryRequest()))
+    eventually(lambda: len(said.bodies) > 10)
+    said.is_full = True
+    # Expect the archive's query to be over
+    assert isinstance(queries.foreign, Endless)
+    eventually(queries.foreign.cancelled.is_set)
+
+
+def test_others_answer_no_longer_than_is_waited_for(queries: NetworkQueries, said: Said) -> None:
+    # When a query says no time-out, expect it to be asked with that of this node
+    queries.ask(QueryRequest(), frozenset((ALPHA,))).cancel()
+    queries.ask(QueryRequest(timeout=7.0), frozenset((ALPHA,))).cancel()
+    assert [each.request.timeout for each in said.bodies] == [30.0, 7.0]
+
+
+def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: NetworkQueries, said: Said) -> None:
+    # Given a node that has said two of its objects, is killed and started anew, and answers again
+    answers = queries.ask(QueryRequest(timeout=5.0), frozenset((ALPHA,)))
+    number = said.bodies[0].id
+
+    def came(epoch: int, at: int) -> None:
+        data = b"".join(packed(obj("u", at)).in_memory().parts)
+        queries.came(ALPHA, epoch, ResultBody(VERSION, number, data))
+
+    came(1, 1)
+    came(1, 2)
+    came(2, 1)
+    # When its last word overtakes its last objects
+    queries.came(ALPHA, 2, ResultBody(VERSION, number, is_last=True, count=3))
+    came(2, 2)
+    came(2, 3)
+    # Expect all of them, and each once
+    assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
+    assert not answers.lacks
