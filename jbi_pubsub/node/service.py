@@ -35,7 +35,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
-from jbi_pubsub.lookup.entry import Entry
+from jbi_pubsub.lookup.entry import Entry, matches
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.lookup.server import LookupServer
@@ -202,9 +202,12 @@ class NodeReporter(Protocol):
 
 
 def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None], node: str) -> LookupServer:
-    """Nobody relays any more what this node did when it was killed."""
+    """Nobody relays any more what this node did when it was killed, and its delegate of then is gone."""
+    delegate = NodeEntry(id=node).rep()
 
     def has_gone(item: ServiceItem) -> bool:
+        if any(matches(delegate, each) for each in item.entries):
+            return True
         try:
             origin = origin_of(item.entries)
         except EntryError:

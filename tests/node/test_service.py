@@ -24,8 +24,9 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError,
 from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
+from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, NodeProcess, is_held, running
-from jbi_pubsub.node.service import NodeService, Parts
+from jbi_pubsub.node.service import NodeEntry, NodeService, Parts
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.web.federation import Observer
 from tests.conftest import eventually
@@ -260,6 +261,29 @@ def test_what_a_killed_node_has_said_is_gone_with_the_next_one(tmp_path: Path) -
     folder = NodeFolder(tmp_path)
     assert (is_held(tmp_path), running(tmp_path)) == (True, None)
     folder.close()
+
+
+def test_the_delegate_of_a_killed_node_is_not_listed_beside_that_of_the_next_one(
+    node: Callable[..., NodeService], tmp_path: Path
+) -> None:
+    # Given a node that was killed: what it had listed stands in its folder
+    first = node()
+    state = tmp_path / "node" / "registrations.db"
+
+    def listed(service: NodeService) -> set[str]:
+        with PublisherAdapterLight(of(service)) as client:
+            found = client._joined().lookup(ServiceTemplate(entries=(NodeEntry().rep(),)), timeout=20.0)
+        return {each.proxy.service_id for each in found}
+
+    (before,) = eventually(lambda: listed(first))
+    kept = {each: each.read_bytes() for each in state.parent.glob("registrations.db*")}
+    first.stop(0.0)
+    for each, data in kept.items():
+        each.write_bytes(data)
+    # When it is started again, expect nobody to be led to the one of before, which would not answer
+    again = node()
+    (found,) = eventually(lambda: listed(again), timeout=20.0)
+    assert found != before
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 1 << 31, "x", None])
