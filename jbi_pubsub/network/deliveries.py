@@ -41,7 +41,7 @@ class NetworkDeliveries:
     ) -> None:
         """These are called one after the other, and may wait; `idle` from time to time."""
         self._deliver, self._changed, self._idle = deliver, changed, idle
-        self._queue: queue.SimpleQueue[Delivered | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Delivered, ...] | None] = queue.SimpleQueue()
         self._bytes = 0
         """Size of what waits."""
         self._stopping = threading.Event()
@@ -63,16 +63,16 @@ class NetworkDeliveries:
         with self._lock:
             self._put += count
 
-    def put(self, one: Delivered) -> None:
-        """Deliver one more that was expected."""
+    def put(self, *things: Delivered) -> None:
+        """Deliver some more that were expected."""
         with self._lock:
-            self._bytes += _size(one)
-        self._queue.put(one)
+            self._bytes += sum(map(_size, things))
+        self._queue.put(things)
 
     @property
     def is_full(self) -> bool:
         """Whether no more objects are to be taken: they can be had again when there is room."""
-        return self._bytes > DELIVERIES_BYTES or self._queue.qsize() > DELIVERIES_MOST
+        return self._bytes > DELIVERIES_BYTES or self._put - self._taken > DELIVERIES_MOST
 
     def settled(self, origin: bytes, epoch: int, up_to: int, put: int) -> int:
         """The serial up to which all that will come of a log has been taken. `up_to`: that up to which all has come,
@@ -109,24 +109,27 @@ class NetworkDeliveries:
         looked = time.monotonic()
         while not self._stopping.is_set():
             with suppress(queue.Empty):
-                if (one := self._queue.get(timeout=IDLE_SECONDS)) is None:
+                if (things := self._queue.get(timeout=IDLE_SECONDS)) is None:
                     return
-                self._is_taking = True
-                with guarded("network delivery"):
+                for one in things:
                     self._take(one)
-                with self._lock:
-                    self._taken, self._is_taking = self._taken + 1, False
-                    self._bytes -= _size(one)
             if self._idle is not None and time.monotonic() - looked >= IDLE_SECONDS:
                 looked = time.monotonic()
                 with guarded("network delivery"):
                     self._idle()
 
     def _take(self, one: Delivered) -> None:
-        if not isinstance(one, PeerChange):
-            self._deliver(one)
-        elif self._changed is not None:
-            self._changed(one)
+        if self._stopping.is_set():
+            return
+        self._is_taking = True
+        with guarded("network delivery"):
+            if not isinstance(one, PeerChange):
+                self._deliver(one)
+            elif self._changed is not None:
+                self._changed(one)
+        with self._lock:
+            self._taken, self._is_taking = self._taken + 1, False
+            self._bytes -= _size(one)
 
 
 def _size(one: Delivered) -> int:

@@ -126,6 +126,7 @@ class Network:
                 now = time.monotonic()
                 wait = self._exchange.room(now)
                 if not wait:
+                    is_seen_to = all(map(self._exchange.has_outgoing, range(len(self._links))))
                     self._exchange.say(message, now)
                     break
             if now >= end:
@@ -136,7 +137,8 @@ class Network:
             self._stopping.wait(min(wait, end - now))
         else:
             raise BackPressureError("the network is left", hint="say it on a network that is started anew")
-        self._waiter.wake()
+        if not is_seen_to:  # else our thread looks again by itself
+            self._waiter.wake()
 
     def peers(self) -> dict[bytes, NodePeer]:
         """Nodes that are heard, by their ids."""
@@ -193,10 +195,7 @@ class Network:
 
     def _step(self, pause: float) -> float:
         """Wait so many seconds at most, and do what is to be done; seconds to wait then."""
-        for at, data in self._waiter.came(pause):
-            self._counts[at].received += 1
-            self._counts[at].received_bytes += len(data)
-            self._receive(at, data)
+        self._receive(self._waiter.came(pause))
         now = time.monotonic()
         with self._lock:
             if self._exchange.due() <= now:
@@ -206,37 +205,50 @@ class Network:
             for side, bucket in zip(self._exchange.sides, self._buckets, strict=True):
                 if side.rate != bucket.rate:
                     bucket.set(side.rate, max(PACED_SECONDS * side.rate, 1_500), now)
-        for each in changes:
-            self._deliveries.put(each)
+        if changes:
+            self._deliveries.put(*changes)
         waits = [self._send(at) for at in range(len(self._links))]
         with self._lock:
             due = self._exchange.due()
         return max(0.0, min(LONGEST_WAIT, due - time.monotonic(), *waits))
 
-    def _receive(self, at: int, data: bytes) -> None:
+    def _receive(self, came: Sequence[tuple[int, bytes]]) -> None:
+        """Take datagrams, each with the position of its link, and put together what is to be delivered of them."""
+        if not came:
+            return
+        found: list[NodeMessage] = []
+        with self._lock:
+            now = time.monotonic()
+            for at, data in came:
+                self._counts[at].received += 1
+                self._counts[at].received_bytes += len(data)
+                try:
+                    if opened := self._opened(at, data):
+                        found += self._exchange.received(at, opened, now)
+                except ProtocolError as exc:
+                    self._faults[exc.message[:60]] += 1
+            messages = [each for each in found if each.kind != DatagramKind.STREAM]
+            self._deliveries.expect(len(messages))
+        if messages:
+            self._deliveries.put(*messages)
+        for each in found:
+            if each.kind == DatagramKind.STREAM and self._streams is not None:
+                try:
+                    self._streams(each)
+                except ProtocolError as exc:
+                    self._faults[exc.message[:60]] += 1
+
+    def _opened(self, at: int, data: bytes) -> bytes:
+        """A datagram in clear; b"": it is not taken."""
         opened = self._seals[at].open(data)
         if not isinstance(opened, bytes):
             if opened is not None:
                 self._faults[opened] += 1
-            return
+            return b""
         if self._deliveries.is_full and kind_of(opened) == DatagramKind.PUBLICATION:
             self._faults["no room for objects: they are asked for again"] += 1
-            return
-        try:
-            with self._lock:
-                came = list(self._exchange.received(at, opened, time.monotonic()))
-                if not came:
-                    return
-                messages = [each for each in came if each.kind != DatagramKind.STREAM]
-                self._deliveries.expect(len(messages))
-            for each in came:
-                if each.kind == DatagramKind.STREAM and self._streams is not None:
-                    self._streams(each)
-        except ProtocolError as exc:
-            self._faults[exc.message[:60]] += 1
-            return
-        for each in messages:
-            self._deliveries.put(each)
+            return b""
+        return opened
 
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
@@ -244,11 +256,12 @@ class Network:
         together = GATHER_SECONDS * bucket.rate
         for _ in range(STEP_MOST):
             now = time.monotonic()
+            with self._lock:
+                has_more = bool(held) or self._exchange.has_outgoing(at)
             if not held and (lack := together - bucket.fill(now)) > 0:
-                with self._lock:
-                    return lack / bucket.rate if self._exchange.has_outgoing(at) else LONGEST_WAIT
+                return lack / bucket.rate if has_more else LONGEST_WAIT
             together = 0.0
-            room = PACED_SECONDS * bucket.rate - (waiting := link.waiting())
+            room = PACED_SECONDS * bucket.rate - (waiting := link.waiting() if has_more else 0)
             if waiting and room <= 0:
                 return min(LONGEST_WAIT / 10, max(BUSY_SECONDS, waiting / bucket.rate / 4))
             room -= sum(map(len, held))
