@@ -368,13 +368,6 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
         size = len(first) + len(payload)
         return Parcel(head, (first, payload), size, 0, self.since, self.position, self.was_kept, self.expires)
 
-    def relayed(self, platform: str) -> Parcel:
-        """The same object behind one platform more: its head made anew, metadata and payload the same bytes."""
-        head = self.head
-        return pack(
-            msgspec.structs.replace(head, hops=head.hops + 1, via=(*head.via, platform)), self.payload, self.since
-        )
-
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
         if (spooled := self.spooled) is not None:
@@ -492,22 +485,23 @@ def encode(obj: InfoObject) -> tuple[Part, ...]:
     return (parcel.with_payload(obj.payload, seal) if seal else parcel).parts
 
 
-def packed(obj: InfoObject) -> Parcel:
-    """A parcel of an object as applications see it; nothing is said of what was cut."""
-    platform = obj.platform
-    is_own = obj.object_id != object_id_of(platform.registration, platform.sequence)
+def packed(obj: InfoObject, platform: str = "") -> Parcel:
+    """A parcel of an object as applications see it, behind one platform more if that is named; nothing is said of what
+    was cut."""
+    known = obj.platform
+    is_own = obj.object_id != object_id_of(known.registration, known.sequence)
     head = Head(
         obj.object_id if is_own else "",
-        platform.registration,
-        platform.sequence,
-        platform.published,
+        known.registration,
+        known.sequence,
+        known.published,
         obj.type.name,
         obj.type.version,
         obj.metadata,
-        platform.payload_length,
-        platform.hops,
-        platform.via,
-        platform.signature,
+        known.payload_length,
+        known.hops + bool(platform),
+        (*known.via, platform) if platform else known.via,
+        known.signature,
     )
     return pack(head, obj.spooled if isinstance(obj, LargeObject) and obj.spooled is not None else obj.payload)
 

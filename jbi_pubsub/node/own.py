@@ -67,7 +67,7 @@ class OwnSequence:
         body, mode = self.body, _MODES[self.body.sending.mode]
         mode = DatagramMode.RELIABLE if is_reliable and mode == DatagramMode.UNRELIABLE else mode
         message = NodeMessage(
-            DatagramKind.PUBLICATION, mode, b"".join(packed(obj).relayed(source).in_memory().parts),
+            DatagramKind.PUBLICATION, mode, b"".join(packed(obj, source).in_memory().parts),
             expiration=int((body.expiration or seconds) * 1000), level=body.importance or 0,
         )  # fmt: skip
         if self._key is None:

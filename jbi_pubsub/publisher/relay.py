@@ -126,7 +126,7 @@ class RelayPublisher(PublisherAdapterLight):
         with publication.lock:
             if number <= publication.sequence:
                 return False
-            parcel = packed(obj).relayed(platform)
+            parcel = packed(obj, platform)
             parcel.since = time.monotonic()
             connection.publish(publication, [parcel], timeout)
             publication.sequence = number

@@ -193,7 +193,7 @@ def test_what_a_bridge_of_before_says_is_told(relay: Any) -> None:
     assert adapter.wait_matched(uid) == 1
     # When it does so, expect that told
     delegate.publishers.tell_filtered(connection, UID, 3)
-    delegate.publishers.publish(made, [packed(relay.object(9)).relayed("far")], deliveries := Deliveries())
+    delegate.publishers.publish(made, [packed(relay.object(9), "far")], deliveries := Deliveries())
     delegate.pipeline.distribution.deliver(deliveries)
     assert [obj.platform.sequence for obj in taken(adapter, uid, 1)] == [9]
     assert adapter.losses(uid) == {"filtered": 3}
@@ -311,8 +311,8 @@ def test_an_object_that_names_no_platform_is_not_relayed(relay: Any) -> None:
     # Given a relayed registration of a delegate
     delegate, _, made = relay.registered()
     # When an object comes that says nothing of the way that it came
-    plain = packed(relay.object(1))
-    refused = delegate.publishers.publish(made, [plain, plain.relayed("far")], Deliveries())
+    obj = relay.object(1)
+    refused = delegate.publishers.publish(made, [packed(obj), packed(obj, "far")], Deliveries())
     # Expect it refused, and the one that does taken
     assert [type(why).__name__ for _, why in refused] == ["MetadataError"]
     assert made.totals.published == 1

@@ -79,7 +79,7 @@ def obj(uid: str, number: int, payload: bytes = b"") -> InfoObject:
 
 
 def publication(uid: str, number: int, serial: int, origin: bytes = ALPHA, payload: bytes = b"") -> NodeMessage:
-    body = b"".join(packed(obj(uid, number, payload)).relayed("far").in_memory().parts)
+    body = b"".join(packed(obj(uid, number, payload), "far").in_memory().parts)
     return NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body, origin, epoch=1, serial=serial)
 
 

@@ -86,7 +86,7 @@ def message_of(obj: InfoObject, source: str) -> tuple[bytes, Any]:
     properties = paho.properties(paho.packets.PUBLISH)
     if len(obj.metadata) > METADATA_MOST:
         properties.ContentType = ENVELOPE
-        return b"".join(packed(obj).relayed(source).in_memory().parts), properties
+        return b"".join(packed(obj, source).in_memory().parts), properties
     platform = obj.platform
     properties.UserProperty = [
         ("jbi-id", obj.object_id),
