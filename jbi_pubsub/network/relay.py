@@ -2,8 +2,9 @@
 
 Rules:
 - A message goes on to a network when it is complete for the first time here, and none of its blocks was heard there.
-- It waits for a random time first, drawn once for a burst on a network, so that order stays. Who hears another node
-  pass messages on there waits for that: of nodes side by side one does it.
+- Where another node has passed messages on lately, it waits for a random time first, drawn once for a burst on a
+  network, so that order stays. Who hears another node pass messages on there waits for that: of nodes side by side one
+  does it, and as it hears no other one it waits no more.
 - Its blocks are the same bytes, but for hops, sender and number; it goes over as many nodes as its sender allows.
 """
 
@@ -25,6 +26,8 @@ KEPT_MOST: Final = 20_000
 """Messages of which it is known where they were heard."""
 OVERHEAD: Final = 300
 """Bytes that a block takes beside its data."""
+OTHERS_SECONDS: Final = 30.0
+"""Another node that passed messages on so long ago may do so again."""
 BURST_SECONDS: Final = 0.05
 """Messages that come this close to each other go on after the same delay."""
 
@@ -81,7 +84,9 @@ class Relay:
             self._forget(next(iter(self._messages)))
 
     def delay_on(self, at: int, now: float, most: float, uniform: Callable[[float, float], float]) -> float:
-        """Seconds that a message waits before it goes on to a network."""
+        """Seconds that a message waits before it goes on to a network; 0 where nobody else does that."""
+        if now - self._quiet_until[at] > OTHERS_SECONDS:
+            return 0.0
         when, delay = self._bursts[at]
         if now - when > BURST_SECONDS + most:
             delay = uniform(0, most)

@@ -293,3 +293,17 @@ def test_where_nothing_is_lost_little_is_said_beside_the_messages() -> None:
     # Expect that nobody says again and again where it ended, nor what others say themselves
     sent, controlled = sum(each.sent for each in sides), sum(each.controlled for each in sides)
     assert (controlled - before[1]) / (sent - before[0]) < 0.15
+
+
+def test_a_relay_that_is_alone_waits_for_nobody() -> None:
+    # Given two nodes with a relay between them
+    net = Net()
+    one, other = net.segment(), net.segment()
+    first, _, last = net.node(one), net.node(one, other), net.node(other)
+    net.world.run(2.5)
+    # When something is said now and then, expect it in the time that both ways take
+    for number in range(1, 6):
+        begun = net.world.now
+        first.say(b"%06d" % number + bytes(SIZE - 6))
+        assert net.world.run(begun + 1.0, lambda: len(last.heard) == number)  # noqa: B023  # done by then
+        assert net.world.now - begun < one.delay + other.delay + 0.001
