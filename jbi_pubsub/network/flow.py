@@ -3,9 +3,9 @@
 Rules:
 - Requests and announcements go first: they are few, and without them nothing is repaired. Then the more important goes,
   and of the same importance repairs before what is new. A part of the turns is for what is new, whatever is asked for.
-- A rate that is not given is found: it rises by a twentieth each round trip, and is halved when much of what was sent
-  is asked for again. On a link that loses at any rate halving does not help: then it is as it was, and is halved when
-  more is lost than that.
+- A rate that is not given is found: it rises by a quarter each round trip, after the first loss by a twentieth, and is
+  halved when much of what was sent is asked for again. On a link that loses at any rate halving does not help: then it
+  is as it was, and is halved when more is lost than that.
 - The window is what can be given again: no more than half of the cache is said beyond what the slowest member has seen.
   One that gets on much more slowly than most for some time is not counted: it is served by repairs, as far as they go.
 """
@@ -42,6 +42,9 @@ MUCH: Final = 0.1
 PERIOD_LEAST: Final = 0.1
 """Seconds over which the share of repairs is counted, at least; and so many datagrams."""
 PERIOD_DATAGRAMS: Final = 50
+FIRST_STEP: Final = 1 / 4
+"""Part by which a rate rises until something is lost for the first time."""
+STEP: Final = 1 / 20
 GROWING_LEAST: Final = 0.02
 """Seconds between two steps up, at least."""
 ABOUT: Final = 0.7
@@ -174,6 +177,7 @@ class FoundRate:
         self._period: _Period | None = None
         self._before: _Period | None = None
         """The period before, which is judged at the end of this one."""
+        self._step = FIRST_STEP
         self._is_used = True
         """What was sent lately was about the rate: else a processor or a line has no more."""
         self._grown_at = 0.0
@@ -190,12 +194,13 @@ class FoundRate:
             if before is not None:
                 self._judge(before)
         if self._is_used and now - self._grown_at >= max(delay, GROWING_LEAST):
-            self.rate = min(self.rate * (1 + 1 / 20), MOST_RATE)
+            self.rate = min(self.rate * (1 + self._step), MOST_RATE)
             self._grown_at = now
 
     def note_lost(self, numbers: Iterable[int]) -> None:
         """Datagrams are asked for again."""
         for number in numbers:
+            self._step = STEP
             for period in (self._period, self._before):
                 if period is not None and number - period.first >= 0:
                     period.lost += period.lost < period.datagrams

@@ -103,6 +103,15 @@ def test_a_rate_is_found(capacity: float) -> None:
 
 
 @pytest.mark.unit
+def test_a_rate_is_found_soon_where_nothing_is_lost() -> None:
+    rate, now = FoundRate(), 0.0
+    while rate.rate < 16 * FIRST_RATE:
+        now += 0.002
+        rate.note(int(now * 500), int(rate.rate / 500), now, 0.02)
+    assert now < 0.5
+
+
+@pytest.mark.unit
 def test_a_link_that_fails_for_a_while_has_its_rate_when_it_is_back() -> None:
     # Given a rate that was found; when nothing of what is sent comes for ten seconds
     rate = FoundRate()
