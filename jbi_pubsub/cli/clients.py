@@ -76,6 +76,7 @@ class Predicates(Arguments):
     """Expressions over metadata and payloads, of objects that come and of those that are kept."""
 
     predicate: str = PREDICATE
+    language: str = option("Of the predicate: xpath, or tcl, the trader's, over structured events.", shown="xpath")
     combined: bool = flag("Ask the predicate of og:metadata, the platform's with the publisher's in it.")
     payload_filter: str = option("XPath over an XML payload.", "--filter", default="")
     unfiltered: Any = option(
@@ -92,8 +93,9 @@ class Predicates(Arguments):
     def terms(self) -> dict[str, Any]:
         """Terms of a subscription."""
         return {
-            "predicate": self.predicate, "view": self.view, "payload_filter": self.payload_filter,
-            "unfiltered": self.unfiltered, "namespaces": namespaces_of(self.namespaces),
+            "predicate": self.predicate, "language": self.language, "view": self.view,
+            "payload_filter": self.payload_filter, "unfiltered": self.unfiltered,
+            "namespaces": namespaces_of(self.namespaces),
         }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from .show import Column, Table, counted, lasted, printable, show_facts, show_ta
 
 _GIVEN: Final = (
     "since", "until", "timeout", "template", "schema", "publisher", "at", "unfiltered", "version", "predicate",
-    "payload_filter", "latest_by",
+    "language", "payload_filter", "latest_by",
 )  # fmt: skip
 """Conditions that are passed on as they are."""
 SHOWN: Final = 100

@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
 
 from jbi_pubsub.core.arguments import Document, Source
 from jbi_pubsub.core.config import ClientSection, Config
+from jbi_pubsub.core.constraint import as_xpath
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION, Order
 from jbi_pubsub.core.info_object import InfoObject, has_zeros
@@ -43,6 +44,8 @@ from .owner import secret_of
 MAX_LIMIT: Final = 2**53
 MAX_IDS: Final = 10_000
 """Registrations that a query names."""
+TCL: Final = "tcl"
+"""Language of the trader's constraints."""
 SAME: Final = ("predicate", "view", "language", "payload_filter", "suppress_empty", "unfiltered", "qos")
 """Options of both kinds that requests have under the same names."""
 NO_CLIENT: Final = ClientSection()
@@ -79,7 +82,8 @@ class ContentOptions(TypedDict, total=False):
     namespaces: Mapping[str, str] | None
     """Namespaces of prefixes in predicate, payload filter and key, beside those of [client] namespaces."""
     language: str | None
-    """Language of the predicate."""
+    """Language of the predicate: "xpath" (default), "tcl" for the constraint language of the trader over structured
+    events, or one that is registered."""
     payload_filter: str | None
     """XPath over an XML payload: what it selects comes."""
     suppress_empty: bool
@@ -180,6 +184,7 @@ class Conditions(TypeOptions, ContentOptions, total=False):
 
 def subscription_request(given: SubscriptionOptions, config: Config, *, now: float) -> SubscriptionRequest:
     """Request of a subscription, without its template. Raises PredicateError, ConfigurationError, StorageError."""
+    given = _in_xpath(given)
     queue, durable, recipients = config.queue, given.get("durable"), tuple(given.get("recipients") or ())
     start = start_at(given.get("start"), now=now, latest_by=given.get("latest_by") or "")
     secret = secret_of(durable, config.client) if durable is not None else token_hex(16)
@@ -210,6 +215,7 @@ def query_request(
     name: str, given: Conditions, client: ClientSection = NO_CLIENT, *, now: float, timeout: float
 ) -> QueryRequest:
     """Request to each archive, without a template. Raises ConfigurationError, PredicateError."""
+    given = _in_xpath(given)
     check_version(given.get("version") or "")
     namespaces = _namespaces(given, client)
     _check_content(given, namespaces)
@@ -315,6 +321,18 @@ def _same(given: ContentOptions, *names: str) -> dict[str, Any]:
     """Options that requests have under the same names, as far as they are given: what is "" or None is not."""
     found = dict[str, Any](given)
     return {name: found[name] for name in (*SAME, *names) if found.get(name)}
+
+
+G = TypeVar("G", bound=ContentOptions)
+
+
+def _in_xpath(given: G) -> G:
+    """Options whose predicate is XPath where it is a constraint of the trader: delegates and archives know of none.
+    Raises PredicateError."""
+    if given.get("language") != TCL:
+        return given
+    predicate: str | None = dict[str, Any](given).get("predicate")
+    return cast(G, {**given, "predicate": as_xpath(predicate) if predicate else None, "language": None})
 
 
 def _namespaces(given: ContentOptions, client: ClientSection) -> dict[str, str]:
