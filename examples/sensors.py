@@ -19,11 +19,11 @@ from typing import Final
 import msgspec
 from lxml import etree
 
-from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub import Config, PublisherAdapterLight, Services, SubscriberAdapter
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples.example import DATA, Cell, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
-from jbi_pubsub.examples.tasking import SensorTasking, Tasking, found, offered, task
+from jbi_pubsub.examples.tasking import SENSOR_TASKING, Tasking, task
 
 REPORT: Final = "mil.af.rl.jbi.Sensor_Report"
 REPORT_SCHEMA: Final = DATA / "sensors" / "Sensor_Report.xsd"
@@ -111,20 +111,21 @@ def run(options: ExampleOptions) -> ExampleOutcome:
         Federation().lookup().delegate("fusion", "rome") as here,
         SubscriberAdapter(here.config, name="engine") as subscriber,
         PublisherAdapterLight(here.config, name="engine") as publisher,
+        Services(here.config, name="engine") as services,
     ):
         for area in AREAS:
             here.start(area, "sensors", area, str(steps))
         here.until(lambda: here.ready.keys() >= AREAS.keys(), f"{SENSORS} sensors")
-        services = found(here.config, SensorTasking(kind="radar"))
-        options.tell(f"{SENSORS} sensors are registered; {len(services)} tasking services found by Entry")
-        engine = Engine(subscriber, publisher, {str(entry.area): entry.sensors or 0 for entry, _ in services})
+        found = [each.properties for each in services.find(SENSOR_TASKING, "kind == 'radar'")]
+        options.tell(f"{SENSORS} sensors are registered; {len(found)} tasking services found by Entry")
+        engine = Engine(subscriber, publisher, {str(each["area"]): int(str(each["sensors"])) for each in found})
         first = engine.work(here, steps)
         worst = max(AREAS, key=lambda area: scatter(first, area))
-        named = found(here.config, SensorTasking(area=worst))
-        obeyed = sum(task(here.config, at, "fine") for _, at in named)
+        named = services.find(SENSOR_TASKING, f"area == '{worst}'")
+        obeyed = sum(task(services, offer, "fine") for offer in named)
         options.tell(f"reports of area {worst} scatter most; {obeyed} sensors have been tasked")
         second = engine.work(here, steps)
-    return outcome(steps, engine, first, second, [str(entry.area) for entry, _ in named], obeyed)
+    return outcome(steps, engine, first, second, [str(offer.properties["area"]) for offer in named], obeyed)
 
 
 class Engine:
@@ -263,11 +264,11 @@ def sense(config: Config, area: str, steps: str) -> None:
     """The sensors of one area: each line of stdin is so many steps more."""
     chance = random.Random(area)  # noqa: S311  # data to play with
     mode = Mode()
-    entry = SensorTasking(area=area, kind="radar", sensors=EACH)
     with (
         PublisherAdapterLight(config, name=area) as publisher,
-        offered(config, Tasking(mode.set), entry),
+        Services(config, name=area) as services,
     ):
+        services.offer(SENSOR_TASKING, {"area": area, "kind": "radar", "sensors": EACH}, calls=Tasking(mode.set))
         delegate = publisher.connect_to_delegate("fusion", "rome")
         names = [f"{area}-{number:02}" for number in range(EACH)]
         sensors = [

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .core.quality import GrantedQos as GrantedQos
     from .core.quality import Wish as Wish
     from .core.xpath import bbox as bbox
+    from .domains.service_type import ServiceType as ServiceType
+    from .domains.services import Services as Services
     from .protocol.sending import Sending as Sending
     from .publisher import DelegateUid as DelegateUid
     from .publisher import PublisherAdapter as PublisherAdapter
@@ -56,6 +58,8 @@ _HOMES = {
     "QueryListener": "subscriber",
     "RegistrationUid": "publisher",
     "Sending": "protocol.sending",
+    "ServiceType": "domains.service_type",
+    "Services": "domains.services",
     "SubscriptionListener": "subscriber",
     "SubscriptionOptions": "subscriber",
     "SubscriptionUid": "subscriber",

@@ -60,6 +60,7 @@ HOMES: Final = {
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("subscriptions", "List, renew, cancel e-mail ones; reset durable ones."),
     "top": ("top", "Show what all servers are doing now, in pages."),
+    "trader": ("trader", "Offer services, and find them by a constraint."),
     "types": ("types", "Keep information object types: add, list, check them."),
     "users": ("users", "Keep users and their passwords: add, remove, list."),
     "web": ("web", "Show what all servers are doing, in a browser."),

@@ -16,7 +16,7 @@ import msgspec
 
 from .errors import ConfigurationError
 from .near import near_name
-from .node_sections import NETWORK_NAME, GatewaySection, LogSection, NetworkSection, NodeSection
+from .node_sections import NETWORK_NAME, DomainSection, GatewaySection, LogSection, NetworkSection, NodeSection
 from .section import Binding, Limit, Port, Section, Term, Wait
 from .spool import MEMORY_BYTES, SPOOL_LEAST, Spool
 from .wire.endpoint import Login, Security
@@ -398,6 +398,7 @@ class Config(Section, frozen=True):
     node: NodeSection = NodeSection()
     log: LogSection = LogSection()
     gateway: GatewaySection = GatewaySection()
+    domain: DomainSection = DomainSection()
     network: dict[str, NetworkSection] = msgspec.field(default_factory=dict)
     """Networks of a node, by name."""
     own: tuple[tuple[str, Login], ...] = ()

@@ -10,6 +10,17 @@ import msgspec
 from .section import Limit, Port, Section, Term, Wait
 
 
+class DomainSection(Section, frozen=True):
+    """A domain: what is found by the same lookup services, `jbi trader serve`."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    """Number of the domain, another one for each."""
+    name: str = ""
+    """Name that people call it by."""
+    traders: tuple[str, ...] = ()
+    """host:port of lookup services of other domains, at most 16: their traders are asked for what is not here."""
+
+
 class NodeSection(Section, frozen=True):
     """A node: lookup service, delegate, types and archive in one process, `jbi node start`."""
 

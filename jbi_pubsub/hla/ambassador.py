@@ -53,7 +53,7 @@ from .exceptions import (
 from .federate import FederateAmbassador
 from .fom import Fom, parsed
 from .proxy import RTI_TYPE, Module, Rti, living, modules_of
-from .services import Services
+from .services import FederateServices
 from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
 
 FIND_SECONDS: Final = 5.0
@@ -70,7 +70,7 @@ CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
 """A frame has what waited before, and one more call."""
 
 
-class RTIAmbassador(Services):
+class RTIAmbassador(FederateServices):
     """See the module. For one thread; `evoke_...` and calls of services may be on different ones."""
 
     def __init__(self, config: Config | None = None) -> None:

@@ -357,5 +357,5 @@ class ObjectServices(ServiceCaller):
         return bool(self._ask("is_attribute_owned_by_federate", instance, attribute))
 
 
-class Services(FederationServices, ObjectServices):
+class FederateServices(FederationServices, ObjectServices):
     """See the module."""

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from lxml import etree
 
-from jbi_pubsub import Config
+from jbi_pubsub import Config, Services
 from jbi_pubsub.cli import app
 from jbi_pubsub.cli import examples as command
 from jbi_pubsub.core.errors import ConfigurationError, DemoError
@@ -34,7 +34,7 @@ from jbi_pubsub.examples.example import (
     find,
 )
 from jbi_pubsub.examples.federation import Federation
-from jbi_pubsub.examples.tasking import SensorTasking, Tasking, found, offered, task
+from jbi_pubsub.examples.tasking import SENSOR_TASKING, Tasking, task
 from jbi_pubsub.examples.uav import GeographicPoint
 
 TOP = Path(__file__).parents[2]
@@ -293,7 +293,7 @@ def test_what_is_no_picture_is_told(payload: bytes) -> None:
 
 
 @pytest.mark.row("J-99")
-def test_a_tasking_service_is_found_by_entry_and_answers(federation: Any) -> None:
+def test_a_tasking_service_is_found_by_entry_and_answers(federation: Any, eventually: Any) -> None:
     # Given two services of two areas
     obeyed: list[str] = []
 
@@ -302,22 +302,22 @@ def test_a_tasking_service_is_found_by_entry_and_answers(federation: Any) -> Non
         return 7
 
     config: Config = federation.config
-    with (
-        offered(config, Tasking(obey), SensorTasking(area="north", kind="radar", sensors=7)),
-        offered(config, Tasking(lambda _mode: 0), SensorTasking(area="south", kind="radar", sensors=9)),
-    ):
-        # Expect them by what their entries have in common, one by what is its own, none by what no entry says
-        assert sorted(str(entry.area) for entry, _ in found(config, SensorTasking(kind="radar"))) == ["north", "south"]
-        [(entry, at)] = found(config, SensorTasking(area="north"))
-        assert entry.sensors == 7
-        assert found(config, SensorTasking(area="west")) == []
-        # Expect that the service does what it is told, and says so when it can't
-        assert task(config, at, "fine") == 7
-        assert obeyed == ["fine"]
-        with pytest.raises(ConfigurationError, match="no mode 'loud'"):
-            task(config, at, "loud")
-    # Expect nothing to be left
-    assert found(config, SensorTasking()) == []
+    with Services(config) as engine:
+        with Services(config) as host:
+            host.offer(SENSOR_TASKING, {"area": "north", "kind": "radar", "sensors": 7}, calls=Tasking(obey))
+            host.offer(SENSOR_TASKING, {"area": "south", "kind": "radar", "sensors": 9}, calls=Tasking(lambda _mode: 0))
+            # Expect them by what their entries have in common, one by what is its own, none by what no entry says
+            found = engine.find(SENSOR_TASKING, "kind == 'radar'", preference="min sensors")
+            assert [each.properties["area"] for each in found] == ["north", "south"]
+            (north,) = engine.find(SENSOR_TASKING, "area == 'north'")
+            assert engine.find(SENSOR_TASKING, "area == 'west'") == []
+            # Expect that the service does what it is told, and says so when it can't
+            assert task(engine, north, "fine") == 7
+            assert obeyed == ["fine"]
+            with pytest.raises(ConfigurationError, match="no mode 'loud'"):
+                task(engine, north, "loud")
+        # Expect nothing to be left
+        eventually(lambda: engine.find(SENSOR_TASKING) == [])
 
 
 @pytest.mark.processes

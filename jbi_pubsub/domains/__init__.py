@@ -1,0 +1,1 @@
+"""Domains: services that applications offer, and the trader that finds them by a constraint."""
