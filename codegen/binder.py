@@ -18,6 +18,7 @@ steps are atomic; several threads may use it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
@@ -41,6 +42,8 @@ MAX_REMEMBERED: Final = 1_024
 
 MAX_REMEMBERED_CHARS: Final = 200
 """Longer texts are made canonical anew: with the number above this bounds a field's memory to about 1 MB."""
+
+_SPACE: Final = re.compile("[ \\t\\r\\n]+")
 
 Values = tuple[str | None, ...]
 Found = tuple[str, Values]
@@ -161,6 +164,21 @@ class Binder:
         found: list[Found] = []
         self._ask(root, self.root, what, found)
         return self._reps(found, what)
+
+    def condition(self, template: Sequence[EntryRep]) -> str:
+        """An XPath that holds for all documents whose entries a template matches, as far as it can be said simply: of
+        texts in no namespace, of elements that stand in one place alone. "": nothing."""
+        places: dict[str, list[tuple[str, Node]]] = {}
+        _place(self.root, f"/{self.root_tag}", places, frozenset())
+        said = []
+        for rep in template:
+            found = places.get(self._names.get(rep.cls.name, ""), ())
+            for path, node in found if len(found) == 1 else ():
+                for value, slot in zip(rep.values, node.fields, strict=False):
+                    plain = _SPACE.sub(" ", value or "").strip(" ")
+                    if path and plain and _is_plain(slot) and not {"'", "{"} & {*plain, *slot.tag[:1]}:
+                        said.append(f"normalize-space({path}/{slot.tag}) = '{plain}'")
+        return " and ".join(dict.fromkeys(said))
 
     def is_invariant(self, path: Sequence[str]) -> bool:
         """Whether the element at `path` (tags from the document element down) belongs to the invariant part."""
@@ -450,3 +468,22 @@ def _changed(path: str, registered: str | None, found: str | None) -> InvariantE
         registered=registered,
         found=found,
     )
+
+
+def _place(node: Node, path: str, places: dict[str, list[tuple[str, Node]]], above: frozenset[int]) -> None:
+    """The places of the elements of each entry class in a document; "" of one that is not alone, or has another type
+    than its own."""
+    if id(node) in above:
+        places.setdefault(node.entry, []).append(("", node))
+        return
+    path = "" if node.by_type or "{" in path else path
+    places.setdefault(node.entry, []).append((path, node))
+    for tag, below in node.nodes.items():
+        _place(below, f"{path}/{tag}" if path and tag in node.single else "", places, above | {id(node)})
+
+
+def _is_plain(field: Field) -> bool:
+    """Whether its values are texts, alike but for white space."""
+    kind = field.type
+    is_text = kind.builtin in ("string", "normalizedString", "token") and kind.items is None and not kind.members
+    return is_text and field.default is None and field.tag != TEXT

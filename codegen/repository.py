@@ -114,6 +114,10 @@ class InformationType:
         """
         return self._binder.template(root, what)
 
+    def condition(self, template: Sequence[EntryRep]) -> str:
+        """An XPath that holds for all documents whose entries a template matches; "" if nothing can be said so."""
+        return self._binder.condition(template)
+
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
         """Raises InvariantError (facts `path`, `registered`, `found`) if the document's invariants are others."""
         self._binder.check(root, registered)

@@ -37,6 +37,10 @@ class UntypedGate:
         """Raises SchemaError: it can't be."""
         raise SchemaError(f"{what} of {self.type} can't be validated: there is no schema of it")
 
+    def condition(self, template: Sequence[EntryRep]) -> str:  # noqa: ARG002 - there is none that says more
+        """Nothing can be said."""
+        return ""
+
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
         """There are none."""
 

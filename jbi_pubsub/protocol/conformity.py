@@ -34,6 +34,10 @@ class InformationTypeGate(Grammar, Protocol):
         """The entries of invariant metadata. Raises MetadataError."""
         ...
 
+    def condition(self, template: Sequence[EntryRep]) -> str:
+        """An XPath that holds for all documents whose entries a template matches; "" if nothing can be said so."""
+        ...
+
     def validate(self, root: Element) -> None:
         """Raises MetadataError with the path of the element."""
         ...

@@ -16,10 +16,12 @@ from typing import Final
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.core.xpath import Predicate
+from jbi_pubsub.core.xpath.narrowing import joined
+from jbi_pubsub.core.xpath.predicate import XPATH
 from jbi_pubsub.pad.delegate.tables import Tables
 from jbi_pubsub.pad.matching.registration import Topic
 from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import bridge_name
 from jbi_pubsub.protocol.wanted import (
     EVERYTHING,
@@ -44,8 +46,8 @@ BRIDGES_MOST: Final = 100
 Stamp = tuple[tuple[str, int, bool], ...]
 """Topics by key, with the versions of their tables, and whether they are archived."""
 NEVER: Final[tuple[Stamp | None, Wanted]] = (None, EVERYTHING)
-Asked = tuple[Topic, bool, Sequence[Subscription]]
-"""A topic, whether it is archived, and its subscriptions."""
+Asked = tuple[Topic, bool, InformationTypeGate, Sequence[Subscription]]
+"""A topic, whether it is archived, its type, and its subscriptions."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class RelayedInterest:
         while True:
             with self._tables.lock:
                 topics = self._topics()
-                stamp = tuple((topic.key, topic.table.version, is_archived) for topic, is_archived in topics.items())
+                stamp = tuple((topic.key, topic.table.version, is_kept) for topic, (is_kept, _) in topics.items())
                 before, told = self._told.get(who, NEVER)
                 left = deadline - time.monotonic()
                 is_over = left <= 0 or self._stopping.is_set()
@@ -92,7 +94,7 @@ class RelayedInterest:
                 if before == stamp:
                     self._tables.changed.wait(min(left, LOOK_SECONDS))
                 else:
-                    asked = [(each, is_kept, each.table.subscriptions()) for each, is_kept in topics.items()]
+                    asked = [(each, *of, each.table.subscriptions()) for each, of in topics.items()]
             if before == stamp:
                 self._stopping.wait(GATHER_SECONDS)
             else:
@@ -100,12 +102,13 @@ class RelayedInterest:
                 if told.revision != after or is_over:
                     return told
 
-    def _topics(self) -> Mapping[Topic, bool]:
-        """Under the lock: those of what is relayed, and whether something of it is archived here."""
-        found: dict[Topic, bool] = {}
-        for registration in self._tables.registrations.values():
-            if registration.origin is not None:
-                found[registration.topic] = found.get(registration.topic, False) or registration.persist
+    def _topics(self) -> Mapping[Topic, tuple[bool, InformationTypeGate]]:
+        """Under the lock: those of what is relayed, whether something of it is archived here, and its type."""
+        found: dict[Topic, tuple[bool, InformationTypeGate]] = {}
+        for each in self._tables.registrations.values():
+            if each.origin is not None:
+                is_kept = each.persist or (each.topic in found and found[each.topic][0])
+                found[each.topic] = is_kept, each.gate
         return found
 
     def _noted(self, who: tuple[str, bool], stamp: Stamp, types: tuple[WantedType, ...] | None) -> Wanted:
@@ -122,7 +125,7 @@ def _by_type(asked: Iterable[Asked], bridge: str) -> dict[TypeName, _TypeInteres
     """Interest by type."""
     found: dict[TypeName, _TypeInterest] = {}
     counted: set[tuple[TypeName, Subscription]] = set()
-    for topic, is_archived, subscriptions in asked:
+    for topic, is_archived, gate, subscriptions in asked:
         known = found.get(topic.type) or _TypeInterest()
         is_wanted = is_archived
         for subscription in _others(subscriptions, bridge):
@@ -134,7 +137,7 @@ def _by_type(asked: Iterable[Asked], bridge: str) -> dict[TypeName, _TypeInteres
             known.subscriptions += 1
             known.importance = max(known.importance, subscription.request.qos.importance or 0)
             known.demands.update(subscription.request.demands)
-            _add(known, subscription.predicate)  # its own: what rules add is nothing for others
+            _add(known, subscription, gate)
         if is_archived:
             known.predicates = None
         if is_wanted:
@@ -142,11 +145,18 @@ def _by_type(asked: Iterable[Asked], bridge: str) -> dict[TypeName, _TypeInteres
     return found
 
 
-def _add(known: _TypeInterest, predicate: Predicate | None) -> None:
-    if predicate is None or known.predicates is None:
+def _add(known: _TypeInterest, subscription: Subscription, gate: InformationTypeGate) -> None:
+    """By its own predicate, as what rules add is nothing for others, and by its template, as far as that is XPath."""
+    own, entries = subscription.predicate, subscription.request.entries
+    condition = gate.condition(entries) if len(entries) > 1 and known.predicates is not None else ""
+    if known.predicates is None or (own is None and not condition):
         known.predicates = None
         return
-    known.predicates[WantedPredicate(predicate.expression, predicate.namespaces, predicate.language)] += 1
+    asked = WantedPredicate(own.expression, own.namespaces, own.language) if own is not None else WantedPredicate("")
+    if condition and asked.language == XPATH:
+        parts = [(condition, ())] + ([(asked.text, asked.namespaces)] if asked.text else [])
+        asked = WantedPredicate(*joined(parts, "and"))
+    known.predicates[asked] += 1
     if len(known.predicates) > PREDICATES_MOST:
         known.predicates = None
 

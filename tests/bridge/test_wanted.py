@@ -193,6 +193,14 @@ def test_who_has_waited_gets_first_objects_whether_his_type_is_wanted_by_others_
         got = [obj.object_id for obj in taken(*subscriber, 12 - least)]
         assert got == ids[least:]
     eventually(lambda: len(made.there()) == 1 and " or " in made.there()[0], what=made.there)
+    # And that what their templates say is in what is asked of the other side
+    assert all(f"publisher) = '{name}'" in made.there()[0] for name in "ab")
+    relayed = made.status["relayed"]
+    third = adapter.register_publisher(at, figures.schema, figures.metadata(publisher="c"))
+    adapter.publish(third, figures.metadata(publisher="c", lat="50"), b"")
+    adapter.flush()
+    eventually(lambda: made.status["registrations"] == 3, what=lambda: made.status)
+    assert made.status["relayed"] == relayed
     for adapter_, uid_ in (first, second):
         assert adapter_.losses(uid_) == {}
 

@@ -54,6 +54,9 @@ class Gate:
 
     def validate(self, _root: Any) -> None: ...
 
+    def condition(self, _template: Any) -> str:
+        return ""
+
     def check_invariants(self, _root: Any, _registered: Any) -> None: ...
 
     def texts(self, _path: Any) -> None: ...
