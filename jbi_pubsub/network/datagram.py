@@ -118,6 +118,8 @@ class Extension(IntEnum):
     """Importance, 1 to 5."""
     COMPRESSION = 3
     """Name of the compression."""
+    TOGETHER = 4
+    """The body is those of several messages, each behind its length in four bytes."""
 
 
 class Datagram(NamedTuple):

@@ -29,7 +29,7 @@ from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, re
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
-from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks
+from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks, one_by_one
 from jbi_pubsub.network.own import OwnLogs
 from jbi_pubsub.network.peers import NodePeer, Peers
 from jbi_pubsub.network.recovery import LogRecovery, Request
@@ -115,18 +115,16 @@ class Exchange:
         self._further: dict[tuple[LogId, int], set[int]] = {}
         """Blocks that are asked for further, and the networks where they are lacked."""
 
-    def say(self, message: NodeMessage, now: float) -> None:
-        """Say a message on all networks."""
-        out = self._own.blocks(message, self._settings.form, now)
-        for side in self.sides:
-            side.queues.add(out, message.level)
+    def say(self, message: NodeMessage | None, now: float) -> None:
+        """Say a message on all networks; None: nothing more goes with what waits."""
+        for out, level in self._own.blocks(message, self._settings.form, now):
+            for side in self.sides:
+                side.queues.add(out, level)
 
     def room(self, now: float) -> float:
         """Seconds until there may be room for another message; 0: there is."""
-        waits = [each.room_in(self._settings.queue_bytes) for each in self.sides]
-        if self._window.room(now) < 0:
-            waits.append(self._settings.announce_seconds / 4)
-        return max(waits, default=0.0)
+        wait = self._settings.announce_seconds / 4 if self._window.room(now) < 0 else 0.0
+        return max([wait, *(each.room_in(self._settings.queue_bytes) for each in self.sides)])
 
     def settled(self, origin: bytes, epoch: int) -> int:
         """The serial up to which nothing more comes of a log: all has come, or is over."""
@@ -164,7 +162,7 @@ class Exchange:
         if message.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT):
             self._take_control(at, message, datagram.sender, now)
         elif not message.to or message.to == self.me:
-            yield message
+            yield from one_by_one(message)
 
     def _take_block(self, at: int, datagram: Datagram, data: bytes, now: float) -> bool:
         """A block of a log has come: it is held for others; whether more is to be done with it."""
@@ -268,6 +266,8 @@ class Exchange:
     def outgoing(self, at: int, now: float) -> bytes | None:
         """The next datagram for a network; None: nothing waits."""
         side = self.sides[at]
+        if self._own.waiting:
+            self.say(None, now)
         while (turn := side.queues.next(is_relaying=self._relay.has_next(at))) is not None:
             data = self._data(at, side, turn, now)
             if data is not None:
@@ -276,7 +276,7 @@ class Exchange:
 
     def has_outgoing(self, at: int) -> bool:
         """Whether something waits for a network."""
-        return bool(self.sides[at].queues or self._relay.has_next(at))
+        return bool(self._own.waiting or self.sides[at].queues or self._relay.has_next(at))
 
     def _data(self, at: int, side: NetworkSide, turn: Turn, now: float) -> bytes | None:
         """Bytes of what goes; None: it is over."""

@@ -5,6 +5,7 @@ Rules:
 - Blocks of different messages, origins, totals or sizes never mix.
 - What is on its way is bounded: bytes and messages of each origin and of all together; the oldest of whoever has too
   much is given up, and told.
+- Small messages that are alike and wait anyway go together, as one; they are delivered one by one.
 - A message that is complete for the first time is delivered; its hash is remembered, so that it never comes again.
 """
 
@@ -14,7 +15,7 @@ import bz2
 import lzma
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,8 @@ PARTS_BYTES: Final = 256 << 20
 """Bytes of messages that are not complete, of all origins; a quarter of it of one."""
 PARTS_MOST: Final = 10_000
 """Messages that are not complete."""
+TOGETHER_MOST: Final = 4_096
+"""Messages that go together."""
 OVERHEAD: Final = 200
 """Bytes that a block takes beside its data."""
 _STEP: Final = 1 << 16
@@ -61,6 +64,13 @@ class NodeMessage(NamedTuple):
     """Start of its origin that said it, as it came; 0 of an unreliable one."""
     serial: int = 0
     """Serial of its first block in its origin's log, as it came; 0 of an unreliable one."""
+    is_several: bool = False
+    """Whether its body is those of several."""
+
+    def goes_with(self, other: NodeMessage) -> bool:
+        """Whether it differs from another one in its body alone, and both are publications for all, sent reliably."""
+        is_usual = self.kind == DatagramKind.PUBLICATION and self.mode == DatagramMode.RELIABLE and not self.to
+        return is_usual and self._replace(body=other.body) == other
 
 
 class MessageForm(NamedTuple):
@@ -73,6 +83,31 @@ class MessageForm(NamedTuple):
     max_hops: int = 20
     inactivity: int = 10
     """Units of 10 ms."""
+    together: int = 0
+    """Bytes of messages that go together, about; 0: each goes by itself."""
+
+
+def together(messages: Sequence[NodeMessage]) -> NodeMessage:
+    """Messages that go with each other, as one."""
+    if len(messages) == 1:
+        return messages[0]
+    parts = (part for each in messages for part in (len(each.body).to_bytes(4), each.body))
+    return messages[0]._replace(body=b"".join(parts), is_several=True)
+
+
+def one_by_one(message: NodeMessage) -> Sequence[NodeMessage]:
+    """Messages that came as one. Raises ProtocolError."""
+    if not message.is_several:
+        return (message,)
+    found: list[NodeMessage] = []
+    body, at = message.body, 0
+    while at < len(body):
+        end = at + 4 + int.from_bytes(body[at : at + 4])
+        if end > len(body) or len(found) == TOGETHER_MOST:
+            raise ProtocolError("messages that go together, and have no end, or are too many")
+        found.append(message._replace(body=body[at + 4 : end], is_several=False))
+        at = end
+    return found
 
 
 def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
@@ -87,6 +122,8 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
     is_compressed = bool(extensions)
     if message.to:
         extensions.append((Extension.TO, message.to))
+    if message.is_several:
+        extensions.append((Extension.TOGETHER, b""))
     if message.level:
         extensions.append((Extension.LEVEL, bytes((message.level,))))
     footer = None
@@ -260,6 +297,7 @@ class Assembler:
             footer.expiration if footer else 0, footer.durability if footer else b"", footer.update if footer else 0,
             datagram.extension(Extension.TO), level[0] if level else 0, datagram.hops,
             footer.epoch if footer else 0, serial,
+            any(kind == Extension.TOGETHER for kind, _ in datagram.extensions),
         )  # fmt: skip
 
     def _grow(self, account: bytes, part: _Assembly, size: int) -> None:

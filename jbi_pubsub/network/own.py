@@ -9,7 +9,7 @@ from jbi_pubsub.network.datagram import Datagram, DatagramMode, packed
 from jbi_pubsub.network.durables import OwnDurables
 from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
 from jbi_pubsub.network.log import LogBook, LogId, stream_to
-from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks
+from jbi_pubsub.network.message import MessageForm, NodeMessage, blocks, together
 
 LIFE: Final = 60_000
 """Milliseconds that a reliable message lives, where it does not say."""
@@ -26,9 +26,31 @@ class OwnLogs:
         self._window = window
         self._durables = OwnDurables(durables)
         self._serials: dict[LogId, int] = {}
+        self.waiting: list[NodeMessage] = []
+        """Messages that were said last, and that others may go with."""
+        self._size = 0
+        """Bytes of their bodies."""
 
-    def blocks(self, message: NodeMessage, form: MessageForm, now: float) -> list[OutgoingBlock]:
-        """Blocks of a message that is said."""
+    def blocks(
+        self, message: NodeMessage | None, form: MessageForm, now: float
+    ) -> Iterator[tuple[list[OutgoingBlock], int]]:
+        """Blocks, with their importance, of what goes by a message that is said: of those that it does not go with, and
+        its own unless others may go with it. None: none may any more."""
+        size = len(message.body) if message is not None else 0
+        waits = message is not None and size < form.together and message.goes_with(message)
+        first = self.waiting[0] if self.waiting else None
+        if first is not None and not (
+            waits and message is not None and self._size + size <= form.together and message.goes_with(first)
+        ):
+            waiting, self.waiting, self._size = self.waiting, [], 0
+            yield self._blocks(together(waiting), form, now), first.level
+        if message is not None and waits:
+            self.waiting.append(message)
+            self._size += size
+        elif message is not None:
+            yield self._blocks(message, form, now), message.level
+
+    def _blocks(self, message: NodeMessage, form: MessageForm, now: float) -> list[OutgoingBlock]:
         life = min(message.expiration or LIFE, LIFE_MOST)
         message = message._replace(origin=self._me, expiration=life)
         self._durables.note(message, now)

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, read
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
-from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.message import MessageForm, NodeMessage, one_by_one
 
 from .simulated import Node, Segment, World
 
@@ -307,3 +308,34 @@ def test_a_relay_that_is_alone_waits_for_nobody() -> None:
         first.say(b"%06d" % number + bytes(SIZE - 6))
         assert net.world.run(begun + 1.0, lambda: len(last.heard) == number)  # noqa: B023  # done by then
         assert net.world.now - begun < one.delay + other.delay + 0.001
+
+
+def test_small_messages_that_wait_go_together_and_come_one_by_one_in_order() -> None:
+    # Given a node that may send a few blocks' worth together, over a network that loses
+    net = Net()
+    segment = net.segment(loss=0.2)
+    settings = ExchangeSettings(form=MessageForm(together=5_000))
+    first, last = (Node(net.world, number, [segment], settings) for number in (1, 2))
+    net.world.run(0.5)
+    # When many small messages are said at once, with one of another life and one for a node alone among them
+    said = [b"%03d" % number + bytes(497) for number in range(100)]
+    sent = segment.datagrams
+    for at, body in enumerate(said):
+        message = NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body)
+        life, to = 40_000 if at == 50 else 0, last.id if at == 70 else b""
+        first.exchange.say(message._replace(expiration=life, to=to), net.world.now)
+    first.arm()
+    segment.kick()
+    net.world.run(net.world.now + 10.0)
+    # Expect each once, though far fewer datagrams went
+    heard = [message.body for message in last.heard]
+    assert sorted(heard) == said
+    assert [message.to for message in last.heard if message.to] == [last.id]
+    assert segment.datagrams - sent < 100
+
+
+@pytest.mark.parametrize("body", [b"\0", bytes(3), b"\0\0\0\5abcd", bytes(4 * 5_000), b"\xff" * 8])
+def test_messages_that_go_together_and_make_no_sense_are_none(body: bytes) -> None:
+    message = NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body, is_several=True)
+    with pytest.raises(ProtocolError):
+        one_by_one(message)
