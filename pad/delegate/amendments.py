@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from jbi_pubsub.pad.past.catch_up import ArchiveCatchUps
 
 
-FIRST_MOST: Final = 1_000
-"""Objects of a topic that are looked at for who has waited for them, under the lock: of more none comes."""
+FIRST_MOST: Final = 300
+"""Objects that are looked at for who has waited for them, under the lock; those of topics beyond that are missed."""
 
 
 class Amendments:
@@ -127,17 +127,22 @@ class Amendments:
         if session is None or known.is_replayed or known.payload_filter is not None or known.combined is not None:
             return
         found: list[RecentObject] = []
+        room, missed = FIRST_MOST, 0
         for topic, predicate in let_in.items():
             kept, gone, _ = self._tables.buffers.look(topic.buffer, ())
-            if gone or len(kept) > FIRST_MOST:
+            looked = () if gone else kept[:room]
+            room -= len(looked)
+            if topic in before and any(_is_for(known, before[topic], each) for each in looked):
                 continue
-            if topic not in before or not any(_is_for(known, before[topic], each) for each in kept):
+            if len(looked) == len(kept):
                 found += (each for each in kept if each.time >= since and _is_for(known, predicate, each))
+            elif not gone:
+                missed += sum(each.time >= since for each in kept)
         parcels = [(known, each.parcel) for each in sorted(found, key=lambda each: each.position)]
         blocked: list[Delivery] = []
         session.offer(parcels, blocked=blocked)
-        if blocked:
-            session.lose(known, Cause.MISSED, len(blocked))
+        if missed + len(blocked):
+            session.lose(known, Cause.MISSED, missed + len(blocked))
 
 
 def _is_for(known: Subscription, predicate: Predicate | None, kept: RecentObject) -> bool:

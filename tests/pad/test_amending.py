@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.protocol.deliveries import ITEM
+from jbi_pubsub.protocol.deliveries import ITEM, LOSS
 from jbi_pubsub.protocol.requests import NOT_BEFORE, SubscriptionRequest
 from tests.pad.test_first_object import UNIT, World
 
@@ -35,6 +35,8 @@ class Amended(World):
         self.delegate.subscribers.subscribe(self.session, self.request, 60.0)
 
     def _read_one(self, session_id: str, data: bytes) -> None:  # noqa: ARG002  # there is one
+        if ITEM.unpack_from(data)[0] == LOSS:
+            return
         self.payloads.append(bytes(Parcel.received(data[ITEM.size :]).payload))
 
     def taken(self) -> list[bytes]:
@@ -235,8 +237,9 @@ def test_who_has_waited_for_more_than_may_be_looked_at_gets_what_comes(
     registration = world.register()
     for _ in range(3):
         world.publish(registration, b'<m n="2"/>', PAYLOAD)
-    # When the subscription is amended; Expect what comes alone
+    # When the subscription is amended; Expect what comes alone, and that told
     world.request = msgspec.structs.replace(world.request, predicate="/m/@n = 2")
     world.delegate.subscribers.subscribe(world.session, world.request, 60.0, 1e3)
     world.publish(registration, b'<m n="2"/>', PAYLOAD)
-    assert world.taken() == [b"ab"]
+    (standing,) = world.delegate.tables.subscriptions.values()
+    assert (world.taken(), standing.lost) == ([b"ab"], {"missed": 3})
