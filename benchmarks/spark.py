@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 
 from jbi_pubsub.spark import dataset, level1, match_study, session
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, lineage_bits
 
 SEED = 1
@@ -244,7 +244,7 @@ def _made(scratch: Path, domain: Mapping[str, int], selectivity: float = 0.01) -
     """A data set of the paper's domain."""
     folder = scratch / f"data-{'-'.join(map(str, domain.values()))}"
     if not folder.exists():
-        known = Domain(**domain, seed=SEED, selectivity=selectivity)
+        known = StudyDomain(**domain, seed=SEED, selectivity=selectivity)
         dataset.write(folder, known.contracts(), known.published(), source="generated")
     return folder
 

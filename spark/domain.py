@@ -104,7 +104,7 @@ KINDS: Final = (
 _SHARES: Final = tuple(accumulate(kind.share for kind in KINDS))
 
 
-class Domain(msgspec.Struct, frozen=True, kw_only=True):
+class StudyDomain(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of everything. Raises ConfigurationError for numbers out of range."""
 
     registrations: int = 100

@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.spark import ENGINES, ingest, match_study, report
 from jbi_pubsub.spark.dataset import Contracts, Writer, write
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.result import Result, StudyRun, finish
 from jbi_pubsub.spark.studies import (
     aggregation,
@@ -175,7 +175,7 @@ def generate(given: _StudyGenerate) -> None:
     jbi study generate --out data
     jbi study generate --publications 1000000 --selectivity 0.001 --seed 7 --out data
     """
-    domain = Domain(**{name: getattr(given, name) for name in Domain.__struct_fields__})
+    domain = StudyDomain(**{name: getattr(given, name) for name in StudyDomain.__struct_fields__})
     with telling() as tell:
         count = write(given.out, domain.contracts(), domain.published(), source="generated", progress=tell)
     facts = {"publications": count, "registrations": domain.registrations, "subscriptions": domain.subscriptions}

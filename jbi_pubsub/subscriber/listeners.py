@@ -87,7 +87,7 @@ class ListenerCalls:
         self._backoff.reset()
 
 
-class Client(Protocol):
+class PoolClient(Protocol):
     """A subscription or query with something to tell."""
 
     def serve(self) -> bool:
@@ -101,7 +101,7 @@ class ListenerPool:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._ready: deque[Client] = deque()
+        self._ready: deque[PoolClient] = deque()
         self._threads: set[threading.Thread] = set()
         self._busy = 0
         self._watching = False
@@ -115,7 +115,7 @@ class ListenerPool:
         """Number of threads that there are now."""
         return len(self._threads)
 
-    def submit(self, client: Client) -> None:
+    def submit(self, client: PoolClient) -> None:
         """Have `client` served soon. Not to be submitted again before its `serve` has returned False."""
         with self._changed:
             if not self._stopping:
@@ -157,18 +157,18 @@ class ListenerPool:
                 more = client.serve()
             client = self._next(client, more=more)
 
-    def _first(self) -> Client | None:
+    def _first(self) -> PoolClient | None:
         with self._changed:
             return self._await()
 
-    def _next(self, served: Client, *, more: bool) -> Client | None:
+    def _next(self, served: PoolClient, *, more: bool) -> PoolClient | None:
         with self._changed:
             self._busy -= 1
             if more and not self._stopping:
                 self._ready.append(served)
             return self._take() if self._ready else self._await()
 
-    def _take(self) -> Client:
+    def _take(self) -> PoolClient:
         self._busy += 1
         self._turns += 1
         client = self._ready.popleft()
@@ -176,7 +176,7 @@ class ListenerPool:
             self._call_one()  # somebody has to watch while this one is served
         return client
 
-    def _await(self) -> Client | None:
+    def _await(self) -> PoolClient | None:
         """Wait until this worker is needed; None when it is not any more."""
         while not self._stopping:
             if not self._ready:

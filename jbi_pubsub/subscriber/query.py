@@ -286,7 +286,7 @@ class Query:
         self._end("cancelled", AdapterStateError("this SubscriberAdapter is closed"))
 
     def serve(self) -> bool:
-        """Tell the listener some of what is there; whether there is more (a pool's Client)."""
+        """Tell the listener some of what is there; whether there is more (a PoolClient)."""
         listener = self._listener
         assert listener is not None
         for _ in range(SERVED_AT_ONCE):

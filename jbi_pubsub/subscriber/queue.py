@@ -128,7 +128,7 @@ class ObjectQueue:
                 self.changed.wait_for(lambda: self._served_by is None, CLOSE_SECONDS)
 
     def serve(self) -> bool:
-        """Tell the listener some of what waits; whether there is more. One thread at a time (a pool's Client)."""
+        """Tell the listener some of what waits; whether there is more. One thread at a time (a PoolClient)."""
         with self.changed:
             self._served_by = threading.current_thread()
         for _ in range(SERVED_AT_ONCE):

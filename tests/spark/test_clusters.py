@@ -24,7 +24,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import cluster, dataset, session
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.studies import fanout
 from jbi_pubsub.spark.studies.study import Options, data_in, run
 
@@ -32,13 +32,13 @@ pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("pyspark", reason="needs the spark extra")
 
 PATIENT = 240.0  # seconds; a machine that does ten things at once starts Java slowly
-BUSY = Domain(registrations=12, subscriptions=200, publications=60_000, seed=5, selectivity=0.2)
+BUSY = StudyDomain(registrations=12, subscriptions=200, publications=60_000, seed=5, selectivity=0.2)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "small"
-    domain = Domain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
+    domain = StudyDomain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
     dataset.write(folder, domain.contracts(), domain.published(), source="generated")
     return folder
 

@@ -16,7 +16,7 @@ import pytest
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, match_study, passes, plots
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.result import StudyRun
 from jbi_pubsub.spark.stages import StudyStages, digest
 from jbi_pubsub.spark.studies import fanout, predicates
@@ -24,7 +24,7 @@ from jbi_pubsub.spark.studies.study import Options, data_in, run
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 
-SMALL = Domain(registrations=6, subscriptions=30, publications=100, seed=3, selectivity=0.2)
+SMALL = StudyDomain(registrations=6, subscriptions=30, publications=100, seed=3, selectivity=0.2)
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_what_was_made_from_something_else_is_made_anew(
     interrupted(data, out, monkeypatch)
     domain, study = SMALL, fanout.STUDY
     if changed == "publication":
-        domain = Domain(registrations=6, subscriptions=30, publications=101, seed=3, selectivity=0.2)
+        domain = StudyDomain(registrations=6, subscriptions=30, publications=101, seed=3, selectivity=0.2)
     elif changed == "subscription":
-        domain = Domain(registrations=6, subscriptions=31, publications=100, seed=3, selectivity=0.2)
+        domain = StudyDomain(registrations=6, subscriptions=31, publications=100, seed=3, selectivity=0.2)
     elif changed == "study":
         study = predicates.STUDY
     elif changed == "file":
@@ -170,7 +170,7 @@ def test_tables_that_spark_has_written_are_not_written_again(tmp_path: Path) -> 
 @pytest.mark.timeout(600)
 def test_killed_at_any_time_it_comes_to_the_same(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
-    domain = Domain(registrations=6, subscriptions=100, publications=5_000, seed=3)
+    domain = StudyDomain(registrations=6, subscriptions=100, publications=5_000, seed=3)
     dataset.write(data, domain.contracts(), domain.published(), source="generated")
     command = [sys.executable, "-m", "jbi_pubsub", "study", "fanout", str(data), "--resume", "--engine", "local"]
     begin = time.monotonic()

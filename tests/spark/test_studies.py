@@ -25,7 +25,7 @@ from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
 from jbi_pubsub.spark import dataset, judging, passes
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.judging import Judge, Sums, TaskSums, judged, pack
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
@@ -39,7 +39,7 @@ pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
 
 STUDIES = [module.STUDY for module in (predicates, fanout, bandwidth, invariants, aggregation)]
-SMALL = Domain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
+SMALL = StudyDomain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
 FEW = msgspec.structs.replace(SMALL, publications=60)
 
 
@@ -66,7 +66,7 @@ def table(out: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def pairs_by_definition(domain: Domain) -> Counter[str]:
+def pairs_by_definition(domain: StudyDomain) -> Counter[str]:
     """How many publications each subscription gets: each pair by `entry.matches` and lxml itself."""
     contracts = domain.contracts()
     entries = {each.registration: each.entries for each in contracts.registrations}
@@ -519,7 +519,7 @@ def test_a_page_needs_nothing_else_and_takes_text_as_text(tmp_path: Path) -> Non
 def test_two_results_are_compared_number_by_number(tmp_path: Path) -> None:
     outs = []
     for seed in (1, 2):
-        domain = Domain(registrations=4, subscriptions=10, publications=50, seed=seed)
+        domain = StudyDomain(registrations=4, subscriptions=10, publications=50, seed=seed)
         data = written(tmp_path / f"data{seed}", domain.contracts(), list(domain.published()))
         outs.append(tmp_path / f"out{seed}")
         run(aggregation.STUDY, data, outs[-1], Options(engine="local"))

@@ -15,7 +15,7 @@ from jbi_pubsub.cli.costs import ROUNDS, measure
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, plots
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, SubscriptionRow
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.judging import Judge
 from jbi_pubsub.spark.studies import capacity
 from jbi_pubsub.spark.studies.capacity import Costs, percentile
@@ -27,7 +27,7 @@ pytest.importorskip("matplotlib", reason="needs the spark extra")
 
 def test_the_delegate_that_is_measured_delivers_what_a_study_says(tmp_path: Path) -> None:
     # Given a data set, with a subscription that no delegate takes
-    domain = Domain(registrations=6, subscriptions=40, publications=100, selectivity=0.3, seed=5)
+    domain = StudyDomain(registrations=6, subscriptions=40, publications=100, selectivity=0.3, seed=5)
     contracts = domain.contracts()
     bad = SubscriptionRow(subscription="bad", predicate="/a[")
     dataset.write(
@@ -84,7 +84,7 @@ def test_percentiles_lie_between_what_was_measured() -> None:
 
 def test_from_the_command_line_a_forecast_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    domain = Domain(registrations=4, subscriptions=20, publications=60, selectivity=0.3)
+    domain = StudyDomain(registrations=4, subscriptions=20, publications=60, selectivity=0.3)
     dataset.write(tmp_path / "data", domain.contracts(), domain.published(), source="x")
     dataset.write(tmp_path / "empty", Contracts(), [], source="x")
     asked = ["--publishers", "100", "--rate", "1", "--subscribers", "100", "--json"]

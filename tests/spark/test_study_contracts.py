@@ -14,7 +14,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.lookup.entry import matches
 from jbi_pubsub.spark import dataset
 from jbi_pubsub.spark.dataset import Contracts, Reject, SubscriptionRow
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.studies.contracts import match, shown
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
@@ -26,7 +26,7 @@ def test_templates_and_registrations_of_a_data_set_match_as_each_pair_does(
 ) -> None:
     # Given contracts, a subscription of everything among them
     monkeypatch.chdir(tmp_path)
-    made = Domain(registrations=60, subscriptions=80, seed=9).contracts()
+    made = StudyDomain(registrations=60, subscriptions=80, seed=9).contracts()
     contracts = Contracts(made.registrations, (*made.subscriptions, SubscriptionRow(subscription="all")))
     dataset.write(tmp_path / "data", contracts, [], source="x")
     pairs = {

@@ -19,7 +19,7 @@ from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.spark import dataset, ingest, judging, passes, report, result
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow, Writer
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.judging import MAX_REJECTS, Judge
 from jbi_pubsub.spark.page import ResultTable
 from jbi_pubsub.spark.result import Result, StudyRun, finish
@@ -192,7 +192,7 @@ def test_contracts_that_make_no_sense_are_rejects_and_nothing_goes_with_them(row
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A small data set of the paper's domain."""
-    domain = Domain(registrations=4, subscriptions=10, publications=40, selectivity=0.5)
+    domain = StudyDomain(registrations=4, subscriptions=10, publications=40, selectivity=0.5)
     dataset.write(tmp_path / "data", domain.contracts(), domain.published(), source="generated")
     return tmp_path / "data"
 

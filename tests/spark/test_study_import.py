@@ -19,7 +19,7 @@ from jbi_pubsub.cli.app import jbi, run
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, passes
 from jbi_pubsub.spark.dataset import PublicationRow
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.studies.study import Data, data_in
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
@@ -104,7 +104,7 @@ def test_json_lines_are_publications_and_each_bad_one_is_named(tmp_path: Path) -
 
 
 def test_parquet_of_publications_takes_its_contracts_from_another_data_set(tmp_path: Path) -> None:
-    domain = Domain(registrations=5, subscriptions=20, publications=60, selectivity=0.5)
+    domain = StudyDomain(registrations=5, subscriptions=20, publications=60, selectivity=0.5)
     dataset.write(tmp_path / "whole", domain.contracts(), domain.published(), source="generated")
     fewer = domain.contracts()
     dataset.write(tmp_path / "part", dataset.Contracts(fewer.registrations[:1], fewer.subscriptions), [], source="x")
@@ -175,7 +175,7 @@ def test_what_is_no_input_is_refused_with_a_word(
                                        ["fanout", "small", "--out", "data"]], ids=["data", "result"])  # fmt: skip
 def test_a_disk_that_is_full_leaves_nothing_that_is_taken_for_finished(arguments: list[str], tmp_path: Path) -> None:
     # Given files that can't grow beyond 20 kB, which is as a full disk to who writes them
-    domain = Domain(registrations=5, subscriptions=20, publications=60)
+    domain = StudyDomain(registrations=5, subscriptions=20, publications=60)
     dataset.write(tmp_path / "small", domain.contracts(), domain.published(), source="generated")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
 

@@ -27,7 +27,7 @@ from jbi_pubsub.cli.watch import contracts_of
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, watching
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, SubscriptionRow
-from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.domain import StudyDomain
 from jbi_pubsub.spark.judging import pack
 from jbi_pubsub.spark.studies import fanout
 from jbi_pubsub.spark.studies.study import Options, data_in, run
@@ -403,7 +403,10 @@ def test_a_disk_that_is_full_is_told_as_such_and_nothing_is_lost(
 @pytest.mark.parametrize("form", ["parquet", "xml"])
 def test_killed_at_any_time_it_counts_what_a_study_counts(form: str, tmp_path: Path) -> None:
     # Given a data set, whose publications arrive one file after the other, hostile ones among them
-    domain, chance = Domain(registrations=4, subscriptions=40, publications=240, seed=11, selectivity=0.3), Random(5)
+    domain, chance = (
+        StudyDomain(registrations=4, subscriptions=40, publications=240, seed=11, selectivity=0.3),
+        Random(5),
+    )
     publications = [*domain.published()]
     publications.append(msgspec.structs.replace(at(0, broken=True), time=publications[0].time))
     if form == "xml":  # documents are of one registration
