@@ -475,6 +475,7 @@ STATES: Final = {
     "pad.past.queries": ("QUERY",),
     "pad.mail.letters": ("MAIL_LETTER",),
     "node.volunteers": ("VOLUNTEER",),
+    "domains.application": ("APPLICATION_STATES",),
 }
 """Module -> its state tables."""
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .core.quality import GrantedQos as GrantedQos
     from .core.quality import Wish as Wish
     from .core.xpath import bbox as bbox
+    from .domains.domain import Domain as Domain
+    from .domains.event import StructuredEvent as StructuredEvent
     from .domains.service_type import ServiceType as ServiceType
     from .domains.services import Services as Services
     from .protocol.sending import Sending as Sending
@@ -59,7 +61,9 @@ _HOMES = {
     "RegistrationUid": "publisher",
     "Sending": "protocol.sending",
     "ServiceType": "domains.service_type",
+    "Domain": "domains.domain",
     "Services": "domains.services",
+    "StructuredEvent": "domains.event",
     "SubscriptionListener": "subscriber",
     "SubscriptionOptions": "subscriber",
     "SubscriptionUid": "subscriber",

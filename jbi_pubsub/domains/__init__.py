@@ -1,1 +1,1 @@
-"""Domains: services that applications offer, and the trader that finds them by a constraint."""
+"""Domains: services and the trader that finds them by a constraint; simulations that scientists watch and steer."""

@@ -35,7 +35,7 @@ PropertyValue = str | int | float | bool | tuple[str, ...]
 """Value of a property."""
 TEXT_MOST: Final = 1_024
 """Characters of a string, and of a sequence with all of its members."""
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+PROPERTY_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TYPE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*([.:]+[A-Za-z][A-Za-z0-9_]*)*")
 _LONG: Final = 1 << 63
 
@@ -89,7 +89,7 @@ class PropertyType:
 
     def __post_init__(self) -> None:
         """Raises EntryError for a name that no constraint can say."""
-        if not _NAME.fullmatch(self.name):
+        if not PROPERTY_NAME.fullmatch(self.name):
             raise EntryError(
                 f"property {self.name[:80]!r} has a name that no constraint can say",
                 hint="Use a letter, then letters, digits and _, at most 64",

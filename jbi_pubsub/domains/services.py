@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final, Self
 from uuid import uuid4
@@ -35,8 +35,10 @@ ALL_OFFERS: Final = ServiceTemplate(entries=(ServiceTypeEntry().rep(),))
 class OfferListener:
     """A trader's view of the lookup services (a ServiceListener)."""
 
-    def __init__(self, trader: Trader) -> None:
+    def __init__(self, trader: Trader, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when something has."""
         self._trader = trader
+        self._changed = changed
 
     def service_added(self, item: ServiceItem) -> None:
         """An offer has come. One that contradicts itself is none."""
@@ -45,6 +47,7 @@ class OfferListener:
         except EntryError as exc:
             log.warning("offer %s is left out: %s", item.service_id[:64], exc)
             self._trader.remove(item.service_id)
+        self._changed()
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
         """An offer is another one."""
@@ -53,6 +56,7 @@ class OfferListener:
     def service_removed(self, item: ServiceItem) -> None:
         """An offer is gone."""
         self._trader.remove(item.service_id)
+        self._changed()
 
 
 class _OwnOffer(msgspec.Struct, frozen=True):
@@ -82,6 +86,7 @@ class Services:
         self._offers: dict[str, _OwnOffer] = {}
         self._trader = Trader()
         self._cache: LookupCache | None = None
+        self._watching: tuple[Callable[[], None], ...] = ()
         self._closed = False
         self._community = JoinManager(self._config, name=name)
 
@@ -198,6 +203,22 @@ class Services:
         self._watch(self._seconds(timeout))
         return self._trader.types()
 
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Have `changed` called when offers come, change or go, on a thread of ours, which it must not hold up; what is
+        returned ends that."""
+        with self._lock:
+            self._watching = (*self._watching, changed)
+
+        def end() -> None:
+            with self._lock:
+                self._watching = tuple(each for each in self._watching if each is not changed)
+
+        return end
+
+    def _tell(self) -> None:
+        for changed in self._watching:
+            changed()
+
     def connect(self, offer: Offer, timeout: float = 10.0) -> ControlClient:
         """A client of a service that answers calls; each call takes so many seconds at most. To be closed. Raises
         ConfigurationError for an offer without an address."""
@@ -214,7 +235,7 @@ class Services:
             if self._closed:
                 raise AdapterStateError("these services are closed", hint="Use them before close()")
             if self._cache is None:
-                self._cache = self._community.watch(ALL_OFFERS, OfferListener(self._trader))
+                self._cache = self._community.watch(ALL_OFFERS, OfferListener(self._trader, self._tell))
             cache = self._cache
         self._community.wait_watching(cache, timeout)
 

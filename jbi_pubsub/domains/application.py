@@ -1,0 +1,180 @@
+"""Applications of a collaboratory: simulations and experiments that are monitored and steered (paper 4(1)A, B)."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.state import StateTable
+from jbi_pubsub.core.ticker import Job
+
+from .channel import DomainChannel
+from .event import MONITORING, STEERING, StructuredEvent
+from .service_type import PropertyValue, ServiceType
+
+log = logging.getLogger("jbi_pubsub.domains")
+
+APPLICATION: Final = ServiceType.of(
+    "discover.Application", "mandatory_readonly long domain", "mandatory_readonly string name", "strings categories",
+    "strings parameters",
+)  # fmt: skip
+"""Service type of applications: the number of their domain, their name, the categories of clients that may use them,
+and what can be steered."""
+Setter = Callable[[PropertyValue], object]
+Getter = Callable[[], PropertyValue]
+
+
+class ApplicationState(enum.Enum):
+    """States of an application, as its monitoring events say them."""
+
+    RUNNING = "running"
+    COMPUTING = "computing"
+    INTERACTING = "interacting"
+    PAUSED = "paused"
+
+
+class ApplicationEvent(enum.Enum):
+    """Events in the life of an application."""
+
+    RUN = "running"
+    COMPUTE = "computing"
+    INTERACT = "interacting"
+    PAUSE = "paused"
+
+
+_S, _E = ApplicationState, ApplicationEvent
+APPLICATION_STATES: Final = StateTable(
+    "application",
+    _S.RUNNING,
+    {
+        (_S.RUNNING, _E.COMPUTE): _S.COMPUTING,
+        (_S.RUNNING, _E.INTERACT): _S.INTERACTING,
+        (_S.RUNNING, _E.PAUSE): _S.PAUSED,
+        (_S.COMPUTING, _E.RUN): _S.RUNNING,
+        (_S.COMPUTING, _E.INTERACT): _S.INTERACTING,
+        (_S.COMPUTING, _E.PAUSE): _S.PAUSED,
+        (_S.INTERACTING, _E.RUN): _S.RUNNING,
+        (_S.INTERACTING, _E.COMPUTE): _S.COMPUTING,
+        (_S.INTERACTING, _E.PAUSE): _S.PAUSED,
+        (_S.PAUSED, _E.RUN): _S.RUNNING,
+    },
+)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    set: Setter | None
+    get: Getter | None
+
+
+class Application:
+    """An application: it tells of its state each period, and obeys steering commands, one after the other."""
+
+    def __init__(
+        self, domain: DomainChannel, name: str, state: Callable[[], Mapping[str, PropertyValue]], period: float
+    ) -> None:
+        """Made by Domain.application."""
+        self.name: Final = name
+        self._domain = domain
+        self._values = state
+        self._period = period
+        self._lock = threading.Lock()
+        self._state: ApplicationState = APPLICATION_STATES.initial
+        self._parameters: dict[str, _Parameter] = {}
+        self._due = time.monotonic()
+        self._job = Job(f"application {name}", period, self._tell, slow=True)
+        self._subscription = domain.listen(STEERING, f"$domain == {quoted(name)}", self._obey)
+        self._offer = ""
+
+    def start(self, categories: tuple[str, ...]) -> None:
+        """Be found by clients of these categories, () for all, and tell. Raises as Services.offer."""
+        said: dict[str, PropertyValue] = {"domain": self._domain.number, "name": self.name, "parameters": ()}
+        if categories:
+            said["categories"] = categories
+        self._offer = self._domain.services.offer(APPLICATION, said)
+        self._job.start()
+
+    def steer(self, parameter: str, *, set: Setter | None = None, get: Getter | None = None) -> None:  # noqa: A002  # the command's word
+        """Let clients set a parameter, or get it. These are called on a thread of the subscription, one at a time."""
+        with self._lock:
+            self._parameters[parameter] = _Parameter(set, get)
+            names = tuple(sorted(self._parameters))
+        self._domain.services.modify(self._offer, {"parameters": names})
+
+    @property
+    def state(self) -> ApplicationState:
+        """The state."""
+        with self._lock:
+            return self._state
+
+    def enter(self, state: ApplicationState | str) -> None:
+        """Be in another state, which is told at once. Raises IllegalTransitionError, ConfigurationError."""
+        try:
+            event = ApplicationEvent(state if isinstance(state, str) else state.value)
+        except ValueError as exc:
+            states = ", ".join(each.value for each in ApplicationState)
+            raise ConfigurationError(f"no state {state!r:.80} of an application", hint=f"There are {states}") from exc
+        with self._lock:
+            self._state = APPLICATION_STATES.after(self._state, event)
+        self._job.wake()
+
+    def close(self) -> None:
+        """Be gone: it is neither found nor told of any more. Safe to repeat."""
+        self._job.stop()
+        if self._domain.forget(self):
+            self._domain.unlisten(self._subscription)
+            if self._offer:
+                self._domain.services.withdraw(self._offer)
+
+    def _tell(self) -> float:
+        """Monitoring event now; seconds until the next one is due."""
+        state = self.state
+        body = {**self._values(), "state": state.value}
+        self._domain.publish(StructuredEvent(self.name, "Monitoring", state.value, body), MONITORING)
+        now = time.monotonic()
+        self._due = max(self._due + self._period, now)
+        return self._due - now
+
+    def _obey(self, command: StructuredEvent) -> None:
+        """A steering command; whoever gave it gets an answer with its id."""
+        client, said = command.body.get("client"), {"id": command.body.get("id", ""), "application": self.name}
+        if not isinstance(client, str) or not client:
+            log.warning("application %s: a command of nobody is left out", self.name)
+            return
+        try:
+            value = self._done(command)
+            said |= {"done": True} if value is None else {"done": True, "value": value}
+        except Exception as exc:  # noqa: BLE001  # the application's own code: who asked is told
+            said |= {"done": False, "why": str(exc)[:500]}
+            log.warning("application %s: %s %s", self.name, command.name, exc)
+        self._domain.publish(StructuredEvent(client, "Steering", "answer", said), STEERING)
+        self._job.wake()
+
+    def _done(self, command: StructuredEvent) -> PropertyValue | None:
+        """Result of a command. Raises ConfigurationError, IllegalTransitionError, and what the application does."""
+        if command.name in ("pause", "resume"):
+            self.enter("paused" if command.name == "pause" else "running")
+            return None
+        name, value = str(command.body.get("parameter", "")), command.body.get("value")
+        with self._lock:
+            parameter = self._parameters.get(name)
+        known = ", ".join(self._parameters) or "none"
+        if parameter is None:
+            raise ConfigurationError(f"no parameter {name[:80]!r} of {self.name}", hint=f"It has {known}")
+        if command.name == "get" and parameter.get is not None:
+            return parameter.get()
+        if command.name == "set" and parameter.set is not None and value is not None:
+            parameter.set(value)
+            return parameter.get() if parameter.get is not None else None
+        raise ConfigurationError(f"{self.name} can't {command.name[:80]} {name[:80]}")
+
+
+def quoted(text: str) -> str:
+    """A text as constraints have it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

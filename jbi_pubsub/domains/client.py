@@ -1,0 +1,239 @@
+"""Clients of a collaboratory: scientists who find, watch and steer applications, and follow and talk to each other
+(paper 4(1))."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+from uuid import uuid4
+
+from jbi_pubsub.core.constraint import Constraint
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, UnknownUidError, WireTimeoutError
+from jbi_pubsub.core.ticker import Job
+from jbi_pubsub.subscriber import SubscriptionUid
+from jbi_pubsub.subscriber.moments import Moment
+
+from .application import APPLICATION, quoted
+from .channel import DomainChannel, EventListener
+from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent
+from .service_type import PropertyValue, ServiceType
+from .trader import Offer, OfferQuery
+
+PROFILE: Final = ServiceType.of(
+    "discover.Profile", "mandatory_readonly string client", "mandatory_readonly string application",
+    "readonly string constraint",
+)  # fmt: skip
+"""Service type of what a client watches, so that others can follow."""
+WAITING_MOST: Final = 1_000
+"""Commands of a client that wait for an answer."""
+
+
+class _Command:
+    """A command that waits for its answer."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.answer: StructuredEvent | None = None
+
+
+class Client:
+    """A scientist. Any thread."""
+
+    def __init__(self, domain: DomainChannel, name: str, heard: EventListener) -> None:
+        """Made by Domain.client."""
+        self.name: Final = name
+        self._domain = domain
+        self._heard = heard
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Command] = {}
+        self._watched: dict[str, SubscriptionUid] = {}
+        """Subscriptions by the profile's offer."""
+        self._followed: dict[str, _Followed] = {}
+        self._groups: dict[str, SubscriptionUid] = {}
+        self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", self._answered)
+        self.join(name)
+
+    # -- applications ---------------------------------------------------------------------------------------------
+
+    def find(self, constraint: str = "", *, preference: str = "", most: int = 100) -> list[Offer]:
+        """Applications for which the constraint is true, here or, if there is none, in other domains. Raises
+        PredicateError, LookupNotFoundError."""
+        return self._domain.services.find(APPLICATION, constraint, preference=preference, most=most)
+
+    def watch(self, application: Offer | str, constraint: str, listener: EventListener) -> str:
+        """Have its monitoring events told for which the constraint is true ("" for all); the id of what is watched.
+        Raises PredicateError, LookupNotFoundError."""
+        name = _name(application)
+        subscription = self._domain.listen(MONITORING, _watching(name, constraint), listener)
+        profile: dict[str, PropertyValue] = {"client": self.name, "application": name, "constraint": constraint}
+        offer_id = self._domain.services.offer(PROFILE, profile)
+        with self._lock:
+            self._watched[offer_id] = subscription
+        return offer_id
+
+    def unwatch(self, watched: str) -> None:
+        """Have nothing told of it any more. Raises UnknownUidError."""
+        with self._lock:
+            subscription = self._watched.pop(watched, None)
+        if subscription is None:
+            raise UnknownUidError(f"nothing {watched[:80]} is watched", uid=watched[:80])
+        self._domain.services.withdraw(watched)
+        self._domain.unlisten(subscription)
+
+    def set(self, application: Offer | str, parameter: str, value: PropertyValue, timeout: float = 10.0) -> None:
+        """Set a parameter. Raises ConfigurationError with what the application says, WireTimeoutError, UnknownUidError
+        when it is gone, AccessDeniedError."""
+        self._command(_name(application), "set", {"parameter": parameter, "value": value}, timeout)
+
+    def get(self, application: Offer | str, parameter: str, timeout: float = 10.0) -> PropertyValue | None:
+        """The value of a parameter. Raises as `set`."""
+        return self._command(_name(application), "get", {"parameter": parameter}, timeout)
+
+    def pause(self, application: Offer | str, timeout: float = 10.0) -> None:
+        """Have it pause. Raises as `set`."""
+        self._command(_name(application), "pause", {}, timeout)
+
+    def resume(self, application: Offer | str, timeout: float = 10.0) -> None:
+        """Have it go on. Raises as `set`."""
+        self._command(_name(application), "resume", {}, timeout)
+
+    def _command(
+        self, application: str, name: str, body: dict[str, PropertyValue], timeout: float
+    ) -> PropertyValue | None:
+        waiting, command_id = _Command(), uuid4().hex
+        with self._lock:
+            if len(self._waiting) >= WAITING_MOST:
+                raise AdapterStateError(f"{WAITING_MOST:,} commands of {self.name} wait for an answer")
+            self._waiting[command_id] = waiting
+        try:
+            said: dict[str, PropertyValue] = {**body, "id": command_id, "client": self.name}
+            self._domain.publish(StructuredEvent(application, "Steering", name, said), STEERING)
+            waiting.answered.wait(timeout)
+        finally:
+            with self._lock:
+                del self._waiting[command_id]
+        answer = waiting.answer
+        if answer is None:
+            if not self.find(f"name == {quoted(application)}"):
+                raise UnknownUidError(f"application {application[:80]} is not there", uid=application[:80])
+            raise WireTimeoutError(f"application {application[:80]} did not answer in {timeout:.3g} s")
+        if answer.body.get("done") is not True:
+            raise ConfigurationError(f"{application[:80]}: {answer.body.get('why', 'refused')}")
+        return answer.body.get("value")
+
+    def _answered(self, event: StructuredEvent) -> None:
+        with self._lock:
+            waiting = self._waiting.get(str(event.body.get("id")))
+        if waiting is not None and event.name == "answer":
+            waiting.answer = event
+            waiting.answered.set()
+
+    # -- each other -----------------------------------------------------------------------------------------------
+
+    def talk(self, to: str, text: str, remainder: bytes = b"") -> None:
+        """Say something to a client, or to all of a group."""
+        event = StructuredEvent(to, "Collaboration", self.name, {"text": text, "client": self.name}, {}, remainder)
+        self._domain.publish(event, COLLABORATION)
+
+    def join(self, group: str) -> None:
+        """Hear what is said to a group. Once is enough."""
+        with self._lock:
+            if group in self._groups:
+                return
+        subscription = self._domain.listen(COLLABORATION, f"$domain == {quoted(group)}", self._heard)
+        with self._lock:
+            self._groups[group] = subscription
+
+    def part(self, group: str) -> None:
+        """Hear no more of it. Raises UnknownUidError."""
+        with self._lock:
+            subscription = self._groups.pop(group, None)
+        if subscription is None:
+            raise UnknownUidError(f"{self.name} is not of the group {group[:80]}", uid=group[:80])
+        self._domain.unlisten(subscription)
+
+    def follow(self, client: str, listener: EventListener) -> None:
+        """Hear what a client does and gets, as long as both stay: its commands, and the events of all that it watches,
+        also of what it watches later."""
+        with self._lock:
+            if client in self._followed:
+                raise ConfigurationError(f"{self.name} follows {client[:80]} already", hint="unfollow() first")
+            followed = self._followed[client] = _Followed(self._domain, client, listener)
+        followed.start()
+
+    def unfollow(self, client: str) -> None:
+        """Follow a client no more. Raises UnknownUidError."""
+        with self._lock:
+            found = self._followed.pop(client, None)
+        if found is None:
+            raise UnknownUidError(f"{self.name} does not follow {client[:80]}", uid=client[:80])
+        found.stop()
+
+    def history(self, since: Moment | None = None) -> Iterator[StructuredEvent]:
+        """Commands that it gave, then what it said to others, as archives have them: each in the order of time. Raises
+        UnknownUidError where nobody archives these types."""
+        for type_ in (STEERING, COLLABORATION):
+            for obj in self._domain.past(type_, f"client == {quoted(self.name)}", since):
+                yield StructuredEvent.read(obj.metadata, obj.payload)
+
+    def leave(self) -> None:
+        """End all of it. Safe to repeat."""
+        with self._lock:
+            watched, followed, groups = list(self._watched), list(self._followed), list(self._groups)
+        for each in watched:
+            self.unwatch(each)
+        for each in followed:
+            self.unfollow(each)
+        for each in groups:
+            self.part(each)
+        if self._domain.forget(self):
+            self._domain.unlisten(self._answers)
+
+
+class _Followed:
+    """A client that is followed: its commands, and the events of what it watches, by application and constraint."""
+
+    def __init__(self, domain: DomainChannel, client: str, listener: EventListener) -> None:
+        self._domain, self._client, self._listener = domain, client, listener
+        self._kept: dict[tuple[str, str], SubscriptionUid] = {}
+        """Subscriptions; the job's alone."""
+        self._job = Job(f"follow {client[:40]}", math.inf, self._keep_up, slow=True)
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin, and look again when offers change."""
+        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", self._listener)
+        self._kept["", ""] = actions
+        self._unwatch = self._domain.services.watch(self._job.wake)
+        self._job.start()
+
+    def stop(self) -> None:
+        """End all of it."""
+        self._unwatch()
+        self._job.stop()
+        for subscription in self._kept.values():
+            self._domain.unlisten(subscription)
+
+    def _keep_up(self) -> None:
+        """Watch what the client watches now."""
+        asked = OfferQuery(PROFILE.name, f"client == {quoted(self._client)}", returned=1_000, follow="always")
+        wanted = {
+            (str(each.properties["application"]), str(each.properties.get("constraint", "")))
+            for each in self._domain.services.query(asked).offers
+        }
+        for each in set(self._kept) - wanted - {("", "")}:
+            self._domain.unlisten(self._kept.pop(each))
+        for each in wanted - set(self._kept):
+            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), self._listener)
+
+
+def _name(application: Offer | str) -> str:
+    return application if isinstance(application, str) else str(application.properties.get("name", ""))
+
+
+def _watching(application: str, constraint: str) -> str:
+    """Constraint on the events of an application. Raises PredicateError, of the part that somebody wrote."""
+    Constraint(constraint)
+    return f"$domain == {quoted(application)}" + (f" and ({constraint})" if constraint.strip() else "")

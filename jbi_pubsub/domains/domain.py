@@ -1,0 +1,170 @@
+"""A domain as applications and clients see it: what is found by the same lookup services (paper 3.3)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Final, Self
+
+from jbi_pubsub.core.config import Config, effective
+from jbi_pubsub.core.errors import AdapterStateError, MetadataError
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
+from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
+from jbi_pubsub.subscriber.moments import Moment
+
+from .application import Application
+from .channel import EventListener
+from .client import Client
+from .event import SCHEMA, StructuredEvent
+from .service_type import PropertyValue
+from .services import Services
+
+log = logging.getLogger("jbi_pubsub.domains")
+
+REGISTRATIONS_MOST: Final = 1_000
+"""Types and domains of events that one process publishes; for one more the one goes that was first."""
+
+
+class _DomainSubscriber(SubscriberAdapter):
+    """The subscriber adapter of a domain, of which a process may know several."""
+
+    _is_only = False
+
+
+class Domain:
+    """Applications and clients of this process in a domain.
+
+        with Domain() as domain:
+            app = domain.application("heat", lambda: {"residual": grid.residual}, period=0.5)
+            app.steer("alpha", set=grid.set_alpha, get=grid.alpha)
+            anna = domain.client("anna")
+            anna.watch("heat", "residual > 0.001", print)
+            anna.set("heat", "alpha", 0.2)
+
+    Any thread."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        name: str = "domain",
+        delegate: tuple[str | None, str | None] = (None, None),
+    ) -> None:
+        """`config`: default that of the file and the environment, with [domain] number; `name`: as the adapters are
+        called; `delegate`: characteristics of the domain's channel. Raises ConfigurationError, LookupNotFoundError,
+        DelegateNotFoundError."""
+        config = config or effective()
+        self.number: Final = config.domain.number
+        self._lock = threading.Lock()
+        """Covers the members."""
+        self._registering = threading.Lock()
+        """Covers the registrations, and is held while one is made."""
+        self._registrations: dict[tuple[str, str, str], RegistrationUid] = {}
+        self._members: list[Application | Client] = []
+        self._closed = False
+        with ExitStack() as undo:
+            self.services: Final = undo.enter_context(Services(config, name=name))
+            self._subscriber = _DomainSubscriber(config, name=name)
+            undo.callback(self._subscriber.close)
+            self._publisher = PublisherAdapterLight(config, name=name)
+            undo.callback(self._publisher.close)
+            self._at = self._publisher.connect_to_delegate(*delegate)
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close applications and clients, and leave. Safe to repeat."""
+        with self._lock:
+            self._closed = True
+            members = list(self._members)
+        for each in members:
+            each.close() if isinstance(each, Application) else each.leave()
+        self._undo.close()
+
+    def application(
+        self,
+        name: str,
+        state: Callable[[], Mapping[str, PropertyValue]],
+        *,
+        period: float = 1.0,
+        categories: tuple[str, ...] = (),
+    ) -> Application:
+        """An application of this process: `state` gives what its monitoring events say, each `period` seconds, to
+        clients of these `categories`, as rules of access say them; () for all. Raises LookupNotFoundError,
+        AccessDeniedError, EntryError, AdapterStateError."""
+        made = Application(self, name, state, period)
+        self._add(made)
+        try:
+            made.start(categories)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def client(self, name: str, heard: EventListener = lambda event: None) -> Client:  # noqa: ARG005  # nobody listens
+        """A client of this process; `heard` is told what others say to it, or to groups that it joins. Raises
+        LookupNotFoundError, AccessDeniedError, AdapterStateError."""
+        made = Client(self, name, heard)
+        self._add(made)
+        return made
+
+    def publish(self, event: StructuredEvent, type_: str) -> str:
+        """Publish an event of one of the three types; the object's id. Raises MetadataError, AccessDeniedError,
+        BackPressureError, WireError."""
+        metadata = event.metadata()
+        key = type_, event.domain, event.type
+        with self._registering:  # or two would register the same
+            registration = self._registrations.get(key)
+            if registration is None:
+                registration = self._publisher.register_publisher(self._at, SCHEMA, metadata, type_name=type_)
+                self._registrations[key] = registration
+            gone = [] if len(self._registrations) <= REGISTRATIONS_MOST else [next(iter(self._registrations))]
+            ended = [self._registrations.pop(each) for each in gone]
+        for each in ended:
+            self._publisher.unregister_publisher(each)
+        return self._publisher.publish(registration, metadata, event.remainder or None)
+
+    def listen(self, type_: str, constraint: str, listener: EventListener) -> SubscriptionUid:
+        """Have events of a type told for which the constraint is true. Raises PredicateError, LookupNotFoundError."""
+
+        def arrived(subscription: SubscriptionUid, obj: InfoObject) -> None:  # noqa: ARG001  # the listener's form
+            try:
+                event = StructuredEvent.read(obj.metadata, obj.payload)
+            except MetadataError as exc:
+                log.warning("an object of %s is no event: %s", type_, exc)
+                return
+            listener(event)
+
+        return self._subscriber.register_subscriber(
+            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, listener=arrived
+        )
+
+    def unlisten(self, subscription: SubscriptionUid) -> None:
+        """Have nothing told of it any more."""
+        self._subscriber.cancel_subscription(subscription)
+
+    def past(self, type_: str, constraint: str, since: Moment | None) -> Iterator[InfoObject]:
+        """Events that archives have. Raises UnknownUidError, PredicateError."""
+        return self._subscriber.query(type_, predicate=constraint, language="tcl", since=since)
+
+    def forget(self, member: object) -> bool:
+        """A member has left; whether it was one."""
+        with self._lock:
+            left = [each for each in self._members if each is not member]
+            was_member = len(left) < len(self._members)
+            self._members = left
+        return was_member
+
+    def _add(self, member: Application | Client) -> None:
+        with self._lock:
+            if self._closed:
+                raise AdapterStateError("this domain is closed", hint="Make applications and clients before close()")
+            self._members.append(member)

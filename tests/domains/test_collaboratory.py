@@ -1,0 +1,234 @@
+"""Applications that are monitored and steered, and clients who do that, over real lookup services and delegates."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import (
+    AdapterStateError,
+    ConfigurationError,
+    MetadataError,
+    PredicateError,
+    UnknownUidError,
+    WireTimeoutError,
+)
+from jbi_pubsub.core.state import IllegalTransitionError
+from jbi_pubsub.domains.application import Application
+from jbi_pubsub.domains.domain import Domain
+from jbi_pubsub.domains.event import StructuredEvent
+from tests.conftest import Federation
+
+
+class Grid:
+    """A simulation: what it says of itself, and what can be set."""
+
+    def __init__(self) -> None:
+        self.alpha, self.step = 0.5, 0
+
+    def set_alpha(self, value: Any) -> None:
+        if not isinstance(value, float):
+            raise ValueError("alpha is a fraction")
+        self.alpha = value
+
+    def state(self) -> dict[str, Any]:
+        self.step += 1
+        return {"alpha": self.alpha, "step": self.step}
+
+
+@pytest.fixture
+def domain(federation: Federation) -> Iterator[Callable[[], Domain]]:
+    federation.pad()
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Domain(federation.config))
+
+
+def _nobody(event: StructuredEvent) -> None:
+    """Listen to nothing."""
+
+
+def _heat(domain: Domain, name: str = "heat", period: float = 0.05) -> Application:
+    grid = Grid()
+    made = domain.application(name, grid.state, period=period, categories=("junior", "senior"))
+    made.steer("alpha", set=grid.set_alpha, get=lambda: grid.alpha)
+    return made
+
+
+@pytest.mark.row("D-37")
+@pytest.mark.row("D-40")
+def test_event_is_the_same_after_its_way_through_xml() -> None:
+    body = {"step": 3, "residual": 1e-7, "state": "a<b'\"", "done": True, "roles": ("x", ""), "none": ()}
+    event = StructuredEvent("heat", "Monitoring", "step 3", body, {"priority": 5}, b"\0\xff")
+    assert StructuredEvent.read(event.metadata(), event.remainder) == event
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"not": 1}, {"a b": 1}, {"a": float("nan")}, {"a": None}, {"a": ("x", 1)}, {"a": "\0"},
+     {f"a{n}": 1 for n in range(1_001)}],
+)  # fmt: skip
+def test_body_that_no_constraint_could_ask_of_is_refused(body: Any) -> None:
+    with pytest.raises(MetadataError):
+        StructuredEvent("heat", "Monitoring", "", body).metadata()
+
+
+@pytest.mark.parametrize(
+    "metadata", [b"", b"<event/>", b"<event><header/></event>", b"<a><header/><body><x number='y'/></body></a>"]
+)
+def test_what_is_no_event_is_refused(metadata: bytes) -> None:
+    with pytest.raises(MetadataError):
+        StructuredEvent.read(metadata)
+
+
+@pytest.mark.row("D-02")
+@pytest.mark.row("D-08")
+@pytest.mark.row("D-09")
+@pytest.mark.row("D-38")
+@pytest.mark.row("D-44")
+def test_application_is_found_watched_and_steered(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
+    # Given an application, and a client of another process's domain
+    here = domain()
+    _heat(here)
+    anna = domain().client("anna")
+    (found,) = anna.find("name == 'heat' and 'junior' in categories")
+    eventually(lambda: anna.find("'alpha' in parameters"))
+    # When she watches it by a constraint, and sets a parameter
+    seen: list[StructuredEvent] = []
+    anna.watch(found, "alpha < 0.3", seen.append)
+    anna.set(found, "alpha", 0.25)
+    # Expect the next events to show it, and none before
+    eventually(lambda: len(seen) >= 2)
+    assert {each.body["alpha"] for each in seen} == {0.25}
+    assert (seen[0].domain, seen[0].type, seen[0].name) == ("heat", "Monitoring", "running")
+    assert anna.get("heat", "alpha") == 0.25
+    # and what it does not take to be said
+    with pytest.raises(ConfigurationError, match="alpha is a fraction"):
+        anna.set("heat", "alpha", "much")
+    with pytest.raises(ConfigurationError, match="no parameter 'beta'"):
+        anna.get("heat", "beta")
+    with pytest.raises(PredicateError):
+        anna.watch("heat", "alpha <", seen.append)
+
+
+@pytest.mark.row("D-43")
+def test_states_are_told_and_illegal_ones_refused(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
+    here = domain()
+    heat, anna = _heat(here), here.client("anna")
+    states: list[Any] = []
+    anna.watch("heat", "", lambda event: states.append(event.body["state"]))
+    eventually(lambda: "running" in states)
+    heat.enter("computing")
+    eventually(lambda: "computing" in states)
+    anna.pause("heat")
+    eventually(lambda: "paused" in states)
+    with pytest.raises(IllegalTransitionError):
+        heat.enter("computing")
+    with pytest.raises(ConfigurationError, match="can't happen"):
+        anna.pause("heat")
+    with pytest.raises(ConfigurationError, match="no state"):
+        heat.enter("sleeping")
+    anna.resume("heat")
+    eventually(lambda: states[-1] == "running")
+
+
+@pytest.mark.row("D-43")
+def test_monitoring_events_come_at_their_period(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
+    here = domain()
+    times: list[float] = []
+    here.application("clock", lambda: times.append(time.monotonic()) or {}, period=0.1)  # type: ignore[func-returns-value]
+    eventually(lambda: len(times) >= 21)
+    assert (times[20] - times[0]) / 20 == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.row("D-45")
+def test_applications_of_one_channel_get_their_own_commands(domain: Callable[[], Domain]) -> None:
+    here = domain()
+    for name in ("heat", "flow", "o'neil"):
+        _heat(here, name)
+    anna = here.client("anna")
+    for number, name in enumerate(("heat", "flow", "o'neil"), 1):
+        anna.set(name, "alpha", number / 10)
+    assert [anna.get(name, "alpha") for name in ("heat", "flow", "o'neil")] == [0.1, 0.2, 0.3]
+
+
+def test_who_does_not_answer_is_gone_or_late(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
+    here = domain()
+    anna, gate = here.client("anna"), threading.Event()
+    with pytest.raises(UnknownUidError, match="is not there"):
+        anna.set("heat", "alpha", 0.1, timeout=0.2)
+    slow = here.application("slow", dict)
+    slow.steer("gate", get=lambda: gate.wait(30.0))
+    try:
+        with pytest.raises(WireTimeoutError, match="did not answer"):
+            anna.get("slow", "gate", timeout=0.3)
+    finally:
+        gate.set()
+    slow.close()
+    eventually(lambda: not anna.find("name == 'slow'"))
+
+
+@pytest.mark.row("D-47")
+def test_clients_talk_to_each_other_and_in_groups(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
+    heard: dict[str, list[Any]] = {"anna": [], "bob": [], "eve": []}
+    anna, bob, _ = (
+        domain().client(name, lambda event, of=said: of.append((event.name, event.body["text"], event.remainder)))
+        for name, said in heard.items()
+    )
+    anna.talk("bob", "look at x=3", b"\0picture")
+    bob.talk("anna", "I do")
+    bob.join("heat-team")
+    anna.talk("heat-team", "a break")
+    eventually(lambda: len(heard["bob"]) == 2 and len(heard["anna"]) == 1)
+    assert heard["bob"] == [("anna", "look at x=3", b"\0picture"), ("anna", "a break", b"")]
+    bob.part("heat-team")
+    with pytest.raises(UnknownUidError):
+        bob.part("heat-team")
+    assert heard["eve"] == []
+
+
+@pytest.mark.row("D-46")
+def test_who_follows_a_client_sees_its_actions_and_what_it_watches(
+    domain: Callable[[], Domain], eventually: Callable[..., Any]
+) -> None:
+    # Given an application that bob watches
+    here = domain()
+    _heat(here)
+    _heat(here, "flow")
+    bob, anna = here.client("bob"), domain().client("anna")
+    bob.watch("heat", "alpha > 0.4", _nobody)
+    # When anna follows him, expect the events that he gets, and his commands
+    seen: list[StructuredEvent] = []
+    anna.follow("bob", seen.append)
+    eventually(lambda: any(each.domain == "heat" and each.type == "Monitoring" for each in seen))
+    bob.set("heat", "alpha", 0.45)
+    eventually(lambda: any(each.name == "set" and each.body["value"] == 0.45 for each in seen))
+    assert not any(each.domain == "flow" for each in seen)
+    # and of what he watches later
+    watched = bob.watch("flow", "", _nobody)
+    eventually(lambda: any(each.domain == "flow" for each in seen))
+    # and no more of what he does not any more
+    bob.unwatch(watched)
+    eventually(lambda: [each.domain for each in seen[-6:]] == ["heat"] * 6)  # they come in turns else
+    anna.unfollow("bob")
+    with pytest.raises(UnknownUidError):
+        anna.unfollow("bob")
+
+
+def test_what_is_closed_makes_nothing_more(federation: Federation) -> None:
+    federation.pad()
+    with Domain(federation.config) as domain:
+        heat, anna = _heat(domain), domain.client("anna")
+        anna.watch("heat", "", _nobody)
+        anna.follow("bob", _nobody)
+        heat.close()
+        heat.close()
+        anna.leave()
+        anna.leave()
+        domain.client("bob")
+    with pytest.raises(AdapterStateError, match="closed"):
+        domain.client("anna")
