@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from lxml import etree
 
 from jbi_pubsub.core.constraint import Constraint, Preference, as_xpath
 from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.xpath import compile_predicate
 from tests.oracles.constraints import random_event, random_tree, value, written
 
 pytestmark = pytest.mark.unit
@@ -121,8 +124,9 @@ def test_what_is_not_there_or_of_another_kind_is_neither_true_nor_false(undefine
         ("$other == 1", 1, "names have letters"),
         ("- - 3 == 3", 3, "expected a property"),
         ("/event/body", 1, "expected a property"),
-        ("(" * 10_000, 65, "no more than 64"),
-        ("not " * 8_000 + "ready", 257, "no more than 64"),
+        ("(" * 10_000, 33, "no more than 32"),
+        ("not " * 8_000 + "ready", 129, "no more than 32"),
+        ("load < \u0663", 8, "begins here"),
         ("a" * 33_000, 32_769, "at most 32,768"),
     ],
 )
@@ -191,6 +195,32 @@ def test_constraint_says_the_same_as_the_rules_of_values_and_as_xpath_of_events(
 )
 def test_comparison_is_one_condition_on_a_plain_path(constraint: str, xpath: str) -> None:
     assert as_xpath(constraint) == xpath
+
+
+def test_sum_of_many_terms_is_no_deeper_than_one_of_two() -> None:
+    # Given a sum, and a product, of as many terms as XPath has no levels
+    many = " + ".join(["a"] * 100)
+    values, event = {"a": 1}, etree.fromstring('<event><body><a number="1"/></body></event>')
+    # Expect both to be predicates, that say what the constraint says
+    for text, is_true in ((f"{many} == 100", True), (f"{many} - 1 - 1 == 100", False), ("6 / 3 / 2 == 1", True)):
+        assert Constraint(text).matches(values) is is_true
+        assert compile_predicate(as_xpath(text)).matches(event) is is_true
+    assert Constraint("2 * a" + " * a" * 99 + " < 3").matches(values)
+    assert compile_predicate(as_xpath("2 * a" + " * a" * 99 + " < 3")).matches(event)
+
+
+def test_deepest_constraint_leaves_half_of_the_stack_to_whoever_asks() -> None:
+    # Given constraints as deep as may be, one with something of each precedence in every level
+    within = ("a == 1", "not " * 32 + "a", "(" * 32 + "a == 1" + ")" * 32)
+    mixed = "(c or b and 1 == 's' ~ 1 + 2 * " * 32 + "a" + ")" * 32
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 500)
+    # When they are read, asked, and made XPath; expect no RecursionError
+    try:
+        assert [Constraint(text).matches({"a": 1}) for text in (*within, mixed)] == [True, False, True, False]
+        assert all(as_xpath(text) for text in within)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_truth_values_that_are_compared_are_refused_in_subscriptions() -> None:

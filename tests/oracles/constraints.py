@@ -124,6 +124,7 @@ def _compared(sign: str, one: Any, other: Any) -> Any:
 def _calculated(sign: str, one: Any, other: Any) -> Any:
     if not (_is_number(one) and _is_number(other)):
         return UNDEFINED
+    one, other = float(one), float(other)  # 0 * -3 is -0, by which other things come of a division
     if sign == "/" and other == 0:
         return UNDEFINED if one == 0 else math.copysign(math.inf, one) * math.copysign(1, other)
     return {"+": one + other, "-": one - other, "*": one * other, "/": one / other if other else 0}[sign]

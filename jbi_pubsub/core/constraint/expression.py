@@ -19,8 +19,8 @@ from jbi_pubsub.core.errors import PredicateError
 
 LENGTH_MOST: Final = 32_768
 """Characters of a constraint."""
-DEPTH_MOST: Final = 64
-"""Parentheses, and `not`, inside each other."""
+DEPTH_MOST: Final = 32
+"""Parentheses, and `not`, inside each other. A level takes eleven Python frames; XPath has 40 levels."""
 WORDS: Final = ("or", "and", "in", "not", "exist", "TRUE", "FALSE")
 """Words that are no names of properties."""
 COMPARISONS: Final = ("==", "!=", "<", "<=", ">", ">=")
@@ -29,7 +29,7 @@ _TOKEN: Final = re.compile(
     |(?P<name>\$?[A-Za-z][A-Za-z0-9_]*(?:\.[A-Za-z][A-Za-z0-9_]*)?)
     |'(?P<text>(?:[^'\\]|\\['\\])*)'
     |(?P<sign>==|!=|<=|>=|[<>~+\-*/()]))""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 _HEADER: Final = re.compile(r"\$(domain|type|name|qos\.[A-Za-z][A-Za-z0-9_]*)")
 

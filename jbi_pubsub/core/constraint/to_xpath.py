@@ -160,9 +160,7 @@ def _number(of: Expression) -> str:
         case Negative(inner):
             return f"-({_number(inner)})"
         case Arithmetic(first, rest):
-            total = _number(first)
-            for sign, each in rest:
-                total = f"({total} {'div' if sign == '/' else sign} {_number(each)})"
-            return total
+            steps = (f" {'div' if sign == '/' else sign} {_number(each)}" for sign, each in rest)
+            return f"({_number(first)}{''.join(steps)})"
         case _:
             return "number('')"
