@@ -167,6 +167,7 @@ class SubscriberAdapter:
         fitness = templates.fitness(first_level)
         subscription = self._make(request, options.get("listener"), self._listeners)
         subscription.fitness, subscription.terms.first_level = fitness, first_level
+        subscription.terms.language = options.get("language") or ""
         self._subscriptions.add(subscription, opened, deadline)
         return subscription.uid
 
@@ -182,8 +183,8 @@ class SubscriberAdapter:
         timeout: float | None = None,
     ) -> int:
         """Change what a standing subscription asks for: its predicate, payload filter or wish. What is left out stays;
-        "" takes a predicate or filter away, an empty Wish the wish. `namespaces` are the prefixes in both, beside those
-        that the subscription has.
+        "" takes a predicate or filter away, an empty Wish the wish. The predicate is in the language that it was
+        registered with; `namespaces` are the prefixes in both, beside those that the subscription has.
 
         Each delegate and peer publisher makes the change between two objects: an object is judged by the old terms or
         by the new ones, none is lost for it, and none comes twice. What is published once this has returned is judged
@@ -197,7 +198,8 @@ class SubscriberAdapter:
         local = self._find(subscription)
         deadline = time.monotonic() + (self._config.lookup.timeout if timeout is None else timeout)
         with local.terms.amending:
-            request = amended_request(local.request, self._config.client, predicate, payload_filter, namespaces, qos)
+            given = (predicate, payload_filter, namespaces, qos, local.terms.language)
+            request = amended_request(local.request, self._config.client, *given)
             assert local.terms.first_level is not None
             entries, opened = self._subscriptions.templates.entries(
                 local.terms.first_level, request.predicate, dict(request.namespaces)

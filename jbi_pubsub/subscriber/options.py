@@ -257,9 +257,12 @@ def amended_request(
     payload_filter: str | None,
     namespaces: Mapping[str, str] | None,
     qos: Wish | None,
+    language: str = "",
 ) -> SubscriptionRequest:
-    """Request for other terms, without its template; what is None stays. Raises PredicateError, ConfigurationError."""
-    predicate = standing.predicate if predicate is None else predicate
+    """Request for other terms, without its template; what is None stays. `language`: that of the predicate, as the
+    subscription was registered with. Raises PredicateError, ConfigurationError."""
+    given: ContentOptions = {"predicate": predicate, "language": language}
+    predicate = standing.predicate if predicate is None else (_in_xpath(given)["predicate"] or "")
     wanted = standing.payload_filter if payload_filter is None else payload_filter
     prefixes = {**dict(standing.namespaces), **(namespaces or {})}
     prefixes = bindings(client, prefixes, predicate, wanted, standing.start.latest_by)
@@ -328,9 +331,14 @@ G = TypeVar("G", bound=ContentOptions)
 
 def _in_xpath(given: G) -> G:
     """Options whose predicate is XPath where it is a constraint of the trader: delegates and archives know of none.
-    Raises PredicateError."""
+    Raises PredicateError, ConfigurationError."""
     if given.get("language") != TCL:
         return given
+    if given.get("view") == "combined":
+        raise ConfigurationError(
+            'language="tcl" is over the metadata of structured events, not over the combined view',
+            hint='Leave view="combined" out, or write the predicate in XPath',
+        )
     predicate: str | None = dict[str, Any](given).get("predicate")
     return cast(G, {**given, "predicate": as_xpath(predicate) if predicate else None, "language": None})
 

@@ -182,6 +182,8 @@ class SubscriptionTerms:
         self.request = request
         self.first_level: FirstLevel | None = None
         """Options that its template is made of; None for what has no predicate to amend."""
+        self.language = ""
+        """Language that the application says its predicates in; "" for the default."""
         self.filter_digests = _digests(request)
         """Digests of the payload filters that it has, and had before it was amended: what comes may be cut by one of
         these."""

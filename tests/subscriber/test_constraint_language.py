@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.errors import ConfigurationError, PredicateError
 from tests.conftest import Federation
 
 
@@ -40,3 +40,36 @@ def test_constraint_that_does_not_parse_is_refused_at_once_with_its_position(fed
     with pytest.raises(PredicateError, match="position 12") as caught:
         federation.subscriber().register_subscriber(type_name="event", predicate="residual > ", language="tcl")
     assert caught.value.facts["position"] == 12
+
+
+def test_subscription_is_amended_in_the_words_that_it_was_registered_in(federation: Federation) -> None:
+    # Given a subscription in the trader's words, and one that gets everything
+    federation.pad()
+    subscriber, publisher = federation.subscriber(), federation.light()
+    some = subscriber.register_subscriber(type_name="event", predicate="residual > 0.9", language="tcl")
+    every = subscriber.register_subscriber(type_name="event")
+    at = publisher.connect_to_delegate("alpha", "rome")
+    uid = publisher.register_publisher(at, type_name="event", validate=False)
+    assert subscriber.wait_matched(some) == 1
+    # When it is amended: by what would be XPath as well, of another meaning; and by what does not parse
+    subscriber.amend_subscription(some, predicate="residual > 0.1")
+    with pytest.raises(PredicateError, match="constraint, position 12"):
+        subscriber.amend_subscription(some, predicate="residual > ")
+    for residual in (0.01, 0.5):
+        publisher.publish(uid, _event(residual, "running"), b"")
+    assert all(subscriber.receive(every, 30.0) is not None for _ in range(2))
+    # Expect it to get what its second constraint says
+    obj = subscriber.receive(some, 30.0)
+    assert obj is not None
+    assert b'"0.5"' in obj.metadata
+    # When its predicate is taken away; expect it to get everything
+    subscriber.amend_subscription(some, predicate="")
+    publisher.publish(uid, _event(0.02, "running"), b"")
+    obj = subscriber.receive(some, 30.0)
+    assert obj is not None
+    assert b'"0.02"' in obj.metadata
+
+
+def test_constraint_over_the_combined_view_is_refused(federation: Federation) -> None:
+    with pytest.raises(ConfigurationError, match="combined view"):
+        federation.subscriber().register_subscriber(predicate="residual > 1", language="tcl", view="combined")
