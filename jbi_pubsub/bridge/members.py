@@ -13,6 +13,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
+from jbi_pubsub.core.xpath.covering import Aggregate
 from jbi_pubsub.core.xpath.narrowing import joined
 from jbi_pubsub.protocol.wanted import WantedPredicate, WantedType
 
@@ -43,6 +44,9 @@ class TypeMembers:
     index: PredicateIndex[WantedPredicate] | None = None
     """Their predicates, as long as they are these."""
 
+    aggregate: Aggregate[WantedPredicate] = field(default_factory=Aggregate)
+    """The members, and those that no other one covers."""
+
     def count(self, obj: InfoObject) -> None:
         """An object has come. On the thread of the subscription."""
         self.crossed += 1
@@ -61,12 +65,20 @@ class TypeMembers:
         importance = self.importance or None
         if ALL in self.members or any(each.language != ALL.language for each in self.members):
             return Profile(importance=importance)
-        where = joined(sorted((each.text, each.namespaces) for each in self.members), "or")
         try:
+            self._gather()
+            where = joined(sorted((each.text, each.namespaces) for each in self.aggregate.widest), "or")
             compile_predicate(where[0], namespaces=dict(where[1]))
         except JbiError:  # all together are too much
             return Profile(importance=importance)
         return Profile(where, importance)
+
+    def _gather(self) -> None:
+        """Have the members, and no others, in the aggregate: what one of them covers is brought for that one."""
+        for gone in self.aggregate.keys - self.members.keys():
+            self.aggregate.remove(gone)
+        for one in sorted(self.members.keys() - self.aggregate.keys):
+            self.aggregate.add(one, compile_predicate(one.text, namespaces=dict(one.namespaces)))
 
     def take(self, told: Collection[WantedType], now: float, linger: float) -> None:
         """Those that are told are members; those that were stay so for `linger` seconds."""

@@ -73,8 +73,10 @@ def _is_looser(wide: Predicate, narrow: Predicate) -> bool:
         number = condition.parameter
         if condition.test in RELATIONS and number not in plan.fixed:
             more, less = of_wide[number], of_narrow[number]
+            if not isinstance(more, float) or not isinstance(less, float):
+                return False
             is_upper = (condition.test in _UPPER) is not condition.negated
-            if not (more >= less if is_upper else more <= less):  # type: ignore[operator]  # numbers, both
+            if not (more >= less if is_upper else more <= less):
                 return False
             free |= set(_literals(plan.parameters[number]))
         elif of_wide[number] != of_narrow[number]:
