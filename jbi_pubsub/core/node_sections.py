@@ -17,6 +17,8 @@ class DomainSection(Section, frozen=True):
     """Number of the domain, another one for each."""
     name: str = ""
     """Name that people call it by."""
+    central: tuple[str, ...] = ()
+    """host:port of lookup services in which services of all domains are registered as well as in those of their own."""
     traders: tuple[str, ...] = ()
     """host:port of lookup services of other domains, at most 16: their traders are asked for what is not here."""
 

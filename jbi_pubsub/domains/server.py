@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -30,18 +29,17 @@ from jbi_pubsub.core.access import (
 )
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.constraint import Preference
 from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
 from .proxy import TRADER, TRADER_TYPE, DomainEntry, OfferedType, TraderProxy
-from .services import ALL_OFFERS, OfferListener, refused_data
-from .trader import Offer, OfferAnswer, OfferQuery, Trader
+from .registry import OfferRegistry, elsewhere
+from .services import refused_data
+from .trader import Offer, OfferAnswer, OfferQuery, joined
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -60,15 +58,14 @@ class TraderServer:
         """Binds [pad] host and port. Raises ConfigurationError, PortInUseError."""
         self._domain = config.domain
         self._access = access or AllowAll()
-        self._trader = Trader()
         self._asked: Cache[str, bool] = Cache(QUERIES_KEPT)
         self._lock = threading.Lock()
         """Covers what was asked."""
         self.service_id = uuid4().hex
         with ExitStack() as undo:
             undo.callback(self._access.close)
-            self._community = JoinManager(config, name="trader")
-            undo.callback(self._community.close)
+            self._registry = OfferRegistry(config, "trader")
+            undo.callback(self._registry.close)
             self._links = []
             for locator in config.domain.traders[:LINKS_MOST]:
                 self._links.append(link := _TraderLink(config, locator))
@@ -94,11 +91,11 @@ class TraderServer:
         self._endpoint.start()
         ref = ServiceRef(self.service_id, TRADER, (self.address,), ("query", "types"), self._endpoint.certificate)
         told = (DomainEntry(number=self._domain.number, name=self._domain.name or None).rep(),)
-        cache = self._community.watch(ALL_OFFERS, OfferListener(self._trader))
-        self._community.join(ServiceItem(self.service_id, (TRADER_TYPE,), ref, told))
+        community = self._registry.community
+        self._registry.watch(timeout)
+        community.join(ServiceItem(self.service_id, (TRADER_TYPE,), ref, told))
         if timeout:
-            self._community.wait_watching(cache, timeout)
-            self._community.wait_joined(self.service_id, timeout)
+            community.wait_joined(self.service_id, timeout)
 
     def stop(self) -> None:
         """Leave."""
@@ -106,16 +103,16 @@ class TraderServer:
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        types = self._trader.types()
+        types = self._registry.trader.types()
         links = {each.locator: each.connected for each in self._links}
-        return {"address": self.address, "types": len(types), "offers": len(self._trader), "links": links}
+        return {"address": self.address, "types": len(types), "offers": len(self._registry.trader), "links": links}
 
     def types(self, caller: Caller) -> tuple[OfferedType, ...]:
         """See TraderProxy."""
         demand(self._access, caller, ("connect", NONE_IN_PARTICULAR))
         return tuple(
             OfferedType(of.name, of.parent.name if of.parent else "", tuple(map(str, of.properties)), count)
-            for of, count in self._trader.types()
+            for of, count in self._registry.trader.types()
             if self._access.allow(caller, "subscribe", Subject(of.name, some=True))
         )
 
@@ -125,15 +122,14 @@ class TraderServer:
         if self._has_asked(query.id):
             return OfferAnswer()
         until = time.monotonic() + query.timeout
-        own = self._trader.query(query, lambda item: self._may_know(caller, item))
+        own = self._registry.trader.query(query, lambda item: self._may_know(caller, item))
         if not query.hops or query.follow == "local_only" or (own.offers and query.follow == "if_no_local"):
             return own
         asked = msgspec.structs.replace(query, hops=query.hops - 1, id=query.id or uuid4().hex)
         self._has_asked(asked.id)  # a ring brings it back
         others, missing = self._ask(asked, until)
-        known = {each.id for each in own.offers}
-        others = [each for each in others if each.id not in known and self._may_know(caller, each)]
-        return self._joined(query, own, others, missing)
+        others = [each for each in others if self._may_know(caller, each)]
+        return joined(query, [own, OfferAnswer(tuple(others), tuple(missing))])
 
     def _has_asked(self, query_id: str) -> bool:
         """Whether that query has been here already, by another way."""
@@ -165,15 +161,6 @@ class TraderServer:
             missing += [note[:200] for note in told.partial[:LINKS_MOST]]
         return found, missing
 
-    def _joined(
-        self, query: OfferQuery, own: OfferAnswer, others: Sequence[Offer], missing: Sequence[str]
-    ) -> OfferAnswer:
-        """The offers of all, in order of preference; equal ones of ours first."""
-        every = list({each.id: each for each in (*own.offers, *others)}.values())
-        chosen = Preference(query.preference).ordered(every, lambda each: each.properties)[: query.returned]
-        more = [f"{len(every):,} offers match; {len(chosen):,} are returned"] if len(chosen) < len(every) else []
-        return OfferAnswer(tuple(chosen), (*own.partial, *missing, *more))
-
     def _may_know(self, caller: Caller, offer: Offer | ServiceItem) -> bool:
         """Whether who asks may subscribe to what the service is: to its type, by its name if it says one."""
         if isinstance(offer, Offer):
@@ -191,8 +178,7 @@ class _TraderLink:
     def __init__(self, config: Config, locator: str) -> None:
         self.locator = locator
         self._security = config.security()
-        there = msgspec.structs.replace(config.lookup, locators=(locator,), multicast=False, groups=(ALL_GROUPS,))
-        self._community = JoinManager(msgspec.structs.replace(config, lookup=there), name=f"trader-{locator}")
+        self._community = JoinManager(elsewhere(config, locator), name=f"trader-{locator}")
         self._traders = self._community.watch(ServiceTemplate(types=(TRADER_TYPE,)))
 
     @property

@@ -17,46 +17,17 @@ from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryE
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.lookup.client.finder import LookupCache
-from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 
 from .proxy import TRADER_TYPE, TraderProxy
-from .service_type import PropertyValue, ServiceType, ServiceTypeEntry
-from .trader import Offer, OfferAnswer, OfferQuery, Trader
+from .registry import OfferRegistry, elsewhere
+from .service_type import PropertyValue, ServiceType
+from .trader import Offer, OfferAnswer, OfferQuery, joined
 
 log = logging.getLogger("jbi_pubsub.domains")
 
 OFFER: Final = "offer"
 """Name of the exported object of an offer that answers calls."""
-ALL_OFFERS: Final = ServiceTemplate(entries=(ServiceTypeEntry().rep(),))
-
-
-class OfferListener:
-    """A trader's view of the lookup services (a ServiceListener)."""
-
-    def __init__(self, trader: Trader, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called when something has."""
-        self._trader = trader
-        self._changed = changed
-
-    def service_added(self, item: ServiceItem) -> None:
-        """An offer has come. One that contradicts itself is none."""
-        try:
-            self._trader.put(item)
-        except EntryError as exc:
-            log.warning("offer %s is left out: %s", item.service_id[:64], exc)
-            self._trader.remove(item.service_id)
-        self._changed()
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
-        """An offer is another one."""
-        self.service_added(new)
-
-    def service_removed(self, item: ServiceItem) -> None:
-        """An offer is gone."""
-        self._trader.remove(item.service_id)
-        self._changed()
 
 
 class _OwnOffer(msgspec.Struct, frozen=True):
@@ -84,11 +55,11 @@ class Services:
         self._name = name
         self._lock = threading.Lock()
         self._offers: dict[str, _OwnOffer] = {}
-        self._trader = Trader()
-        self._cache: LookupCache | None = None
         self._watching: tuple[Callable[[], None], ...] = ()
         self._closed = False
-        self._community = JoinManager(self._config, name=name)
+        self._own = OfferRegistry(self._config, name, self._tell)
+        central = self._config.domain.central
+        self._central = OfferRegistry(elsewhere(self._config, *central), f"{name}-central") if central else None
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +72,8 @@ class Services:
         with self._lock:
             self._closed = True
             offers, self._offers = self._offers, {}
-        self._community.close()
+        for registry in self._registries():
+            registry.close()
         for each in offers.values():
             if each.endpoint is not None:
                 each.endpoint.stop()
@@ -137,9 +109,10 @@ class Services:
                     raise AdapterStateError("these services are closed", hint="Offer before close()")
                 self._offers[offer_id] = _OwnOffer(known, dict(properties), reference, endpoint)
             undo.callback(self._offers.pop, offer_id, None)
-            undo.callback(self._community.leave, offer_id)
-            self._community.join(item)
-            self._community.wait_joined(offer_id, self._seconds(timeout))
+            for registry in self._registries():
+                undo.callback(registry.community.leave, offer_id)
+                registry.community.join(item)
+            self._own.community.wait_joined(offer_id, self._seconds(timeout))
             undo.pop_all()
         return offer_id
 
@@ -156,7 +129,8 @@ class Services:
             values = {name: value for name, value in {**own.values, **properties}.items() if value is not None}
             item = _item(offer_id, own.type, values, own.reference)
             self._offers[offer_id] = msgspec.structs.replace(own, values=values)
-            self._community.join(item)
+            for registry in self._registries():
+                registry.community.join(item)
 
     def withdraw(self, offer_id: str) -> None:
         """End an offer of ours. Raises UnknownUidError."""
@@ -164,7 +138,8 @@ class Services:
             own = self._offers.pop(offer_id, None)
         if own is None:
             raise UnknownUidError(f"no offer {offer_id[:80]} of this process", uid=offer_id[:80])
-        self._community.leave(offer_id)
+        for registry in self._registries():
+            registry.community.leave(offer_id)
         if own.endpoint is not None:
             own.endpoint.stop()
 
@@ -182,26 +157,33 @@ class Services:
     def query(self, query: OfferQuery) -> OfferAnswer:
         """The same with all that a query can say, and what may be missing. Raises as `find`."""
         self._watch(query.timeout)
-        found = self._trader.query(query)
+        found = self._own.trader.query(query)
         if query.follow == "local_only" or (found.offers and query.follow == "if_no_local"):
             return found
-        others = self._community.lookup(ServiceTemplate(types=(TRADER_TYPE,)), timeout=query.timeout)
-        if not others:
-            return found
+        found = self._of_traders(query, found)
+        if self._central is not None and (not found.offers or query.follow == "always"):
+            self._central.watch(query.timeout)
+            found = joined(query, [found, self._central.trader.query(query)])
+        return found
+
+    def _of_traders(self, query: OfferQuery, found: OfferAnswer) -> OfferAnswer:
+        """Answer of the domain's trader, who sees what we do, and more; without one what was found here."""
+        others = self._own.community.lookup(ServiceTemplate(types=(TRADER_TYPE,)), timeout=query.timeout)
+        missing: list[str] = []
         for item in others:
             trader = TraderProxy(item.proxy, self._config.security(), timeout=query.timeout)
             try:
-                return trader.query(query)  # it sees what we do, and more
+                return trader.query(query)
             except WireError as exc:
-                failed = f"trader {item.proxy.endpoints[0]}: {exc}"
+                missing.append(f"trader {item.proxy.endpoints[0]}: {exc}"[:200])
             finally:
                 trader.close()
-        return msgspec.structs.replace(found, partial=(*found.partial, failed))
+        return msgspec.structs.replace(found, partial=(*found.partial, *missing))
 
     def types(self, timeout: float | None = None) -> list[tuple[ServiceType, int]]:
         """Service types that somebody offers, and the number of offers of each. Raises LookupNotFoundError."""
         self._watch(self._seconds(timeout))
-        return self._trader.types()
+        return self._own.trader.types()
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Have `changed` called when offers come, change or go, on a thread of ours, which it must not hold up; what is
@@ -229,21 +211,21 @@ class Services:
     def _seconds(self, timeout: float | None) -> float:
         return self._config.lookup.timeout if timeout is None else timeout
 
+    def _registries(self) -> list[OfferRegistry]:
+        return [self._own] if self._central is None else [self._own, self._central]
+
     def _watch(self, timeout: float) -> None:
         """Know of all offers. Raises AdapterStateError, LookupNotFoundError."""
         with self._lock:
             if self._closed:
                 raise AdapterStateError("these services are closed", hint="Use them before close()")
-            if self._cache is None:
-                self._cache = self._community.watch(ALL_OFFERS, OfferListener(self._trader, self._tell))
-            cache = self._cache
-        self._community.wait_watching(cache, timeout)
+        self._own.watch(timeout)
 
     def _type(self, type_: ServiceType | str, timeout: float | None) -> ServiceType:
         """The type that is meant. Raises UnknownUidError, TypeConflictError."""
         self._watch(self._seconds(timeout))
         name = type_ if isinstance(type_, str) else type_.name
-        known = self._trader.type(name)
+        known = self._own.trader.type(name)
         if isinstance(type_, ServiceType):
             if known is not None:
                 type_.check_same(known)

@@ -7,7 +7,7 @@ What a constraint says of equal values is looked up in an index, and the rest is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -169,6 +169,18 @@ class Trader:
                     ids += self._index.find([template])
             found = [self._offers[each] for each in ids]
         return (each for each in found if not query.exact_type or each.type.name == query.type)
+
+
+def joined(query: OfferQuery, answers: Sequence[OfferAnswer]) -> OfferAnswer:
+    """The offers of several answers, each once, in order of preference; of equal ones those of the first answer come
+    first."""
+    every = {each.id: each for answer in reversed(answers) for each in reversed(answer.offers)}
+    found = list(reversed(every.values()))
+    chosen = Preference(query.preference).ordered(found, lambda each: each.properties)[: query.returned]
+    notes = [note for answer in answers for note in answer.partial]
+    if len(chosen) < len(found):
+        notes.append(f"{len(found):,} offers match; {len(chosen):,} are returned")
+    return OfferAnswer(tuple(chosen), tuple(dict.fromkeys(notes)))
 
 
 @lru_cache(maxsize=256)  # many ask the same; a bound because others choose them

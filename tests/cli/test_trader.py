@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
+
+from jbi_pubsub import Config
+from jbi_pubsub.cli.community import at_address
+from jbi_pubsub.domains.proxy import TraderProxy
+from jbi_pubsub.domains.trader import OfferQuery
 
 OF_CAMERA = ("--property", "mandatory string name", "--property", "long pixels", "--property", "strings roles")
 
@@ -21,11 +27,15 @@ def test_service_is_exported_found_by_a_trader_and_withdrawn(
     )
     offered = offer.fact()
     trader = start(*flags, "--set", "domain.number=7", "trader", "serve", "--json")
-    assert trader.fact()["domain"] == 7
+    served = trader.fact()
+    assert served["domain"] == 7
     # When it is asked for, expect it with its properties, by a constraint and by nothing
     found = said(*flags, "trader", "query", "demo.Camera", "pixels > 8 and 'b' in roles", "--json")
     (one,) = json.loads(found.out)["offers"]
     assert (one["id"], one["properties"]) == (offered["id"], {"name": "roof", "pixels": 12, "roles": ["a", "b"]})
+    # (the trader's own answer is the same)
+    with closing(TraderProxy(at_address(served["address"], "trader"), Config().security())) as proxy:
+        eventually(lambda: [each.id for each in proxy.query(OfferQuery("demo.Camera")).offers] == [offered["id"]])
     none = said(*flags, "trader", "query", "demo.Camera", "pixels > 12", "--follow", "always", "--json")
     assert (none.code, json.loads(none.out)) == (0, {"offers": [], "partial": []})
     types = json.loads(said(*flags, "trader", "types", "--json").out)

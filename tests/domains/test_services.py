@@ -196,6 +196,36 @@ def test_domain_without_a_trader_is_told_as_missing(stack: ExitStack) -> None:
     assert "no trader" in partial[0] or "in time" in partial[0]
 
 
+@pytest.mark.row("D-04", "D-05", "D-06")
+def test_services_of_all_domains_are_in_the_central_registry_as_long_as_they_are_offered(
+    stack: ExitStack, eventually: Callable[..., Any]
+) -> None:
+    # Given two domains with a central registry, which is lookup services alone
+    central = stack.enter_context(LocalFederation()).lookups[0].address
+    one, two = (_of_central(stack, number, central) for number in (1, 2))
+    # When one offers a service, expect the other one to find it there, and what is told to be small
+    offer = one.offer(TASKING, {"area": "north", "sensors": 1})
+    (found,) = two.find("demo.Tasking", "area == 'north'")
+    assert found.id == offer
+    assert len(msgspec.msgpack.encode(found)) < 4_096
+    # and who asks for all of it to have each once
+    two.offer(TASKING, {"area": "south", "sensors": 2})
+    answer = two.query(OfferQuery("demo.Tasking", preference="max sensors", follow="always"))
+    assert [each.properties["area"] for each in answer.offers] == ["south", "north"]
+    assert two.find("demo.Tasking") == [each for each in answer.offers if each.properties["area"] == "south"]
+    # and nothing when it is withdrawn
+    one.modify(offer, {"sensors": 5})
+    eventually(lambda: two.find("demo.Tasking", "sensors == 5"))
+    one.withdraw(offer)
+    eventually(lambda: two.find("demo.Tasking", "area == 'north'") == [])
+
+
+def _of_central(stack: ExitStack, number: int, central: str) -> Services:
+    config = stack.enter_context(LocalFederation()).config
+    section = DomainSection(number=number, central=(central,))
+    return stack.enter_context(Services(msgspec.structs.replace(config, domain=section)))
+
+
 @pytest.mark.row("D-22")
 def test_trader_gives_who_asks_what_he_may_subscribe_to(stack: ExitStack) -> None:
     class Some(AllowAll):

@@ -269,6 +269,7 @@ def test_who_has_logged_in_may_what_rules_say(guarded: Any, figures: Any) -> Non
         assert subscriber.receive(subscription, timeout=60.0) is not None
 
 
+@pytest.mark.row("D-20")
 @pytest.mark.parametrize(("user", "password"), [("alice", "b"), ("bob", "b"), ("alice", ""), ("eve", "a")])
 def test_who_has_not_may_nothing(guarded: Any, user: str, password: str) -> None:
     # Given a wrong password, a user without rights, one who only says who he is, and a stranger; Expect a refusal

@@ -1,0 +1,73 @@
+"""A registry of offers: the lookup services of a domain, or central ones, with what is offered there (paper 3.3.1)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import EntryError
+from jbi_pubsub.lookup.client.finder import LookupCache
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.registrar import ALL_GROUPS
+
+from .service_type import ServiceTypeEntry
+from .trader import Trader
+
+log = logging.getLogger("jbi_pubsub.domains")
+
+ALL_OFFERS: Final = ServiceTemplate(entries=(ServiceTypeEntry().rep(),))
+
+
+class OfferRegistry:
+    """Offers that lookup services list, from when they are asked for first on (a ServiceListener). Any thread."""
+
+    def __init__(self, config: Config, name: str, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when an offer comes, changes or goes. Raises ConfigurationError."""
+        self.trader: Final = Trader()
+        self.community: Final = JoinManager(config, name=name)
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._cache: LookupCache | None = None
+
+    def watch(self, timeout: float) -> None:
+        """Know of all offers, within so many seconds; with 0 nobody waits for that. Raises LookupNotFoundError."""
+        with self._lock:
+            if self._cache is None:
+                self._cache = self.community.watch(ALL_OFFERS, self)
+            cache = self._cache
+        if timeout:
+            self.community.wait_watching(cache, timeout)
+
+    def close(self) -> None:
+        """Leave, with all that was registered."""
+        self.community.close()
+
+    def service_added(self, item: ServiceItem) -> None:
+        """An offer has come. One that contradicts itself is none."""
+        try:
+            self.trader.put(item)
+        except EntryError as exc:
+            log.warning("offer %s is left out: %s", item.service_id[:64], exc)
+            self.trader.remove(item.service_id)
+        self._changed()
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
+        """An offer is another one."""
+        self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """An offer is gone."""
+        self.trader.remove(item.service_id)
+        self._changed()
+
+
+def elsewhere(config: Config, *locators: str) -> Config:
+    """The settings for lookup services of others, whatever their groups are."""
+    there = msgspec.structs.replace(config.lookup, locators=locators, multicast=False, groups=(ALL_GROUPS,))
+    return msgspec.structs.replace(config, lookup=there)
