@@ -33,8 +33,11 @@ class DomainChannel(Protocol):
         """Publish an event; the object's id."""
         ...
 
-    def listen(self, type_: str, constraint: str, listener: EventListener) -> SubscriptionUid:
-        """Have events told for which the constraint is true."""
+    def listen(
+        self, type_: str, constraint: str, listener: EventListener, *, durable: str | None = None
+    ) -> SubscriptionUid:
+        """Have events told for which the constraint is true; under a name that is `durable` those as well that came
+        while nobody listened."""
         ...
 
     def unlisten(self, subscription: SubscriptionUid) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -62,11 +63,16 @@ class Client:
         PredicateError, LookupNotFoundError."""
         return self._domain.services.find(APPLICATION, constraint, preference=preference, most=most)
 
-    def watch(self, application: Offer | str, constraint: str, listener: EventListener) -> str:
+    def watch(
+        self, application: Offer | str, constraint: str, listener: EventListener, *, durable: bool = False
+    ) -> str:
         """Have its monitoring events told for which the constraint is true ("" for all); the id of what is watched.
-        Raises PredicateError, LookupNotFoundError."""
+        `durable`: who watches the same again, in a later process, gets what has come meanwhile, where the domain has an
+        archive. Raises PredicateError, LookupNotFoundError, AdapterStateError (it is watched so already)."""
         name = _name(application)
-        subscription = self._domain.listen(MONITORING, _watching(name, constraint), listener)
+        wanted = _watching(name, constraint)
+        kept = f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}" if durable else None
+        subscription = self._domain.listen(MONITORING, wanted, listener, durable=kept)
         profile: dict[str, PropertyValue] = {"client": self.name, "application": name, "constraint": constraint}
         offer_id = self._domain.services.offer(PROFILE, profile)
         with self._lock:
@@ -178,8 +184,15 @@ class Client:
             for obj in self._domain.past(type_, f"client == {quoted(self.name)}", since):
                 yield StructuredEvent.read(obj.metadata, obj.payload)
 
+    def away(self) -> None:
+        """Do no more; what is watched durably is kept. The domain's close() ends the subscriptions."""
+        with self._lock:
+            followed, self._followed = list(self._followed.values()), {}
+        for each in followed:
+            each.stop()
+
     def leave(self) -> None:
-        """End all of it. Safe to repeat."""
+        """End all of it, also what is watched durably. Safe to repeat."""
         with self._lock:
             watched, followed, groups = list(self._watched), list(self._followed), list(self._groups)
         for each in watched:

@@ -81,12 +81,12 @@ class Domain:
         self.close()
 
     def close(self) -> None:
-        """Close applications and clients, and leave. Safe to repeat."""
+        """Close applications, have clients be away, and leave. Safe to repeat."""
         with self._lock:
             self._closed = True
             members = list(self._members)
         for each in members:
-            each.close() if isinstance(each, Application) else each.leave()
+            each.close() if isinstance(each, Application) else each.away()
         self._undo.close()
 
     def application(
@@ -132,8 +132,12 @@ class Domain:
             self._publisher.unregister_publisher(each)
         return self._publisher.publish(registration, metadata, event.remainder or None)
 
-    def listen(self, type_: str, constraint: str, listener: EventListener) -> SubscriptionUid:
-        """Have events of a type told for which the constraint is true. Raises PredicateError, LookupNotFoundError."""
+    def listen(
+        self, type_: str, constraint: str, listener: EventListener, *, durable: str | None = None
+    ) -> SubscriptionUid:
+        """Have events of a type told for which the constraint is true; under a name that is `durable` those as well
+        that came since somebody listened under it, where delegates have archives. Raises PredicateError,
+        LookupNotFoundError, and AdapterStateError for a durable one that is open here."""
 
         def arrived(subscription: SubscriptionUid, obj: InfoObject) -> None:  # noqa: ARG001  # the listener's form
             try:
@@ -144,7 +148,7 @@ class Domain:
             listener(event)
 
         return self._subscriber.register_subscriber(
-            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, listener=arrived
+            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, listener=arrived, durable=durable
         )
 
     def unlisten(self, subscription: SubscriptionUid) -> None:

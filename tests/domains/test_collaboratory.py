@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from jbi_pubsub.core.config import ArchiveSection, PolicySection
 from jbi_pubsub.core.errors import (
     AdapterStateError,
     ConfigurationError,
@@ -21,7 +24,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.state import IllegalTransitionError
 from jbi_pubsub.domains.application import Application
 from jbi_pubsub.domains.domain import Domain
-from jbi_pubsub.domains.event import StructuredEvent
+from jbi_pubsub.domains.event import MONITORING, StructuredEvent
 from tests.conftest import Federation
 
 
@@ -232,3 +235,34 @@ def test_what_is_closed_makes_nothing_more(federation: Federation) -> None:
         domain.client("bob")
     with pytest.raises(AdapterStateError, match="closed"):
         domain.client("anna")
+
+
+@pytest.mark.row("D-24")
+def test_client_that_was_away_gets_what_it_watches_in_order_and_once(
+    federation: Federation, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a domain with an archive that keeps events, and a client who watches durably
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[keep]]\ntype = "discover.*"\n')
+    archive = ArchiveSection(folder=str(tmp_path / "archive"), workers=0)
+    policy = PolicySection(file=str(rules))
+    federation.pad(config=msgspec.structs.replace(federation.config, archive=archive, policy=policy))
+    steps: list[Any] = []
+    with Domain(federation.config) as here:
+
+        def publish(*numbers: int) -> None:
+            for number in numbers:
+                here.publish(StructuredEvent("heat", "Monitoring", "", {"step": number}), MONITORING)
+
+        with Domain(federation.config) as elsewhere:
+            elsewhere.client("anna").watch("heat", "step > 0", lambda e: steps.append(e.body["step"]), durable=True)
+            publish(1, 2, 0, 3)
+            eventually(lambda: steps == [1, 2, 3])
+        # When she is away while it goes on, and comes back
+        publish(4, 0, 5)
+        with Domain(federation.config) as elsewhere:
+            elsewhere.client("anna").watch("heat", "step > 0", lambda e: steps.append(e.body["step"]), durable=True)
+            publish(6)
+            # Expect all of it
+            eventually(lambda: len(steps) >= 6)
+            assert steps == [1, 2, 3, 4, 5, 6]
