@@ -18,6 +18,7 @@ EXAMPLES: Final = {
     "airborne": "An air tasking order, filtered for a link of 7,200 bit/s.",
     "alerts": "CAP alerts to e-mail: each one as it comes, or many in a digest.",
     "caution": "A master caution panel: subscriber, database and publisher.",
+    "collaboratory": "Simulations of three domains, which scientists watch and steer.",
     "hla": "Flights and weather, two federations with a bridge between them.",
     "imagery": "Imagery and telemetry from around Kabul, and a map.",
     "network": "Three nodes on two networks that lose, and an island that comes back.",

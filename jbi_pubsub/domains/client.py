@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -29,6 +28,8 @@ PROFILE: Final = ServiceType.of(
 """Service type of what a client watches, so that others can follow."""
 WAITING_MOST: Final = 1_000
 """Commands of a client that wait for an answer."""
+AGAIN_SECONDS: Final = 5.0
+"""Between two looks at what somebody in another domain watches: nobody tells of offers there."""
 
 
 class _Command:
@@ -212,11 +213,11 @@ class _Followed:
         self._domain, self._client, self._listener = domain, client, listener
         self._kept: dict[tuple[str, str], SubscriptionUid] = {}
         """Subscriptions; the job's alone."""
-        self._job = Job(f"follow {client[:40]}", math.inf, self._keep_up, slow=True)
+        self._job = Job(f"follow {client[:40]}", AGAIN_SECONDS, self._keep_up, slow=True)
         self._unwatch: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Begin, and look again when offers change."""
+        """Begin, and look again when offers change, and after some time."""
         actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", self._listener)
         self._kept["", ""] = actions
         self._unwatch = self._domain.services.watch(self._job.wake)

@@ -33,6 +33,10 @@ class _DomainSubscriber(SubscriberAdapter):
 
     _is_only = False
 
+    def __init__(self, config: Config, *, name: str) -> None:
+        super().__init__(config, name=name)
+        self._subscriptions.warns = False  # commands and talk are listened for before there are any
+
 
 class Domain:
     """Applications and clients of this process in a domain.

@@ -90,6 +90,8 @@ class SubscriptionTable:
         self.templates = FirstLevelTemplates(published, config, self._is_used)
         self.watches = TemplateWatches(community, self.templates, self._serve)
         self.sessions = DelegateSessions(config, name, self.watches, signatures)
+        self.warns = True
+        """Whether a subscription that nothing matches is worth a warning."""
         self._published = published
         self._lock = threading.RLock()
         self._subscriptions: dict[str, LocalSubscription] = {}
@@ -262,7 +264,7 @@ class SubscriptionTable:
         with self._lock:
             known, self._told[uid] = self._told.get(uid), str(matching)
         if known != str(matching):
-            nothing = matching.registrations or not self._published.names()
-            level = logging.INFO if nothing else logging.WARNING
+            is_usual = not self.warns or matching.registrations or not self._published.names()
+            level = logging.INFO if is_usual else logging.WARNING
             matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
         return bool(matching.registrations) or not (asked.name or asked.local)

@@ -22,6 +22,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.state import IllegalTransitionError
+from jbi_pubsub.domains import client
 from jbi_pubsub.domains.application import Application
 from jbi_pubsub.domains.domain import Domain
 from jbi_pubsub.domains.event import MONITORING, StructuredEvent
@@ -220,6 +221,36 @@ def test_who_follows_a_client_sees_its_actions_and_what_it_watches(
     anna.unfollow("bob")
     with pytest.raises(UnknownUidError):
         anna.unfollow("bob")
+
+
+def test_who_follows_sees_what_nobody_tells_of(
+    domain: Callable[[], Domain], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a client who follows another one, of whose offers nothing is told here, as those of other domains
+    monkeypatch.setattr(client, "AGAIN_SECONDS", 0.1)
+    here, there = domain(), domain()
+    _heat(here)
+    bob = here.client("bob")
+    monkeypatch.setattr(there.services, "watch", lambda changed: lambda: None)  # noqa: ARG005  # never
+    seen: list[StructuredEvent] = []
+    there.client("anna").follow("bob", seen.append)
+    # When he watches something later on, expect its events
+    bob.watch("heat", "", _nobody)
+    eventually(lambda: seen)
+
+
+def test_who_waits_for_commands_and_talk_warns_of_nothing(
+    domain: Callable[[], Domain], caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    # Given a domain in which something is published; when a client waits for what nobody publishes
+    here = domain()
+    told: list[StructuredEvent] = []
+    _heat(here)
+    here.client("anna").watch("heat", "", told.append)
+    eventually(lambda: told)
+    domain().client("bob")
+    # Expect no warning
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
 def test_what_is_closed_makes_nothing_more(federation: Federation) -> None:

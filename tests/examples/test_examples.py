@@ -82,7 +82,7 @@ def check(out: str, err: str, code: int | None) -> None:
     assert f"{len(promises)} of {len(promises)} promises came true" in out
 
 
-@pytest.mark.row("J-98", "J-99", "H-09", "D-02")
+@pytest.mark.row("J-98", "J-99", "H-09", "D-01", "D-02", "D-03")
 @pytest.mark.processes
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_keeps_its_promises(name: str, playing: dict[str, subprocess.Popen[str]], folder: Path) -> None:
@@ -352,5 +352,6 @@ def test_a_process_that_fails_is_named_with_what_it_has_said() -> None:
 def test_the_page_shows_every_example() -> None:
     # Given the page; Expect a section and a command for each example, in this order, and its promises as they are
     assert re.findall(r"^## `jbi demo (\w+)`", PAGE, re.MULTILINE) == list(COMMANDS) == list(EXAMPLES)
-    assert all(f"{name:8}  {sentence}" in PAGE for name, sentence in EXAMPLES.items())
+    width = max(map(len, EXAMPLES))
+    assert all(f"{name:{width}}  {sentence}" in PAGE for name, sentence in EXAMPLES.items())
     assert "WRONG" not in PAGE
