@@ -114,32 +114,23 @@ class SendingQueues:
         return bool(self._control or self.repairs or any(self._new))
 
     def next(self, *, is_relaying: bool) -> Turn | None:
-        """Have the next one go. `is_relaying`: something comes from other networks: new, of usual importance."""
+        """Have the next one go. `is_relaying`: something comes from other networks: it takes turns with what is new and
+        of usual importance."""
         if self._control:
             return self._control.popleft()
-        self._turn = (self._turn + 1) % TURNS
-        if not self._turn and (found := self._next_new(is_relaying=is_relaying)):
-            return found
+        self._turn = (self._turn + 1) % (2 * TURNS)
+        is_new_first = not self._turn % TURNS and (is_relaying or any(self._new))
         for place in range(LEVELS - 1, -1, -1):
-            if self._repairs[place]:
+            if self._repairs[place] and not is_new_first:
                 self.repairs -= 1
                 return self._repairs[place].popleft()
-            if is_relaying and place <= _place(0):
+            if is_relaying and place == _place(0) and (self._turn % 2 or not self._new[place]):
                 return "relayed"
             if self._new[place]:
-                return self._pop(place)
+                found = self._new[place].popleft()
+                self.waiting -= len(found.datagram.data)
+                return found
         return None
-
-    def _next_new(self, *, is_relaying: bool) -> Turn | None:
-        place = next((place for place in range(LEVELS - 1, -1, -1) if self._new[place]), -1)
-        if is_relaying and place <= _place(0):
-            return "relayed"
-        return self._pop(place) if place >= 0 else None
-
-    def _pop(self, place: int) -> OutgoingBlock:
-        found = self._new[place].popleft()
-        self.waiting -= len(found.datagram.data)
-        return found
 
 
 @dataclass(slots=True)

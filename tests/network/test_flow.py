@@ -73,6 +73,20 @@ def test_what_comes_from_other_networks_goes_between() -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("repairs", [0, 1_000])
+def test_what_comes_from_other_networks_and_what_is_said_here_take_turns(repairs: int) -> None:
+    # Given much from other networks, much that is new here, and perhaps much that is asked for
+    queues = SendingQueues()
+    queues.add([_block() for _ in range(100)], 0)
+    for serial in range(repairs):
+        queues.repair(LOG, serial, 0)
+    # Expect as much of the one as of the other
+    first = [queues.next(is_relaying=True) for _ in range(100)]
+    count = 10 if repairs else 50
+    assert [first.count("relayed"), sum(isinstance(each, OutgoingBlock) for each in first)] == [count, count]
+
+
+@pytest.mark.unit
 def test_requests_that_wait_are_bounded() -> None:
     queues = SendingQueues()
     for number in range(1_000):
