@@ -300,7 +300,7 @@ class Exchange:
             return None
         footer = passed.footer
         is_logged = footer is not None and LogId(passed.origin, footer.epoch, footer.stream) in self.logs
-        return side.numbered(passed, now, expires=expires, is_logged=is_logged)
+        return side.numbered(passed, now, expires=expires, is_logged=is_logged, is_relayed=self._relay.has_next(at))
 
     def _number_serial(self, out: OutgoingBlock, log_id: LogId) -> None:
         self._own.number(out, log_id)

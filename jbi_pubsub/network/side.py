@@ -66,8 +66,11 @@ class NetworkSide:
             else:
                 self.recovery.note_dropped(log_id, serial)
 
-    def numbered(self, datagram: Datagram, now: float, *, expires: float = inf, is_logged: bool = True) -> bytes:
-        """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any."""
+    def numbered(
+        self, datagram: Datagram, now: float, *, expires: float = inf, is_logged: bool = True, is_relayed: bool = False
+    ) -> bytes:
+        """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any; `is_relayed`: it is from
+        another network, and more is, about."""
         footer = datagram.footer
         log_id = LogId(datagram.origin, footer.epoch, footer.stream) if footer is not None and is_logged else None
         self._note(log_id, footer.serial if footer is not None else 0, now, is_repair=False)
@@ -76,7 +79,7 @@ class NetworkSide:
         hops = datagram.hops + (datagram.origin != self._me)
         data = packed(datagram._replace(footer=footer, sender=self._sender, number=self.number, hops=hops))
         is_control = datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT)
-        self._count(len(data), now, is_control=is_control, is_repair=False)
+        self._count(len(data), now, is_control=is_control, is_repair=False, is_relayed=is_relayed)
         return data
 
     def block(
@@ -104,11 +107,11 @@ class NetworkSide:
                 self.recovery.note_own(log_id, serial, now)
             self.recovery.note_sent(log_id, serial, self.number, now, is_repair=is_repair)
 
-    def _count(self, size: int, now: float, *, is_control: bool, is_repair: bool) -> None:
+    def _count(self, size: int, now: float, *, is_control: bool, is_repair: bool, is_relayed: bool = False) -> None:
         self.sent += size
         self.repaired += size * is_repair
         self.controlled += size * is_control
-        if self.found is not None and (is_repair or self.queues):
+        if self.found is not None and (is_repair or is_relayed or self.queues):
             self.found.note(self.number, size, now, self.recovery.delay)
 
     def may_end(self, size: int, now: float) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
-from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.flow import FIRST_RATE, BlockRepair, FoundRate, OutgoingBlock, SeenWindow, SendingQueues, Turn
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 from .simulated import Node, Segment, World
 
@@ -134,6 +135,25 @@ def test_a_link_that_fails_for_a_while_has_its_rate_when_it_is_back() -> None:
         rate.note_lost([step])
     # Expect it to say nothing of what the link carries
     assert rate.rate >= FIRST_RATE
+
+
+@pytest.mark.unit
+def test_a_rate_is_found_for_what_is_passed_on_as_well() -> None:
+    # Given a node on two networks, the second of which has no rate
+    relay = Exchange(b"r" * 16, 1, 2, lambda low, _: low, ExchangeSettings(), [SideTerms(5e6), SideTerms()])
+    origin = Exchange(b"o" * 16, 1, 1, lambda low, _: low, ExchangeSettings())
+    now = 0.0
+    for number in range(4_000):
+        # When more comes on the first one than goes on the second
+        for each in range(2):
+            origin.say(
+                NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"%d %d" % (number, each) * 50), now
+            )
+            list(relay.received(0, origin.outgoing(0, now) or b"", now))
+        relay.tick(now)
+        now += len(relay.outgoing(1, now) or b"") / relay.sides[1].rate
+    # Expect the second to be tried faster, as nothing is lost there
+    assert relay.sides[1].rate > 2 * FIRST_RATE
 
 
 @pytest.mark.unit
