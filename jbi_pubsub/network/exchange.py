@@ -44,8 +44,6 @@ CACHE_BYTES: Final = 256 << 20
 DURABLE_BYTES: Final = 64 << 20
 PROCESSED_HASHES: Final = 1_000_000
 ACK_RANGES: Final = 500
-FURTHER_MOST: Final = 10_000
-"""Blocks that are asked for further at a time."""
 CONTROL_BYTES: Final = 1 << 20
 """Bytes of a request or an announcement, at most."""
 CONTROL_OVERHEAD: Final = 88
@@ -112,8 +110,6 @@ class Exchange:
         self._announcer = NodeAnnouncer(me, settings.announcement(epoch), settings.ack_ranges, networks)
         self._window = SeenWindow(settings.cache_bytes // 2, 3 * settings.announce_seconds)
         self._own = OwnLogs(me, epoch, self.logs, self._window, settings.durable_cache)
-        self._further: dict[tuple[LogId, int], set[int]] = {}
-        """Blocks that are asked for further, and the networks where they are lacked."""
 
     def say(self, message: NodeMessage | None, now: float) -> None:
         """Say a message on all networks; None: nothing more goes with what waits."""
@@ -173,8 +169,7 @@ class Exchange:
             raise ProtocolError("a serial beyond all that a node can say")
         if not self.logs.concerns_us(log_id):
             return False
-        is_new = self.sides[at].recovery.note_block(log_id, serial, now, is_repair=datagram.is_repair)
-        lacked_at = self._further.pop((log_id, serial), ())
+        is_new, lacked_at = self.sides[at].recovery.note_block(log_id, serial, now, is_repair=datagram.is_repair)
         log = self.logs.open(log_id)
         if not is_new and not lacked_at:
             return False
@@ -185,8 +180,9 @@ class Exchange:
             log.end(serial, serial)
             return False
         log.held.add(serial)
-        for other in lacked_at:
-            self.sides[other].repair([(log_id, serial, 0)])
+        for other, side in enumerate(self.sides):
+            if lacked_at >> other & 1:
+                self._repair(side, [(log_id, serial)])
         return is_new
 
     def _assembled(self, at: int, datagram: Datagram, now: float) -> NodeMessage | None:
@@ -232,11 +228,10 @@ class Exchange:
         self._repair(side, answers)
         for log_id, serial in lacking:
             log = self.logs.get(log_id)
-            if log is None or log.came_at in (-1, at) or len(self._further) >= FURTHER_MOST:
+            if log is None or log.came_at in (-1, at):
                 continue
             if not (side.terms.reduced_relay or self.sides[log.came_at].terms.reduced_relay):
-                self._further.setdefault((log_id, serial), set()).add(at)
-                self.sides[log.came_at].recovery.want(log_id, serial, now)
+                self.sides[log.came_at].recovery.want(log_id, serial, at, now)
 
     def _repair(self, side: NetworkSide, answers: Iterable[tuple[LogId, int]]) -> None:
         found = ((log_id, serial, self.held.get(log_id, serial)) for log_id, serial in answers)
@@ -324,9 +319,7 @@ class Exchange:
         self._relay.tick(now)
         for at, side in enumerate(self.sides):
             self._repair(side, side.recovery.answers(now))
-            request, nobody_gives = side.recovery.request(now, now - self._settings.node_timeout)
-            for each in nobody_gives:
-                self._further.pop(each, None)
+            request = side.recovery.request(now, now - self._settings.node_timeout)
             if request is not None:
                 side.lacked_at = now
                 self._control(side, DatagramKind.REQUEST, DatagramMode.UNRELIABLE, encoded_request(request))

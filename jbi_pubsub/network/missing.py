@@ -47,8 +47,8 @@ class MissingSerial:
     askings: int = 0
     is_flying: bool = False
     """It was asked for, and no repair of a later one has come since."""
-    is_for_others: bool = False
-    """The block has come before, and is not held any more: somebody on another network lacks it."""
+    lacked_at: int = 0
+    """Bit mask of the other networks where somebody lacks it: it has come before, and is not held any more."""
 
 
 class Asking(NamedTuple):
@@ -111,10 +111,12 @@ class MissingSerials:
                 self._put(serial, MissingSerial(due, not_before, due))
         return True
 
-    def want(self, serial: int, now: float) -> None:
+    def want(self, serial: int, at: int, now: float) -> None:
         """Somebody on another network lacks one that had come."""
         if serial not in self._missing and self._room.left > 0:
-            self._put(serial, MissingSerial(now, now, now, is_for_others=True))
+            self._put(serial, MissingSerial(now, now, now))
+        if serial in self._missing:
+            self._missing[serial].lacked_at |= 1 << at
 
     def pop(self, serial: int) -> MissingSerial | None:
         """One has come."""
@@ -169,20 +171,19 @@ class MissingSerials:
             heappop(self._due)
         return inf
 
-    def ask(self, seen: RangeSet, terms: Asking, most: int) -> tuple[RangeSet, list[tuple[int, bool]]]:
-        """Serials to be asked for now, in so many ranges at most; and those that are given up, and whether others
-        lacked them."""
+    def ask(self, seen: RangeSet, terms: Asking, most: int) -> tuple[RangeSet, list[int]]:
+        """Serials to be asked for now, in so many ranges at most; and those that are given up."""
         ready, early, given_up = [], [], []
         while self.due() <= terms.soon:
             serial = heappop(self._due)[1]
             missing = self._missing[serial]
             missing.queued = inf
-            if serial in seen and not missing.is_for_others:
+            if serial in seen and not missing.lacked_at:
                 self.pop(serial)
             elif missing.not_before > terms.now:
                 early.append(serial)
-            elif missing.askings >= LAST_ASKING and (terms.may_give_up or missing.is_for_others):
-                given_up.append((serial, missing.is_for_others))
+            elif missing.askings >= LAST_ASKING and (terms.may_give_up or missing.lacked_at):
+                given_up.append(serial)
                 self.pop(serial)
             else:
                 ready.append(serial)

@@ -132,8 +132,9 @@ class LogRecovery:
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
-    def note_block(self, log_id: LogId, serial: int, now: float, *, is_repair: bool) -> bool:
-        """A block has come; whether it is new. Raises ProtocolError: there is no room for its log."""
+    def note_block(self, log_id: LogId, serial: int, now: float, *, is_repair: bool) -> tuple[bool, int]:
+        """A block has come; whether it is new, and the bit mask of the other networks where somebody lacks it. Raises
+        ProtocolError: there is no room for its log."""
         here = self._of(log_id, now)
         log, missing = here.log, here.missing.pop(serial)
         if is_repair:
@@ -143,18 +144,18 @@ class LogRecovery:
                 self._trip.add(max(now - missing.asked_at, LEAST_TRIP))
             here.missing.hasten(serial, now + self._reorder + self._uniform(0, self.delay), now + self.round_trip)
         is_new = log.add(serial)
-        top = here.announced.top
+        first = max(log.floor, here.announced.top + 1)
         if self._is_lossless:
             self._announce(here, serial, serial)
-        elif serial > top:
-            self._find_gaps(here, max(log.floor, top + 1), serial - 1, now)
-            self._announce(here, max(log.floor, top + 1) if top else log.floor, serial)
+        elif serial >= first:
+            self._find_gaps(here, first, serial - 1, now)
+            self._announce(here, first, serial)
         elif not is_repair and here.edge < serial - 1:
             self._find_gaps(here, max(log.floor, here.edge + 1), serial - 1, now, is_anew=here.edge > 0)
         if not is_repair:
             here.edge = max(here.edge, serial)
         self._follow(here, now)
-        return is_new
+        return is_new, missing.lacked_at if missing is not None else 0
 
     def note_announcement(
         self, log_id: LogId, ranges: Iterable[Range], now: float, *, floor: int = 0, is_own: bool = False
@@ -207,9 +208,9 @@ class LogRecovery:
             self._next = min(self._next, here.answer_from)
         return answers, lacking, lost
 
-    def want(self, log_id: LogId, serial: int, now: float) -> None:
+    def want(self, log_id: LogId, serial: int, at: int, now: float) -> None:
         """Somebody on another network lacks a block that we do not hold any more: it is asked for here."""
-        self._of(log_id, now).missing.want(serial, now)
+        self._of(log_id, now).missing.want(serial, at, now)
         self._next = min(self._next, now)
 
     def lack_again(self, log_id: LogId, serial: int, now: float) -> None:
@@ -284,23 +285,21 @@ class LogRecovery:
             here.answer_from = min((each.answer_at for each in here.wishes.values()), default=inf)
         return answers
 
-    def request(self, now: float, gone_before: float, most: int = REQUEST_RANGES) -> tuple[Request | None, Answers]:
-        """Ranges to ask for now: what is due, and with it what will be soon, in `most` ranges; and what others lack and
-        nobody gives. Of origins that had left before `gone_before` something may be given up."""
+    def request(self, now: float, gone_before: float, most: int = REQUEST_RANGES) -> Request | None:
+        """Ranges to ask for now: what is due, and with it what will be soon, in `most` ranges. Of origins that had left
+        before `gone_before` something may be given up."""
         if self._next > now:
-            return None, []
-        delay, nobody_gives = self.delay, Answers()
+            return None
+        delay = self.delay
         wanted: dict[LogId, tuple[Range, ...]] = {}
         if any(here.missing.due() <= now for here in self._here.values()):
             for log_id, here in self._here.items():
                 wait = self.round_trip + 2 * delay + self._uniform(0, delay)
                 asking = Asking(now, now + delay, wait, here.log.gone_at <= gone_before)
                 found, given_up = here.missing.ask(here.log.seen, asking, most)
-                for serial, is_for_others in given_up:
+                for serial in given_up:
                     here.announced.remove_range(serial, serial)
-                    if is_for_others:
-                        nobody_gives.append((log_id, serial))
-                    elif serial not in here.log.seen:
+                    if serial not in here.log.seen:
                         here.log.given_up.add(serial)
                 if found:
                     wanted[log_id] = tuple(found)
@@ -308,9 +307,9 @@ class LogRecovery:
                 self._follow(here, now)
         self._next = min((here.due() for here in self._here.values()), default=inf)
         if not wanted:
-            return None, nobody_gives
+            return None
         origins = {log_id.origin[:4] for log_id in wanted}
-        return Request(wanted, self.senders.closed(now - self._reorder, now, origins)), nobody_gives
+        return Request(wanted, self.senders.closed(now - self._reorder, now, origins))
 
     def announces(self, now: float) -> bool:
         """Whether the end of a burst is to be announced now."""
