@@ -149,7 +149,7 @@ class Exchange:
         if datagram.origin != self.me and len(self.sides) > 1:
             self._relay.hear(at, datagram, now)
             if datagram.hops and not datagram.is_repair:
-                self._relay.yield_to_other(at, now + 2 * recovery.delay + self._uniform(0, recovery.delay))
+                self._relay.yield_to_other(at, datagram, now + 2 * recovery.delay + self._uniform(0, recovery.delay))
         if (has_block and not self._take_block(at, datagram, bytes(data), now)) or datagram.origin == self.me:
             return
         message = self._assembled(at, datagram, now)

@@ -3,8 +3,8 @@
 Rules:
 - A message goes on to a network when it is complete for the first time here, and none of its blocks was heard there.
 - Where another node has passed messages on lately, it waits for a random time first, drawn once for a burst on a
-  network, so that order stays. Who hears another node pass messages on there waits for that: of nodes side by side one
-  does it, and as it hears no other one it waits no more.
+  network, so that order stays. Who hears another node pass on there what it has heard elsewhere too waits for that: of
+  nodes side by side one does it, and as it hears no other one it waits no more.
 - Its blocks are the same bytes, but for hops, sender and number; it goes over as many nodes as its sender allows.
 """
 
@@ -93,8 +93,11 @@ class Relay:
         self._bursts[at] = (now, delay)
         return delay
 
-    def yield_to_other(self, at: int, until: float) -> None:
-        """Another node passes messages on there: ours wait."""
+    def yield_to_other(self, at: int, datagram: Datagram, until: float) -> None:
+        """Another node passes a message on there: if it stands beside us, as we heard that elsewhere too, ours wait."""
+        passing = self._messages.get((datagram.origin, datagram.message))
+        if passing is None or not passing.heard & ~(1 << at):
+            return
         self._quiet_until[at] = until
         while self._queues[at]:
             self._count += 1
