@@ -93,7 +93,7 @@ class _OfferQuery(JsonArguments):
         "Whether other domains' traders are asked.", shown="if_no_local",
         type=click.Choice(["local_only", "if_no_local", "always"]),
     )  # fmt: skip
-    timeout: float = option("Seconds that it may take.", type=click.FloatRange(0, 600, min_open=True), shown=5.0)
+    timeout: float = option("Seconds that it may take.", type=click.FloatRange(0, 60, min_open=True), shown=5.0)
 
 
 @command(trader, _OfferQuery, name="query")

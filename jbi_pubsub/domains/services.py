@@ -22,7 +22,7 @@ from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from .proxy import TRADER_TYPE, TraderProxy
 from .registry import OfferRegistry, elsewhere
 from .service_type import PropertyValue, ServiceType
-from .trader import Offer, OfferAnswer, OfferQuery, joined
+from .trader import TIMEOUT_MOST, Offer, OfferAnswer, OfferQuery, joined
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -151,7 +151,8 @@ class Services:
         first that are preferred; [] when there is none. Traders of other domains are asked when there is none here.
         Raises PredicateError (with the position), LookupNotFoundError."""
         name = type_ if isinstance(type_, str) else type_.name
-        asked = OfferQuery(name, constraint, preference, returned=most, timeout=self._seconds(timeout))
+        seconds = min(self._seconds(timeout), TIMEOUT_MOST)
+        asked = OfferQuery(name, constraint, preference, returned=most, timeout=seconds)
         return list(self.query(asked).offers)
 
     def query(self, query: OfferQuery) -> OfferAnswer:

@@ -26,6 +26,8 @@ from .service_type import PropertyValue, ServiceType, offered
 
 OFFERS_MOST: Final = 1_000
 """Offers that one query returns."""
+TIMEOUT_MOST: Final = 60.0
+"""Seconds that a query may take."""
 Name = Annotated[str, msgspec.Meta(max_length=1_024)]
 
 
@@ -51,7 +53,7 @@ class OfferQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether linked traders are asked, too."""
     hops: Annotated[int, msgspec.Meta(ge=0, le=16)] = 4
     """Links behind one another that the query may go."""
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MOST)] = 5.0
     """Seconds, for all traders together."""
     id: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """By which a trader knows that it was asked already."""

@@ -117,6 +117,11 @@ def test_application_is_found_watched_and_steered(domain: Callable[[], Domain], 
         anna.get("heat", "beta")
     with pytest.raises(PredicateError):
         anna.watch("heat", "alpha <", seen.append)
+    # and what it gives that is no value
+    broken = here.application("broken", dict)
+    broken.steer("list", get=lambda: [1, 2])  # type: ignore[arg-type,return-value]
+    with pytest.raises(ConfigurationError, match="property value is"):
+        anna.get("broken", "list")
 
 
 @pytest.mark.row("D-43")
