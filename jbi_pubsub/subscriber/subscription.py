@@ -311,10 +311,11 @@ class LocalSubscription:
         what the delegate before had, and has not given. Their number is known where all objects are wanted."""
         last = progress.last
         gap = self.order.begin(progress, obj.platform.sequence, consumed)
-        if not gap or obj.platform.via:  # a bridge may leave objects out
+        if not gap:
             return []
         request = self.request
         chooses = request.predicate or request.suppress_empty or request.qos != Wish() or self.fitness is not None
+        chooses = chooses or bool(obj.platform.via)  # a bridge may leave objects out
         progress.is_counted = not (chooses or self.is_narrowed or self.losses.by_cause)
         span = f"numbers {last + 1} to {obj.platform.sequence - 1} of registration {obj.platform.registration}"
         loss = (

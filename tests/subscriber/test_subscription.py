@@ -31,8 +31,9 @@ class Delegate:
         self.credits += count
 
 
-def _object(sequence: int, registration: str = "registration-1") -> InfoObject:
-    return InfoObject(f"{sequence}", TypeName("t"), b"<m/>", b"", Platform(1.0, registration, sequence, 4, 0))
+def _object(sequence: int, registration: str = "registration-1", via: tuple[str, ...] = ()) -> InfoObject:
+    platform = Platform(1.0, registration, sequence, 4, 0, hops=len(via), via=via)
+    return InfoObject(f"{sequence}", TypeName("t"), b"<m/>", b"", platform)
 
 
 def _subscription(listener: Any = None, **request: Any) -> LocalSubscription:
@@ -154,25 +155,30 @@ class _Told:
 
 
 @pytest.mark.parametrize(
-    ("predicate", "first", "told"),
+    ("predicate", "via", "first", "told"),
     [
-        ("", 3, []),
-        ("", 5, [("delegate_dead", 2, "numbers 3 to 4 of registration r")]),
-        ("/m", 3, []),
-        ("/m", 5, [("delegate_dead", 0, "2 at most, perhaps none")]),
+        ("", (), 3, []),
+        ("", (), 5, [("delegate_dead", 2, "numbers 3 to 4 of registration r")]),
+        ("/m", (), 3, []),
+        ("/m", (), 5, [("delegate_dead", 0, "2 at most, perhaps none")]),
+        ("", ("other",), 3, []),
+        ("", ("other",), 5, [("delegate_dead", 0, "2 at most, perhaps none")]),
     ],
-    ids=["all, none lost", "all, two lost", "some, none lost", "some, perhaps two lost"],
+    ids=[
+        "all, none lost", "all, two lost", "some, none lost", "some, perhaps two lost",
+        "relayed, none lost", "relayed, perhaps two left out or lost",
+    ],
 )  # fmt: skip
 def test_what_a_stopped_delegate_had_is_told_before_the_first_object_of_its_successor(
-    predicate: str, first: int, told: list[Any], eventually: Callable[..., Any]
+    predicate: str, via: tuple[str, ...], first: int, told: list[Any], eventually: Callable[..., Any]
 ) -> None:
     # Given a subscription that has two objects from a delegate, which has stopped, and nobody knows it yet
     listener, stopped, successor = _Told(), Delegate(), Delegate()
     subscription = _subscription(listener, predicate=predicate)
-    subscription.add([_object(n, "r") for n in (1, 2)], stopped.consumed)
+    subscription.add([_object(n, "r", via) for n in (1, 2)], stopped.consumed)
     eventually(lambda: listener.told == [1, 2])
     # When objects come from another one
-    subscription.add([_object(n, "r") for n in (first, 9)], successor.consumed)
+    subscription.add([_object(n, "r", via) for n in (first, 9)], successor.consumed)
     # Expect what is missing to be told before them, with its number where it is known; nothing if nothing is
     eventually(lambda: listener.told == [1, 2, *told, first, 9], what=lambda: listener.told)
     # Expect nothing more to be told of that delegate when its end is known, unless another registration was there
