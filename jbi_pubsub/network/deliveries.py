@@ -15,12 +15,16 @@ from contextlib import suppress
 from typing import Final
 
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.network.datagram import DatagramKind
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import PeerChange
 
 DELIVERIES_MOST: Final = 10_000
-"""Messages that have come and are not delivered: beyond them, and so many bytes, objects are not taken."""
+"""Messages that have come and are not delivered: beyond them, and so many bytes, objects are not taken; beyond
+twice as much nothing that is delivered."""
 DELIVERIES_BYTES: Final = 64 << 20
+UNDELIVERED: Final = frozenset({DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT, DatagramKind.STREAM})
+"""Kinds that never wait here."""
 IDLE_SECONDS: Final = 0.1
 """Seconds between two times that `idle` is called."""
 STOP_SECONDS: Final = 5.0
@@ -69,10 +73,13 @@ class NetworkDeliveries:
             self._bytes += sum(map(_size, things))
         self._queue.put(things)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more objects are to be taken: they can be had again when there is room."""
-        return self._bytes > DELIVERIES_BYTES or self._put - self._taken > DELIVERIES_MOST
+    def refuses(self, kind: int) -> bool:
+        """Whether no more of a kind are to be taken: they can be had again when there is room. Objects leave as much
+        room to all others."""
+        if kind in UNDELIVERED:
+            return False
+        times = 1 if kind == DatagramKind.PUBLICATION else 2
+        return self._bytes > times * DELIVERIES_BYTES or self._put - self._taken > times * DELIVERIES_MOST
 
     def settled(self, origin: bytes, epoch: int, up_to: int, put: int) -> int:
         """The serial up to which all that will come of a log has been taken. `up_to`: that up to which all has come,

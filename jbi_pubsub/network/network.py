@@ -245,8 +245,8 @@ class Network:
             if opened is not None:
                 self._faults[opened] += 1
             return b""
-        if self._deliveries.is_full and kind_of(opened) == DatagramKind.PUBLICATION:
-            self._faults["no room for objects: they are asked for again"] += 1
+        if self._deliveries.refuses(kind_of(opened)):
+            self._faults["no room for what comes: it is asked for again"] += 1
             return b""
         return opened
 

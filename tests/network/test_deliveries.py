@@ -6,9 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+import pytest
+
+from jbi_pubsub.network import deliveries as module
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, hash_of, packed
 from jbi_pubsub.network.deliveries import DELIVERIES_BYTES, NetworkDeliveries
+from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.network import Network, NetworkLink
 
 ORIGIN = b"o" * 16
 
@@ -49,7 +54,28 @@ def test_who_delivers_nothing_is_full_and_takes_no_more_objects_but_is_still_the
     message = NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, bytes(1 << 20), ORIGIN)
     # When more bytes wait than may, expect it full, at once
     for _ in range(DELIVERIES_BYTES // (1 << 20)):
-        assert not deliveries.is_full
+        assert not deliveries.refuses(DatagramKind.PUBLICATION)
         deliveries.put(message)
     deliveries.put(message)
-    assert deliveries.is_full
+    assert deliveries.refuses(DatagramKind.PUBLICATION)
+
+
+def test_queries_and_words_that_nobody_takes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a node that delivers nothing, and room for ten objects
+    monkeypatch.setattr(module, "DELIVERIES_MOST", 10)
+    link = LocalLink("deliveries")
+    network = Network(bytes(15) + b"\1", 1, [NetworkLink(link)], lambda _: None)
+    try:
+        # When more of each kind come than there is room for
+        for kind in DatagramKind:
+            for number in range(30):
+                body = b"%d %d" % (kind, number)
+                network._receive([(0, packed(Datagram(
+                    kind, DatagramMode.UNRELIABLE, ORIGIN, hash_of(body, 0), body, sender=ORIGIN[:4], number=number + 1,
+                )))])  # fmt: skip
+        # Expect twice as much to wait, at most
+        assert network._deliveries.expected == 21
+        # And what is never delivered to be taken yet
+        assert not any(network._deliveries.refuses(kind) for kind in module.UNDELIVERED)
+    finally:
+        network.stop()
