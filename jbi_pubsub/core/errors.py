@@ -61,7 +61,8 @@ class JbiError(Exception):
         self.facts = facts
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        end = "" if self.message.endswith("?") else "."
+        return f"{self.message}{end} {self.hint}" if self.hint else self.message
 
 
 class ConfigurationError(JbiError, ValueError):

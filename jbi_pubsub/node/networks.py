@@ -23,7 +23,7 @@ from jbi_pubsub.core.sealing import DatagramSealing
 from jbi_pubsub.network.datagram import HASHES, DatagramKind
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
-from jbi_pubsub.network.links.opening import opened
+from jbi_pubsub.network.links.opening import check_plugin, opened
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
@@ -234,8 +234,9 @@ def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> Exchange
 
 
 def _seal(config: Config, name: str, identity: Identity) -> DatagramSealing:
-    """Raises ConfigurationError for a network that would be open to others without a key."""
+    """Raises ConfigurationError for a network of no plug-in, or that would be open to others without a key."""
     section, me = config.network[name], bytes.fromhex(identity.id)
+    check_plugin(name, section)  # first: whether a key is needed depends on it
     if section.key == CERTIFICATES:
         return member_sealing(config, name, me)
     secret = user_secret(section.key, f"the key of network {name}", f"[network.{name}] key") if section.key else ""

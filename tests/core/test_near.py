@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jbi_pubsub
+from jbi_pubsub.core.errors import UnknownUidError
 from jbi_pubsub.core.near import KNOWN_MOST, NAME_MOST, SHOWN_MOST, near_hint, near_name
 
 
@@ -13,6 +14,11 @@ def test_the_nearest_name_is_found() -> None:
     assert near_name("zzz", ["publish", "subscribe"]) == ""
     assert near_name("abxx", ["abcd"], 0.5) == "abcd"
     assert near_name("abxx", ["abcd"], 0.6) == ""
+
+
+def test_a_question_that_a_message_ends_with_has_no_full_stop() -> None:
+    assert str(UnknownUidError("no node ra; did you mean rr?", hint="See it")) == "no node ra; did you mean rr? See it"
+    assert str(UnknownUidError("no node ra", hint="See them")) == "no node ra. See them"
 
 
 def test_long_names_and_many_are_not_compared() -> None:

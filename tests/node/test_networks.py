@@ -297,6 +297,12 @@ def test_a_network_beyond_loopback_is_refused_without_a_key(settings: Config) ->
     assert "[network.lab] key" in caught.value.hint
 
 
+def test_a_misspelt_plug_in_is_told_before_the_lack_of_a_key(settings: Config) -> None:
+    network = {"lab": NetworkSection(plugin="upd")}
+    with pytest.raises(ConfigurationError, match=r"there is no 'upd'.*Did you mean udp\?"):
+        NodeService(msgspec.structs.replace(settings, network=network))
+
+
 def test_of_two_nodes_with_one_id_each_goes_on_as_another(
     nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

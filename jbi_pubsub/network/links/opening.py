@@ -17,13 +17,12 @@ from jbi_pubsub.network.links.tcp import TcpLink
 from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.links.zenoh import ZenohLink
 
+_Maker = Callable[[str, NetworkSection], DatagramLink]
 
-def opened(name: str, section: NetworkSection) -> DatagramLink:
-    """The link of the network `name`. Raises ConfigurationError."""
-    make = _BUILT_IN.get(section.plugin)
-    if make is not None:
-        return make(name, section)
-    made = plugins.find("network", section.plugin)
+
+def check_plugin(name: str, section: NetworkSection) -> _Maker:
+    """The maker of links of a section's `plugin`. Raises ConfigurationError where there is no such plug-in."""
+    made = _BUILT_IN.get(section.plugin) or cast("_Maker | None", plugins.find("network", section.plugin))
     if made is None:
         known = (*_BUILT_IN, *plugins.names("network"))
         near = near_name(section.plugin, known)
@@ -32,8 +31,16 @@ def opened(name: str, section: NetworkSection) -> DatagramLink:
             hint=f"Did you mean {near}?" if near else "Install the plug-in that it comes with",
             key=f"network.{name}.plugin",
         )
+    return made
+
+
+def opened(name: str, section: NetworkSection) -> DatagramLink:
+    """The link of the network `name`. Raises ConfigurationError."""
+    made = check_plugin(name, section)
+    if section.plugin in _BUILT_IN:
+        return made(name, section)
     try:
-        return cast("DatagramLink", made(name, section))
+        return made(name, section)
     except JbiError:
         raise
     except Exception as exc:  # foreign code: whatever it does when it is called
@@ -91,7 +98,7 @@ def _zenoh(name: str, section: NetworkSection) -> DatagramLink:
     )
 
 
-_BUILT_IN: Final[dict[str, Callable[[str, NetworkSection], DatagramLink]]] = {
+_BUILT_IN: Final[dict[str, _Maker]] = {
     "udp": _udp,
     "tcp": _tcp,
     "local": _local,
