@@ -36,6 +36,8 @@ ANNOUNCED_AFTER: Final = (1, 3, 7, 15)
 MISSING_MOST: Final = 40_000
 """Serials of all logs on a network that are looked after one by one."""
 MISSING_OF_UNKNOWN: Final = 4_000
+REFUSED_SECONDS: Final = 1.0
+"""A block that was not what it said is asked for again after so long: it may never be."""
 LONG: Final = 6
 """Delays after which what we have sent has come, or is lost."""
 WISH_SECONDS: Final = 10.0
@@ -214,10 +216,10 @@ class LogRecovery:
         self._next = min(self._next, now)
 
     def lack_again(self, log_id: LogId, serial: int, now: float) -> None:
-        """A block that has come was not what it said: it is missing."""
+        """A block that has come was not what it said: it is missing, and asked for again before long."""
         here = self._of(log_id, now)
         here.log.take_back(serial)
-        self._find_gaps(here, serial, serial, now)
+        self._find_gaps(here, serial, serial, now + REFUSED_SECONDS)
         self._follow(here, now)
 
     # -- what is sent ---------------------------------------------------------------------------------------------

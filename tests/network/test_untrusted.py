@@ -242,10 +242,27 @@ def test_one_hash_with_two_bodies_does_not_hide_the_true_one() -> None:
         list(exchange.received(0, _block(OTHER, 1, b"lies", message=hash_of(b"true", 0)), 0.0))
     # Expect it to be asked for, and the true one to be taken
     assert exchange.settled(OTHER, 1) == 0
-    exchange.tick(1.0)
-    assert DatagramKind.REQUEST in {each.kind for each in _drained(exchange, 1.0)}
-    assert _hear(exchange, true, 1.1)[0].body == b"true"
-    assert _hear(exchange, true, 1.2) == []
+    exchange.tick(1.1)
+    assert DatagramKind.REQUEST in {each.kind for each in _drained(exchange, 1.1)}
+    assert _hear(exchange, true, 1.2)[0].body == b"true"
+    assert _hear(exchange, true, 1.3) == []
+
+
+def test_what_is_never_what_its_hash_says_is_asked_for_once_a_second_at_most() -> None:
+    # Given a node whose block is forged each time that it comes
+    exchange = _exchange()
+    asked, now = 0, 0.0
+    _hear(exchange, _announced(OTHER))
+    _hear(exchange, _block(OTHER, 1, b"lies", message=hash_of(b"true", 0)))
+    # When it is sent again as soon as it is asked for
+    while now < 5.0:
+        now += 0.005
+        exchange.tick(now)
+        for each in _drained(exchange, now):
+            if each.kind == DatagramKind.REQUEST:
+                asked += 1
+                _hear(exchange, _block(OTHER, 1, b"lies", message=hash_of(b"true", 0), is_repair=True), now)
+    assert 3 <= asked <= 5
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(50_000, marks=pytest.mark.slow)])
