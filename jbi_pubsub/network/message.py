@@ -2,7 +2,7 @@
 
 Rules:
 - The hash of a message is that of its body before compression. A body is compressed once: a repair is the same bytes.
-- Blocks of different messages, origins, totals or sizes never mix.
+- Blocks of different messages, origins, starts of them, totals or sizes never mix.
 - What is on its way is bounded: bytes and messages of each origin and of all together; the oldest of whoever has too
   much is given up, and told.
 - Small messages that are alike and wait anyway go together, as one; they are delivered one by one.
@@ -139,6 +139,9 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
     ]  # fmt: skip
 
 
+_PartKey = tuple[bytes, int, bytes, int]
+
+
 @dataclass(slots=True)
 class _Assembly:
     """Blocks of a message that have come."""
@@ -195,8 +198,8 @@ class Assembler:
         self._message_most = message_most or MESSAGE_MOST
         self._processed = _ProcessedHashes(processed)
         self._most_bytes, self._most = most_bytes, most
-        self._parts: dict[bytes, OrderedDict[tuple[bytes, bytes, int], _Assembly]] = {}
-        """By account, then by origin, hash and blocks in all."""
+        self._parts: dict[bytes, OrderedDict[_PartKey, _Assembly]] = {}
+        """By account, then by origin, its start, hash and blocks in all."""
         self._bytes: Counter[bytes] = Counter()
         self._count = 0
         self.size = 0
@@ -226,7 +229,7 @@ class Assembler:
             raise ProtocolError(f"a message of more than {self._message_most} bytes")
         if datagram.total == 1:
             return self._complete(datagram, bytes(datagram.data), serial)
-        key = (datagram.origin, datagram.message, datagram.total)
+        key = (datagram.origin, epoch, datagram.message, datagram.total)
         account = datagram.origin if is_known else b""
         if key not in self._parts.get(account, ()):  # it may have begun before, or behind an absence
             account = next((each for each in (datagram.origin, b"") if key in self._parts.get(each, ())), account)
@@ -263,7 +266,7 @@ class Assembler:
             for key in [key for key in self._parts.get(account, ()) if key[0] == origin]:
                 self._drop(account, key)
 
-    def _part(self, account: bytes, key: tuple[bytes, bytes, int], datagram: Datagram, now: float) -> _Assembly:
+    def _part(self, account: bytes, key: _PartKey, datagram: Datagram, now: float) -> _Assembly:
         parts = self._parts.setdefault(account, OrderedDict())
         part = parts.get(key)
         footer = datagram.footer
@@ -305,7 +308,7 @@ class Assembler:
         self.size += size
         self._bytes[account] += size
 
-    def _drop(self, account: bytes, key: tuple[bytes, bytes, int]) -> None:
+    def _drop(self, account: bytes, key: _PartKey) -> None:
         parts = self._parts[account]
         part = parts.pop(key)
         self._count -= 1

@@ -32,6 +32,10 @@ BURST_SECONDS: Final = 0.05
 """Messages that come this close to each other go on after the same delay."""
 
 
+_Key = tuple[bytes, int, bytes]
+"""Origin of a message, its start, and hash."""
+
+
 @dataclass(slots=True)
 class _Passing:
     """Blocks of a message, and the networks where it was heard."""
@@ -53,13 +57,13 @@ class Relay:
     def __init__(self, networks: int) -> None:
         """`networks`: their number; of one nothing is kept."""
         self._networks = networks
-        self._messages: OrderedDict[tuple[bytes, bytes], _Passing] = OrderedDict()
+        self._messages: OrderedDict[_Key, _Passing] = OrderedDict()
         self._size = 0
-        self._planned: list[tuple[float, int, int, tuple[bytes, bytes]]] = []
+        self._planned: list[tuple[float, int, int, _Key]] = []
         self._count = 0
         self._bursts: list[tuple[float, float]] = [(-inf, 0.0)] * networks
         """When the last message was planned on a network, and the delay of its burst."""
-        self._queues: list[deque[tuple[bytes, bytes]]] = [deque() for _ in range(networks)]
+        self._queues: list[deque[_Key]] = [deque() for _ in range(networks)]
         """Messages that go on now, by network."""
         self._quiet_until = [-inf] * networks
         """Until then another node passes messages on there."""
@@ -68,7 +72,7 @@ class Relay:
         """A block was heard on a network."""
         if self._networks == 1 or datagram.kind == DatagramKind.REQUEST:
             return
-        key = (datagram.origin, datagram.message)
+        key = _key_of(datagram)
         passing = self._messages.get(key)
         if passing is None:
             passing = self._messages[key] = _Passing()
@@ -95,7 +99,7 @@ class Relay:
 
     def yield_to_other(self, at: int, datagram: Datagram, until: float) -> None:
         """Another node passes a message on there: if it stands beside us, as we heard that elsewhere too, ours wait."""
-        passing = self._messages.get((datagram.origin, datagram.message))
+        passing = self._messages.get(_key_of(datagram))
         if passing is None or not passing.heard & ~(1 << at):
             return
         self._quiet_until[at] = until
@@ -105,7 +109,7 @@ class Relay:
 
     def plan(self, at: int, message: NodeMessage, when: float) -> None:
         """Have a message go on to a network at a time, unless it was heard there, or has come far enough."""
-        key = (message.origin, message.hash)
+        key = (message.origin, message.epoch, message.hash)
         passing = self._messages.get(key)
         if len(self._planned) > KEPT_MOST:
             return
@@ -120,7 +124,7 @@ class Relay:
 
     def forget(self, message: NodeMessage) -> None:
         """Drop a message that has come to whom it was for."""
-        self._forget((message.origin, message.hash))
+        self._forget((message.origin, message.epoch, message.hash))
 
     def due(self) -> float:
         """When the next one goes on."""
@@ -162,7 +166,11 @@ class Relay:
             self._size -= passing.size
             passing.blocks, passing.size = {}, 0
 
-    def _forget(self, key: tuple[bytes, bytes]) -> None:
+    def _forget(self, key: _Key) -> None:
         passing = self._messages.pop(key, None)
         if passing is not None:
             self._size -= passing.size
+
+
+def _key_of(datagram: Datagram) -> _Key:
+    return datagram.origin, datagram.footer.epoch if datagram.footer is not None else 0, datagram.message

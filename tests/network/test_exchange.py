@@ -363,3 +363,24 @@ def test_relays_of_opposite_directions_let_each_other_talk() -> None:
     # Expect what each of them says to come to the other, but for what is on its way
     assert len(last.heard) >= len(first.said) - 3
     assert len(first.heard) >= len(last.said) - 3
+
+
+def test_a_relay_passes_on_what_is_said_again_after_a_start() -> None:
+    # Given a relay that has passed on one block of a message, when its origin is started anew
+    settings = ExchangeSettings()
+    relay = Exchange(b"r" * 16, 1, 2, lambda low, _: low, settings)
+    passed: list[tuple[int, int]] = []
+    for epoch, count in ((1, 2), (2, 4)):
+        origin = Exchange(b"o" * 16, epoch, 1, lambda low, _: low, settings)
+        origin.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"x" * 5_000), 0.0)
+        # When it says the same again
+        for _ in range(count):
+            list(relay.received(0, origin.outgoing(0, 0.0) or b"", 0.0))
+        relay.tick(0.01)
+        while (data := relay.outgoing(1, 0.01)) is not None:
+            datagram = read(data)
+            assert not isinstance(datagram, str)
+            if datagram.kind == DatagramKind.PUBLICATION and datagram.footer is not None:
+                passed.append((datagram.footer.epoch, datagram.block))
+    # Expect all blocks of the second start to go on, and no other ones
+    assert passed == [(2, block) for block in (1, 2, 3, 4)]

@@ -11,7 +11,7 @@ import pytest
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.network import message as module
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Footer, packed, read
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks, expanded
 
 pytestmark = pytest.mark.unit
@@ -63,6 +63,19 @@ def test_blocks_of_different_messages_do_not_mix() -> None:
     assert sorted((each.origin, each.body) for each in found) == sorted(
         (each.origin, each.body) for each in (one, other, again)
     )
+
+
+def test_blocks_of_two_starts_of_a_node_do_not_mix() -> None:
+    # Given a message that a node says at two starts
+    one, two = (
+        [each._replace(footer=Footer(epoch, 0, each.block, 60_000)) for each in _sent(_message(bytes(250)))]
+        for epoch in (1, 2)
+    )
+    assembler = Assembler()
+    # When some blocks of each come, expect no message of them, and then one of each start
+    assert [assembler.add(each, 0.0) for each in (one[0], two[1], one[2])] == [None] * 3
+    last = (assembler.add(one[1], 0.0), assembler.add(two[0], 0.0), assembler.add(two[2], 0.0))
+    assert [each and (each.epoch, each.serial) for each in last] == [(1, 1), None, (2, 1)]
 
 
 def test_a_body_that_is_not_what_its_hash_says_is_refused() -> None:
