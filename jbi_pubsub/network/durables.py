@@ -39,7 +39,7 @@ class DurableBlocks:
     """Durable messages of all nodes. One thread at a time."""
 
     def __init__(self, most: int = DURABLE_CACHE) -> None:
-        """`most`: messages; beyond them the oldest of the origin that has most is given up."""
+        """`most`: messages; beyond them that of the origin that has most is given up which was said longest ago."""
         self._most = most
         self._of: dict[bytes, OrderedDict[bytes, _Durable]] = {}
         self._count = 0
@@ -73,6 +73,7 @@ class DurableBlocks:
         if before != place:
             given_up.append(before)
         known.blocks[datagram.block] = place
+        of_origin.move_to_end(footer.durability)
         return True, given_up
 
     def is_news(self, message: NodeMessage) -> bool:

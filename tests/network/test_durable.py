@@ -159,3 +159,19 @@ def test_a_reduced_network_carries_publications_alone() -> None:
     assert {each.origin for each in sent if each.kind == DatagramKind.ANNOUNCEMENT} == {relay.id, other.id}
     assert set(sequence.peers) == {one.id, other.id}
     assert set(other.exchange.peers) == {relay.id}
+
+
+def test_what_is_said_again_is_not_the_oldest() -> None:
+    # Given room for two durable messages of a node, and one that is said again
+    blocks = DurableBlocks(2)
+    log_id = LogId(b"o" * 16, 1)
+
+    def put(key: bytes, serial: int) -> list[tuple[LogId, int]]:
+        footer = Footer(1, 0, serial, HOUR, key * 16, 1)
+        return blocks.replace(log_id, Datagram(
+            DatagramKind.PUBLICATION, DatagramMode.DURABLE, log_id.origin, bytes(16), b"", footer=footer,
+        ))[1]  # fmt: skip
+
+    assert [put(b"a", 1), put(b"b", 2), put(b"a", 3)] == [[], [], [(log_id, 1)]]
+    # When a third one comes, expect the other one to be given up
+    assert put(b"c", 4) == [(log_id, 2)]
