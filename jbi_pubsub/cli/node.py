@@ -79,7 +79,7 @@ class _NodeFolder(Arguments):
         if there is None:
             starting = is_held(path)
             raise StorageError(
-                f"a node is starting or stopping in {path}" if starting else f"no node runs in {path}",
+                f"a node is starting or stopping in {path}" if starting else f"no node runs in {path.absolute()}",
                 hint="Try again" if starting else "Start one with `jbi node start`, or name its --folder",
             )
         return path, there

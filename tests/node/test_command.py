@@ -60,6 +60,15 @@ def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], 
     assert "no node runs in" in err
 
 
+def test_a_relative_folder_without_a_node_is_told_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = said("node", "status", "--folder", "laptop")
+    assert code == 1
+    assert f"no node runs in {tmp_path / 'laptop'}" in err
+
+
 def test_a_node_goes_on_from_a_copy_of_its_folder(
     start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path
 ) -> None:
