@@ -54,6 +54,7 @@ def capture(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.row("G-188")
 def test_a_real_exchange_has_nothing_malformed_and_its_loss_is_told(
     said: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,

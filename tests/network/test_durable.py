@@ -142,6 +142,7 @@ def test_on_a_lossless_network_a_gap_is_no_loss() -> None:
     assert len(late.heard) == 100
 
 
+@pytest.mark.row("G-96")
 def test_a_reduced_network_carries_publications_alone() -> None:
     # Given two networks, one of them far and narrow, with a node on both
     world = World(1)

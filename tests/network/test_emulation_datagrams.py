@@ -268,6 +268,7 @@ def test_nodes_hear_all_messages_once_through_a_loss_of_a_fifth(eventually: Call
         assert running.status()["segments"]["lan"]["lost"] > 60
 
 
+@pytest.mark.row("G-166")
 def test_nodes_on_tcp_hear_each_other_again_behind_an_outage(eventually: Callable[..., Any]) -> None:
     # Given a node that listens, and one that connects to it over an emulated way
     heard: dict[str, list[bytes]] = {"listens": [], "connects": []}

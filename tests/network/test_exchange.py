@@ -136,7 +136,7 @@ def test_what_its_origin_can_not_give_any_more_others_give() -> None:
     assert all({message.body for message in each.heard} == had for each in others)
 
 
-@pytest.mark.row("G-48", "G-73", "G-86")
+@pytest.mark.row("G-48", "G-73", "G-86", "G-187")
 def test_an_expired_message_is_not_repaired() -> None:
     net = Net()
     segment = net.segment()

@@ -111,6 +111,7 @@ def _found(seconds: float, capacity: float, loss: float = 0.0) -> float:
     return sum(found) / len(found)
 
 
+@pytest.mark.row("G-159")
 @pytest.mark.unit
 @pytest.mark.parametrize("capacity", [2e5, 3e6, 2e7])
 def test_a_rate_is_found(capacity: float) -> None:
@@ -219,6 +220,7 @@ def test_a_member_that_is_much_slower_is_not_waited_for(part: float, is_waited_f
     assert said - slow < 6_000 or not is_waited_for
 
 
+@pytest.mark.row("G-193")
 @pytest.mark.unit
 def test_a_node_at_a_tenth_of_the_speed_does_not_hold_up_the_others() -> None:
     # Given four nodes, and one that takes a tenth of what comes

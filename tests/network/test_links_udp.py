@@ -153,7 +153,7 @@ def test_an_interface_that_is_down_is_joined_again(
     assert pair.links[0].status()["trouble"] == {}
 
 
-@pytest.mark.row("G-165")
+@pytest.mark.row("G-165", "G-65")
 def test_two_groups_at_one_port_do_not_hear_each_other() -> None:
     # Given links of two groups at one port, and a link of peers there
     port = free_port()
@@ -238,7 +238,7 @@ def test_bytes_that_have_not_left_are_known(pair: Driven) -> None:
     assert pair.links[0].waiting() >= 1_000
 
 
-@pytest.mark.row("G-16", "G-39", "X-14")
+@pytest.mark.row("G-16", "G-39", "X-14", "G-65")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_peers_hear_each_other_both_ways(host: str) -> None:
     one, other = free_port(host=host), free_port(host=host)

@@ -31,7 +31,7 @@ def _sent(message: NodeMessage, form: MessageForm = FORM) -> list[Datagram]:
     return [each for each in found if isinstance(each, Datagram)]
 
 
-@pytest.mark.row("G-13", "G-57", "G-63", "G-79", "G-80", "G-84", "G-161")
+@pytest.mark.row("G-13", "G-57", "G-63", "G-79", "G-80", "G-84", "G-161", "G-64")
 @pytest.mark.parametrize("compression", ["none", "zlib", "bz2", "lzma"])
 @pytest.mark.parametrize("algorithm", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5_000])

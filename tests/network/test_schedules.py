@@ -177,6 +177,7 @@ def _newest(node: Node) -> dict[bytes, int]:
     return {key: each.message.update for key, each in own.items()}
 
 
+@pytest.mark.row("G-186")
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_what_was_connected_long_enough_has_all_and_once(seed: int) -> None:
     Schedule(seed).run()
@@ -192,6 +193,7 @@ def test_two_thousand_networks_by_chance() -> None:
             raise AssertionError(f"schedule {seed}") from exc
 
 
+@pytest.mark.row("G-08", "G-17")
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_a_thousand_nodes_are_one_network() -> None:

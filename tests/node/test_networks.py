@@ -51,6 +51,7 @@ def _numbers(subscriber: SubscriberAdapter, subscription: Any, count: int) -> li
     return [int(bytes(subscriber.receive(subscription, timeout=30.0).payload)) for _ in range(count)]
 
 
+@pytest.mark.row("G-173")
 @pytest.mark.parametrize("loss", [0.0, 0.2])
 def test_objects_of_a_node_come_at_all_others_once_and_in_order(
     nodes: NodesOnNetworks, figures: Any, loss: float
@@ -76,6 +77,7 @@ def test_objects_of_a_node_come_at_all_others_once_and_in_order(
         each.close()
 
 
+@pytest.mark.row("G-35")
 def test_a_relay_between_two_networks_passes_on_what_it_hears(nodes: NodesOnNetworks, figures: Any) -> None:
     # Given two nodes that share no network, and one that is on both, at 10 % loss
     nodes.loss = 0.1
@@ -330,6 +332,7 @@ def test_of_two_nodes_with_one_id_each_goes_on_as_another(
     publisher.adapter.close()
 
 
+@pytest.mark.row("G-204")
 def test_a_node_without_silent_receivers_sends_what_somebody_wants_alone(
     nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
