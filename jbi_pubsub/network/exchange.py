@@ -112,7 +112,7 @@ class Exchange:
         self._own = OwnLogs(me, epoch, self.logs, self._window, settings.durable_cache)
 
     def say(self, message: NodeMessage | None, now: float) -> None:
-        """Say a message on all networks; None: nothing more goes with what waits."""
+        """Say a message on all networks; None: nothing more goes with what waits. Raises OversizeError."""
         for out, level in self._own.blocks(message, self._settings.form, now):
             for side in self.sides:
                 side.queues.add(out, level)

@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, Footer, cut, hash_of
 
 MESSAGE_MOST: Final = 1 << 30
 """Bytes of a message's body."""
 PARTS_BYTES: Final = 256 << 20
-"""Bytes of messages that are not complete, of all origins; a quarter of it of one."""
+"""Bytes of messages that are not complete, of all origins."""
+PARTS_SHARE: Final = 4
+"""Part of them that is of one origin, at most."""
 PARTS_MOST: Final = 10_000
 """Messages that are not complete."""
 TOGETHER_MOST: Final = 4_096
@@ -111,7 +113,8 @@ def one_by_one(message: NodeMessage) -> Sequence[NodeMessage]:
 
 
 def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
-    """Blocks of a message of this node, without serials, which they get when they leave."""
+    """Blocks of a message of this node, without serials, which they get when they leave. Raises OversizeError: nobody
+    would put them together."""
     body, extensions = message.body, []
     name = hash_of(body, form.algorithm)
     if form.compression != "none":
@@ -119,6 +122,11 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
         if len(smaller) < len(body):
             body = smaller
             extensions.append((Extension.COMPRESSION, form.compression.encode()))
+    if len(body) + OVERHEAD * -(-len(body) // form.block) > PARTS_BYTES // PARTS_SHARE:
+        raise OversizeError(
+            f"a message of {len(body)} bytes is more than nodes put together of blocks of {form.block} bytes",
+            hint="publish smaller objects, or give the network larger blocks or a compression",
+        )
     is_compressed = bool(extensions)
     if message.to:
         extensions.append((Extension.TO, message.to))
@@ -319,7 +327,7 @@ class Assembler:
     def _make_room(self, account: bytes) -> None:
         """The oldest of an account that has too much go, or of the one that has most."""
         while account in self._parts and (
-            self._bytes[account] > self._most_bytes // 4 or len(self._parts[account]) > self._most // 2
+            self._bytes[account] > self._most_bytes // PARTS_SHARE or len(self._parts[account]) > self._most // 2
         ):
             self._give_up(account)
         while self._count > self._most or self.size > self._most_bytes:

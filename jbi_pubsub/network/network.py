@@ -119,7 +119,7 @@ class Network:
 
     def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
         """Say a message on all links. Raises BackPressureError when there is no room for so many seconds, or when we
-        leave."""
+        leave; OversizeError for one that nobody would put together."""
         end = time.monotonic() + timeout
         while not self._stopping.is_set():
             with self._lock:

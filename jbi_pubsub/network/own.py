@@ -35,7 +35,7 @@ class OwnLogs:
         self, message: NodeMessage | None, form: MessageForm, now: float
     ) -> Iterator[tuple[list[OutgoingBlock], int]]:
         """Blocks, with their importance, of what goes by a message that is said: of those that it does not go with, and
-        its own unless others may go with it. None: none may any more."""
+        its own unless others may go with it. None: none may any more. Raises OversizeError."""
         size = len(message.body) if message is not None else 0
         waits = message is not None and size < form.together and message.goes_with(message)
         first = self.waiting[0] if self.waiting else None
@@ -53,11 +53,12 @@ class OwnLogs:
     def _blocks(self, message: NodeMessage, form: MessageForm, now: float) -> list[OutgoingBlock]:
         life = min(message.expiration or LIFE, LIFE_MOST)
         message = message._replace(origin=self._me, expiration=life)
+        data = blocks(message, form)
         self._durables.note(message, now)
         log_id = None
         if message.mode != DatagramMode.UNRELIABLE:
             log_id = LogId(self._me, self._epoch, stream_to(message.to) if message.to else 0)
-        return [OutgoingBlock(each, now + life / 1000, log_id) for each in blocks(message, form)]
+        return [OutgoingBlock(each, now + life / 1000, log_id) for each in data]
 
     def number(self, out: OutgoingBlock, log_id: LogId) -> None:
         """A block leaves for the first time: it gets its serial."""

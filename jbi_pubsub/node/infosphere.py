@@ -249,7 +249,7 @@ class Infosphere:
             return any(each.body.schema == schema for each in self._own.values())
 
     def say(self, message: NodeMessage, timeout: float) -> None:
-        """Say something to other nodes. Raises BackPressureError."""
+        """Say something to other nodes. Raises BackPressureError, OversizeError."""
         self._network().say(message, timeout)
 
     # -- from there to here ---------------------------------------------------------------------------------------

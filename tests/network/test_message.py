@@ -9,9 +9,10 @@ import zlib
 
 import pytest
 
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.network import message as module
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Footer, packed, read
+from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks, expanded
 
 pytestmark = pytest.mark.unit
@@ -130,6 +131,26 @@ def test_what_is_not_complete_is_bounded_by_origin_and_in_all() -> None:
     # Expect it to have lost its own alone
     assert assembler.given_up >= 89
     assert assembler.add(first[1], 0.0) is not None
+
+
+@pytest.mark.parametrize("mode", [DatagramMode.RELIABLE, DatagramMode.DURABLE, DatagramMode.UNRELIABLE])
+def test_a_message_that_nobody_would_put_together_is_refused(
+    mode: DatagramMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given room for ten blocks of an origin, with what they take beside their data
+    monkeypatch.setattr(module, "PARTS_BYTES", 4 * 10 * (100 + module.OVERHEAD))
+    exchange = Exchange(ORIGIN, 1, 1, lambda low, _: low, ExchangeSettings(form=FORM))
+    assembler = Assembler(most_bytes=module.PARTS_BYTES)
+    # When one has one block more, expect it to be refused, and nothing of it to be kept
+    with pytest.raises(OversizeError, match="1001 bytes"):
+        exchange.say(_message(bytes(1_001), mode=mode, durability=b"d" * 16, expiration=1), 0.0)
+    assert not exchange.has_outgoing(0)
+    assert list(exchange._own.again(1e9)) == []
+    # And the greatest that is not refused to come
+    found = [assembler.add(each, 0.0) for each in _sent(_message(bytes(1_000), mode=mode))]
+    assert [each and len(each.body) for each in found] == [None] * 9 + [1_000]
+    # And one that is compressed to go
+    assert len(blocks(_message(bytes(5_000)), FORM._replace(compression="zlib"))) == 1
 
 
 @pytest.mark.row("G-60")
