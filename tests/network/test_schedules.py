@@ -129,7 +129,7 @@ class Schedule:
         if all(each.is_up is False for each in self.leaves):
             self.leaves.append(self._node(200 + len(self.nodes) % 50, [self.chance.choice(self.segments)]))
 
-    def run(self) -> None:
+    def run(self, quiet: float = QUIET) -> None:
         """Have it happen, and look at it in the end."""
         chance, world = self.chance, self.world
         at = 3.0
@@ -140,7 +140,7 @@ class Schedule:
             world.at(at, what)
         world.run(at + 25.0)
         assert not any(segment.is_cut for segment in self.segments)
-        world.run(at + 25.0 + QUIET)
+        world.run(at + 25.0 + quiet)
         for node in self.nodes:
             if node.is_up:
                 self._look(node)
@@ -188,7 +188,7 @@ def test_what_was_connected_long_enough_has_all_and_once(seed: int) -> None:
 def test_two_thousand_networks_by_chance() -> None:
     for seed in range(SCHEDULES, SCHEDULES + MANY):
         try:
-            Schedule(seed).run()
+            Schedule(seed).run(3 * QUIET)  # one of a thousand is on links that lose a quarter, at 20,000 bytes a second
         except AssertionError as exc:
             raise AssertionError(f"schedule {seed}") from exc
 
