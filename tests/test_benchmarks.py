@@ -301,3 +301,52 @@ def test_a_figure_says_whether_it_is_reached(
     ]  # fmt: skip
     assert all(len(line) <= 80 for line in said[:3])
     assert [json.loads(line)["is_reached"] for line in said[3:]] == [True, True]
+
+
+@pytest.fixture
+def domains(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark of domains."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("domains")
+
+
+@pytest.mark.row("D-31")
+@pytest.mark.slow
+@pytest.mark.processes
+def test_bytes_between_domains_are_those_of_what_is_wanted(domains: ModuleType) -> None:
+    # Given clients of one domain who want the same of another one, half of it, or nothing in common
+    rows = list(domains.bytes_across((1, 4), 320))
+    found = {(row["clients"], row["overlap"], row["how"]): row["KB"] for row in rows}
+    one, wanted = found[1, 1.0, domains.MODES[2]], domains.MODES[2]
+    # Expect nothing to be lost, and a copy of each event, whoever of them wants it
+    assert not [row for row in rows if row["lost"]]
+    for overlap, copies in ((1.0, 1), (0.5, 2.5), (0.0, 4)):
+        assert found[4, overlap, wanted] == pytest.approx(one * copies, rel=0.1)
+        assert found[4, overlap, domains.MODES[0]] == pytest.approx(one * 4, rel=0.1)
+    assert found[1, 1.0, domains.MODES[1]] == pytest.approx(16 * one, rel=0.1)
+
+
+@pytest.mark.row("D-63", "D-64")
+@pytest.mark.slow
+@pytest.mark.processes
+def test_latencies_are_told_of_one_host_and_of_a_link(domains: ModuleType) -> None:
+    # Given clients by themselves, and over a bridge; Expect latencies of both, over a link no less than its delay
+    rows = list(domains.latencies((2,), 20, 25.0))
+    assert [(row["link"], row["how"]) for row in rows] == [
+        (link, how) for link in ("none", "40 ms, 8 Mbit/s") for how in (domains.MODES[0], domains.MODES[2])
+    ]
+    assert all(row["lost"] == 0 and 0 < row["p50 ms"] <= row["p95 ms"] for row in rows)
+    assert all(row["p50 ms"] >= 40 for row in rows[2:])
+
+
+@pytest.mark.row("D-65")
+@pytest.mark.processes
+def test_queries_that_several_traders_answer_are_timed(domains: ModuleType) -> None:
+    rows = list(domains.traders(2, 10))
+    assert [(row["traders"], row["lost"], row["us"] > 0) for row in rows] == [(1, 0, True), (2, 0, True)]
+
+
+def test_time_of_a_trader_is_of_equal_values_and_of_others(domains: ModuleType) -> None:
+    rows = list(domains.offers((300,), 300))
+    assert [row["constraint"] for row in rows] == ["number == 7", "load > 0.5 max load"]
+    assert all(0 < row["in process us"] < row["by a server us"] for row in rows)
