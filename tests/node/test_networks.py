@@ -18,6 +18,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import SealFault
+from jbi_pubsub.network import message
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.node import own
 from jbi_pubsub.node.service import NodeService
@@ -411,3 +412,22 @@ def test_a_node_that_was_killed_relays_again_as_soon_as_it_is_back(
         found = [subscriber.receive(subscription, timeout=20.0) for _ in range(3)]
         assert [each and bytes(each.payload) for each in found] == [b"1", b"2", b"3"]
     publisher.adapter.close()
+
+
+def test_an_object_that_is_too_large_for_a_network_is_told_as_lost_there(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two nodes, and room for a hundred kilobytes of each
+    monkeypatch.setattr(message, "PARTS_BYTES", 100_000 * message.PARTS_SHARE)
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    with publisher.adapter, SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        # When a larger object is published between two others
+        publisher.publish(1, 1)
+        publisher.adapter.publish(publisher.registration, figures.figure_1, bytes(100_000))
+        publisher.publish(3, 3)
+        # Expect the others to come, and that one to be told
+        assert _numbers(subscriber, subscription, 2) == [1, 3]
+        eventually(lambda: subscriber.losses(subscription) == {"sequence_gap": 1})
