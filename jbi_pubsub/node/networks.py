@@ -7,6 +7,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,33 +87,32 @@ class NodeNetworks:
         self._tunnels = Tunnels(lambda: self._network, reachable)
         self.links: list[DatagramLink] = []
         seals = [_seal(config, each, identity) for each in config.network]
-        try:
+        with ExitStack() as undo:  # whatever fails, their ports are free again
             for each, section in config.network.items():
                 self.links.append(opened(each, section))
-        except BaseException:
-            for link in self.links:
-                link.close()
-            raise
-        sections = zip(self.links, config.network.values(), seals, strict=True)
-        links = [NetworkLink(link, each.rate, seal, each.reduced_relay) for link, each, seal in sections]
-        self._network = Network(
-            bytes.fromhex(identity.id), identity.epoch, links,
-            self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
-            peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
-        )  # fmt: skip
-        self._twin = twin
-        own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
-        everything = Transformation(("*",), ("jbi.*",), ())
-        directions = (
-            NodeDirection(own, self.infosphere, everything, bridge=bridge),
-            NodeDirection(self.infosphere, own, everything, bridge=bridge),
-        )
-        self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
-        self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)
-        self.conflicts = TypeConflicts(
-            self.infosphere, server.registry, config.type_cache(), bytes.fromhex(identity.id), name, self._network.peers
-        )
-        server.service.repositories.nodes = self.conflicts.publishing
+                undo.callback(self.links[-1].close)
+            sections = zip(self.links, config.network.values(), seals, strict=True)
+            links = [NetworkLink(link, each.rate, seal, each.reduced_relay) for link, each, seal in sections]
+            self._network = Network(
+                bytes.fromhex(identity.id), identity.epoch, links,
+                self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
+                peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
+            )  # fmt: skip
+            self._twin = twin
+            own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
+            everything = Transformation(("*",), ("jbi.*",), ())
+            directions = (
+                NodeDirection(own, self.infosphere, everything, bridge=bridge),
+                NodeDirection(self.infosphere, own, everything, bridge=bridge),
+            )
+            self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
+            self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)
+            self.conflicts = TypeConflicts(
+                self.infosphere, server.registry, config.type_cache(), bytes.fromhex(identity.id), name,
+                self._network.peers,
+            )  # fmt: skip
+            server.service.repositories.nodes = self.conflicts.publishing
+            undo.pop_all()
 
     def deleted(self, ids: Sequence[str]) -> None:
         """Objects were deleted here: others are told."""

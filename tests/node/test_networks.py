@@ -14,11 +14,12 @@ from certificates import Authority
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import Config, MetricsSection
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import SealFault
 from jbi_pubsub.network import message
+from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.opening import opened
 from jbi_pubsub.node import own
 from jbi_pubsub.node.service import NodeService
@@ -255,6 +256,25 @@ def test_a_network_of_a_kind_that_nobody_knows_names_those_there_are() -> None:
     with pytest.raises(ConfigurationError, match="udp") as caught:
         opened("lab", NetworkSection(plugin="upd"))
     assert "udp" in caught.value.hint
+
+
+def test_a_node_that_cannot_have_its_networks_leaves_their_links(
+    nodes: NodesOnNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a node that can't keep what was deleted, which it finds when its links are open
+    (tmp_path / "alpha" / "deletions.db").mkdir(parents=True)
+    links: list[DatagramLink] = []
+
+    def kept(name: str, section: NetworkSection) -> DatagramLink:
+        links.append(opened(name, section))
+        return links[-1]
+
+    monkeypatch.setattr("jbi_pubsub.node.networks.opened", kept)
+    # When it is started
+    with pytest.raises(StorageError):
+        nodes.start("alpha", ["near", "far"], archive=True)
+    # Expect the sockets of both to be closed
+    assert [sock.fileno() for link in links for sock in link.sockets()] == [-1, -1]
 
 
 def test_a_network_with_a_key_is_for_those_who_have_it(
