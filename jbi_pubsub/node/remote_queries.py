@@ -181,26 +181,27 @@ class NetworkQueries:
     def asked(self, origin: bytes, body: QueryBody) -> None:
         """A node asks."""
         foreign = self.foreign
-        if self._pool is None or foreign is None:
-            return
         with self._lock:
+            if self._pool is None or foreign is None:
+                return
             is_too_much = self._queued >= QUEUED_MOST
-            self._queued += not is_too_much
+            if not is_too_much:
+                self._queued += 1
+                self._pool.submit(self._answer, foreign, origin, body)
         if is_too_much:
             self._tell(
                 origin, ResultBody(VERSION, body.id, is_last=True, lacks="a node has too many queries to answer")
             )
-        else:
-            self._pool.submit(self._answer, foreign, origin, body)
 
     def close(self) -> None:
         """Answer no more."""
         with self._lock:
             asked = list(self._asked.values())
+            pool, self._pool = self._pool, None
         for each in asked:
             each.cancel()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self, to: bytes, body: ResultBody) -> None:
         life = int((self._seconds + ROOM_SECONDS) * 1000)

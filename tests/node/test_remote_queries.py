@@ -125,3 +125,11 @@ def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: Netw
     # Expect all of them, and each once
     assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
     assert not answers.lacks
+
+
+def test_who_asks_a_node_that_leaves_is_not_answered(queries: NetworkQueries, said: Said) -> None:
+    # Given a node that answers no more, while its network is still heard
+    queries.close()
+    # Expect another query to be let go
+    queries.asked(BRAVO, QueryBody(VERSION, NUMBER, QueryRequest()))
+    assert not said.bodies
