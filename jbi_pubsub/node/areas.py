@@ -8,6 +8,7 @@ those that somebody there wants.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -53,8 +54,13 @@ class NodeAreas:
 
     def door(self, name: str, service: str) -> TunnelDoor:
         """A way to a server of another node. Raises UnknownUidError, WireError."""
-        having = [each for each in self._areas if name in each.names()]
-        return (having or self._areas)[0].door(name, service)
+        for area in self._areas:
+            if name in area.names():
+                return area.door(name, service)
+        for area in self._areas[:-1]:
+            with suppress(UnknownUidError):  # it may be an id, of another one
+                return area.door(name, service)
+        return self._areas[-1].door(name, service)
 
     def status(self) -> NetworksStatus:
         """Links, and the nodes that are heard."""

@@ -260,7 +260,7 @@ class Streams:
 
     def _asked(self, node: bytes, body: StreamOpen, now: float) -> NodeStream | None:
         key = StreamKey(node, body.id, False)
-        if key in self._streams:
+        if key in self._streams or len(self.out) >= REFUSED_MOST:
             return None
         if not self._has_room(node):
             self._refuse(node, body.id, "the node has too many streams", is_openers=False)

@@ -198,7 +198,9 @@ class Tunnels:
         self._thread.start()
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all of them. Safe to repeat."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         with self._lock:
             self._lock.notify_all()
@@ -211,8 +213,10 @@ class Tunnels:
             self._shut(door)
         self._flush()
         self._selector.close()
+        with self._lock:  # once it is closed its number may be somebody else's file
+            out, self._wake_out = self._wake_out, -1
         os.close(self._wake_in)
-        os.close(self._wake_out)
+        os.close(out)
 
     def came(self, message: NodeMessage) -> None:
         """A message of another node. Never waits. Raises ProtocolError."""
@@ -281,8 +285,9 @@ class Tunnels:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it is full, which wakes as well
-            os.write(self._wake_out, b"\0")
+        with self._lock, suppress(OSError):  # it is full, which wakes as well
+            if self._wake_out >= 0:
+                os.write(self._wake_out, b"\0")
 
     # -- our thread -----------------------------------------------------------------------------------------------
 

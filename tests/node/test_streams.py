@@ -17,6 +17,7 @@ from jbi_pubsub.node.streams import (
     IDLE_SECONDS,
     OPEN_SECONDS,
     OVERHEAD,
+    REFUSED_MOST,
     STREAMS_PER_NODE,
     VERSION,
     WINDOW,
@@ -197,6 +198,17 @@ def test_streams_are_bounded() -> None:
     ends.near.reset(here[0], "no longer wanted")
     ends.carry()
     assert ends.far.received(NEAR, body(StreamOpen, 2_000, "delegate"), 0.0) is not None
+
+
+def test_what_strangers_have_refused_is_bounded() -> None:
+    # Given somebody who opens stream after stream to what there is not
+    ends = Ends()
+    for number in range(2 * REFUSED_MOST):
+        stream = ends.far.received(NEAR, body(StreamOpen, number, "nothing"), 0.0)
+        if stream is not None:
+            ends.far.reset(stream, "there is no such service")
+    # Expect no more answers to wait than may
+    assert len(ends.far.out) == REFUSED_MOST
 
 
 def test_who_breaks_the_window_loses_the_stream() -> None:

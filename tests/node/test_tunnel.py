@@ -10,13 +10,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import BackPressureError, WireError
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node import tunnel
-from jbi_pubsub.node.streams import STREAMS_PER_NODE, WINDOW
+from jbi_pubsub.node.streams import STREAMS_PER_NODE, VERSION, WINDOW, StreamReset
 
 from .tunnels import TunnelNode
 
@@ -293,3 +297,17 @@ def test_who_stops_resets_what_is_open(make: Make, eventually: Any) -> None:
         with pytest.raises(ConnectionResetError):
             sock.recv(1)
         far.tunnels.stop = lambda: None  # type: ignore[method-assign]
+
+
+def test_what_comes_behind_the_end_touches_no_file_of_others(pair: Any, tmp_path: Path) -> None:
+    # Given tunnels that have ended, and files that have the numbers of theirs
+    near, far = pair()
+    number = near.tunnels._wake_out
+    near.tunnels.stop()
+    with ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / f"{each}").open("wb", 0)) for each in range(64)]
+        assert any(each.fileno() == number for each in files)
+        # When the network still hears something; Expect them untouched
+        reset = msgspec.msgpack.encode(StreamReset(VERSION, 7, True, "over"))
+        near.tunnels.came(NodeMessage(DatagramKind.STREAM, DatagramMode.UNRELIABLE, reset, far.id))
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 64
