@@ -8,7 +8,7 @@ import re
 import pytest
 from lxml import etree
 
-from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.covering import Aggregate, covers
 from jbi_pubsub.core.xpath.predicate import Predicate
 from tests.oracles.differential import NAMESPACES, document, expression, is_taken
@@ -142,3 +142,21 @@ def test_aggregate_has_what_no_other_one_covers_whoever_comes_and_goes() -> None
         # and a change to be told
         assert has_changed or set(widest) == before
         assert len(aggregate) == len(there)
+
+
+@pytest.mark.row("D-15")
+def test_what_is_joined_for_many_is_true_where_it_costs_too_much() -> None:
+    # Given a document of many equal paths, for which each of some rectangles can be decided
+    places = "".join(f"<LocationCoord><lat>{n}</lat><long>{n}</long></LocationCoord>" for n in range(100))
+    root = etree.fromstring(f"<m><d>{places}</d></m>")
+    members = [KABUL.format(n, n + 1, n, n + 1) for n in range(64)]
+    assert all(_compiled(each).matches(root) for each in members)
+    # When they are asked all at once, by a bridge, expect that to cost too much, and to be true for that
+    whole = " or ".join(f"({each})" for each in members)
+    index: PredicateIndex[str] = PredicateIndex()
+    index.add("bridge", compile_predicate(whole, most=256))
+    assert index.match(root) == ["bridge"]
+    assert index.stats()["errors"] == 1
+    # and of everybody else to be false, as ever
+    index.add("other", compile_predicate(whole))
+    assert index.match(root) == ["bridge"]

@@ -128,6 +128,7 @@ class Predicate:
         "constants",
         "errors",
         "expression",
+        "is_lenient",
         "language",
         "last_error",
         "namespaces",
@@ -151,6 +152,8 @@ class Predicate:
         self.constants: Final = constants
         self.errors = 0
         self.last_error = ""
+        self.is_lenient = False
+        """Whether it counts as true where it can't be decided: for whoever asks again for each part of it."""
         self._shape: Final = shape
         self._longest: Final = longest(holes)
         self._shared = shared
@@ -189,9 +192,11 @@ class Predicate:
     def copy(self) -> Predicate:
         """The same, with no errors counted, and none to be counted for others."""
         holes = ["x" * self._longest]
-        return Predicate(
+        made = Predicate(
             self.expression, self.namespaces, self.language, self._shape, self.constants, holes, self._shared
         )
+        made.is_lenient = self.is_lenient
+        return made
 
     def under(self, evaluator: Evaluator, what: str) -> Predicate:
         """Predicate that `evaluator` decides, with this one and `what` else there is to it: not equal to this one."""
@@ -209,7 +214,7 @@ class Predicate:
                 self._affordable = size
             elif self.seconds(exact_extent(root, size)) > MAX_SECONDS:
                 self.failed(self.too_costly())
-                return None
+                return self.is_lenient or None
         return self.evaluate(root)
 
     def evaluate(self, root: Element) -> bool | None:
@@ -303,7 +308,9 @@ def compile_predicate(
     argument: str = "predicate",
     most: int = conditions.MAX_CONJUNCTS,
 ) -> Predicate:
-    """The predicate that `expression` stands for; `namespaces` binds its prefixes; `most`: conjuncts of its plan.
+    """The predicate that `expression` stands for; `namespaces` binds its prefixes; `most`: conjuncts of its plan;
+    of who may have more of them than usual it counts as true where it costs too much: that is for many at once, of whom
+    each would have been asked alone, and is asked again.
 
     Raises PredicateError (facts `argument`, `expression`, `position` in characters from 0) for bad syntax, an unbound
     prefix, an unknown function or number of arguments, a variable, an expression that is too long, too deep or too
@@ -326,11 +333,12 @@ def compile_predicate(
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
     predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
+    predicate.is_lenient = most > conditions.MAX_CONJUNCTS
     if not predicate.evaluates:
         return predicate
     if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
         raise _costly(expression, argument, parse(expression, namespaces, argument), predicate.cost)
-    return _evaluated.one(predicate.identity, predicate)
+    return predicate if predicate.is_lenient else _evaluated.one(predicate.identity, predicate)
 
 
 class InUse(Generic[K, V]):

@@ -141,17 +141,17 @@ class _Visit:
             seconds = predicate.seconds(extent)
             self._spent = sum(each.seconds(extent) for each in self._asked)
         if seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT:
-            self.refused(predicate)
-            return False
+            return self.refused(predicate)
         self.evaluations += 1
         answer = predicate.evaluate(self.root)
         self.errors += answer is None
-        return answer is True
+        return predicate.is_lenient if answer is None else answer
 
-    def refused(self, predicate: Predicate) -> None:
-        """Count a predicate as false that may take too long, by itself or with those before it."""
+    def refused(self, predicate: Predicate) -> bool:
+        """Answer of a predicate that may take too long, by itself or with those before it; it is counted."""
         predicate.failed(predicate.too_costly())
         self.errors += 1
+        return predicate.is_lenient
 
 
 class _Evaluators:
@@ -504,12 +504,10 @@ class PredicateIndex(Generic[K]):
         evaluators = self._evaluators(thread)
         refused = evaluators.refused(visit)
         each = evaluators.each
-        for place in refused:
-            visit.refused(each[place][2])
+        rows = [each[place][1] for place in refused if visit.refused(each[place][2])]
         if refused:
             each = [one for place, one in enumerate(each) if place not in refused]
         root = visit.root
-        rows: list[int] = []
         for evaluator, row, predicate in each:
             try:
                 if evaluator(root):
@@ -517,6 +515,7 @@ class PredicateIndex(Generic[K]):
             except FOREIGN_ERRORS as exc:
                 predicate.failed(exc)
                 visit.errors += 1
+                rows += [row] * predicate.is_lenient
         visit.evaluations += len(each)
         return rows
 
