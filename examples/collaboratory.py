@@ -23,7 +23,7 @@ from jbi_pubsub import Config, Domain
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.node_sections import DomainSection
 from jbi_pubsub.domains.client import Client
-from jbi_pubsub.domains.event import MONITORING, StructuredEvent
+from jbi_pubsub.domains.event import MONITORING, STEERING, StructuredEvent
 from jbi_pubsub.network.emulation import Link
 
 from .example import ExampleOptions, ExampleOutcome, OutcomeTable, Promise
@@ -217,12 +217,15 @@ class _Work:
 
     def begin(self) -> None:
         """The simulations begin, as soon as what is wanted of them is subscribed to in their domains."""
-        stand = ("austin newark residual", "austin newark cut", "boulder austin cut", "austin boulder step")
-        self._centre.until(lambda: all(self._stands(*each.rsplit(" ", 1)) for each in stand), "the bridges")
+        stand = "austin newark residual,austin newark cut,boulder austin cut,austin boulder step"
+        ways = [each.rsplit(" ", 1) for each in stand.split(",")]
+        self._centre.until(lambda: all(self._stands(*each) for each in ways), "the bridges")
         for each in self._applications:
             each.enter("computing")
         self._heat.go.set()
         self._oil.go.set()
+        self._bob.get("heat", "heater")  # his first command: from then on they are known in boulder
+        self._centre.until(lambda: self._stands("austin boulder", "client"), "carol's domain to follow bob")
 
     def steer(self, after: int) -> list[str]:
         """bob steers the one simulation, anna the other; the plate as it was before."""
@@ -287,12 +290,12 @@ class _Work:
         return int(str(found[0].properties["domain"])) if found else 0
 
     def _stands(self, way: str, word: str) -> bool:
-        return word in (self._wanted(way)["subscribed"] or "")
+        return any(word in (self._wanted(way, each)["subscribed"] or "") for each in (MONITORING, STEERING))
 
-    def _wanted(self, way: str) -> dict[str, Any]:
-        """Says a bridge of the monitoring events on "SOURCE TARGET"."""
+    def _wanted(self, way: str, type_: str = MONITORING) -> dict[str, Any]:
+        """Says a bridge of the events of a type on "SOURCE TARGET"."""
         ways = (each for bridge in self._bridges for each in bridge.status()["directions"])
-        found = next(each["wanted"].get(MONITORING) for each in ways if f"{each['from']} {each['to']}" == way)
+        found = next(each["wanted"].get(type_) for each in ways if f"{each['from']} {each['to']}" == way)
         return found or {"subscribed": None, "members": (), "crossed": 0, "saved": 0}
 
 

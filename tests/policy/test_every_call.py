@@ -78,7 +78,7 @@ BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
 REF = ServiceRef("0" * 32, "x", ("127.0.0.1:1",))
 ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.delegate", "connect"): ("me", 1.0, NO_CLAIMS),
-    ("pad.bridging", "wanted"): ("bridge", 0, 0.0),
+    ("pad.bridging", "wanted"): ("bridge", 0, 0.0, False),
     ("pad.subscriptions", "open"): ("me", 1.0, NO_CLAIMS),
     ("pad.subscriptions", "unsubscribe"): ("", "uid"),
     ("pad.subscriptions", "explain"): ("uid", b"<a/>", b""),
