@@ -8,7 +8,7 @@ those that somebody there wants.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -45,8 +45,9 @@ class NodeAreas:
 
     def stop(self) -> None:
         """Leave."""
-        for each in self._areas:
-            each.stop()
+        with ExitStack() as ending:  # whatever fails
+            for each in self._areas:
+                ending.callback(each.stop)
 
     def names(self) -> tuple[str, ...]:
         """Names of the nodes that are heard."""

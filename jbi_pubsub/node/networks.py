@@ -84,10 +84,11 @@ class NodeNetworks:
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
         self.infosphere.name += area and f"-{area}"
         reachable: dict[str, TunnelService] = {each: servers[each] for each in node.reachable if each in servers}
-        self._tunnels = Tunnels(lambda: self._network, reachable)
         self.links: list[DatagramLink] = []
         seals = [_seal(config, each, identity) for each in config.network]
-        with ExitStack() as undo:  # whatever fails, their ports are free again
+        with ExitStack() as undo:  # whatever fails, nothing of it stays
+            self._tunnels = Tunnels(lambda: self._network, reachable)
+            undo.callback(self._tunnels.stop)
             for each, section in config.network.items():
                 self.links.append(opened(each, section))
                 undo.callback(self.links[-1].close)
@@ -98,8 +99,10 @@ class NodeNetworks:
                 self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
                 peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
             )  # fmt: skip
+            undo.callback(self._network.stop)
             self._twin = twin
             own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
+            undo.callback(own.close)
             everything = Transformation(("*",), ("jbi.*",), ())
             directions = (
                 NodeDirection(own, self.infosphere, everything, bridge=bridge),
@@ -107,6 +110,7 @@ class NodeNetworks:
             )
             self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
             self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)
+            undo.callback(self._persistence.stop)
             self.conflicts = TypeConflicts(
                 self.infosphere, server.registry, config.type_cache(), bytes.fromhex(identity.id), name,
                 self._network.peers,
@@ -177,10 +181,11 @@ class NodeNetworks:
 
     def stop(self) -> None:
         """Leave: what was said goes on by those who have it."""
-        self._mirror.close()
-        self._tunnels.stop()
-        self._persistence.stop()
-        self._network.stop(self._drain)
+        with ExitStack() as ending:  # from the last to the first, whatever fails
+            ending.callback(self._network.stop, self._drain)
+            ending.callback(self._persistence.stop)
+            ending.callback(self._tunnels.stop)
+            ending.callback(self._mirror.close)
 
     def _peers_changed(self, change: PeerChange) -> None:
         """A node has come or left; on the network's delivery thread."""

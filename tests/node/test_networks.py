@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from certificates import Authority
 
 from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core import ticker
 from jbi_pubsub.core.config import Config, MetricsSection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import TypeName
@@ -258,8 +260,8 @@ def test_a_network_of_a_kind_that_nobody_knows_names_those_there_are() -> None:
     assert "udp" in caught.value.hint
 
 
-def test_a_node_that_cannot_have_its_networks_leaves_their_links(
-    nodes: NodesOnNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_node_that_cannot_have_its_networks_leaves_nothing_of_them(
+    nodes: NodesOnNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a node that can't keep what was deleted, which it finds when its links are open
     (tmp_path / "alpha" / "deletions.db").mkdir(parents=True)
@@ -270,11 +272,15 @@ def test_a_node_that_cannot_have_its_networks_leaves_their_links(
         return links[-1]
 
     monkeypatch.setattr("jbi_pubsub.node.networks.opened", kept)
+    threads, jobs = set(threading.enumerate()), ticker.jobs()
     # When it is started
     with pytest.raises(StorageError):
         nodes.start("alpha", ["near", "far"], archive=True)
-    # Expect the sockets of both to be closed
+    # Expect the sockets of both to be closed, and no thread or job of its parts to go on
     assert [sock.fileno() for link in links for sock in link.sockets()] == [-1, -1]
+    eventually(lambda: ticker.jobs() <= jobs, what=lambda: [each.name for each in ticker.jobs() - jobs])
+    left = [each.name for each in set(threading.enumerate()) - threads if not each.name.startswith("ticker")]
+    assert left == []
 
 
 def test_a_network_with_a_key_is_for_those_who_have_it(
