@@ -157,10 +157,18 @@ class VolunteerKeeping:
         return found
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Objects are to be nowhere any more."""
+        """Objects are to be nowhere any more. What there is no room for is told, and counted."""
         with self._changed:
-            self._due.append(_Deletion(tuple(ids)))
-            self._changed.notify()
+            deletion = _Deletion(tuple(ids))
+            has_room = self._due_bytes + _cost(deletion) <= 2 * BYTES_MOST
+            if has_room:
+                self._due.append(deletion)
+                self._due_bytes += _cost(deletion)
+                self._changed.notify()
+            else:
+                self.left_out += len(ids)
+        if not has_room:
+            log.error("%d objects stay that other nodes have deleted: the archive takes nothing for long", len(ids))
 
     def stop(self) -> None:
         """End, when what is due is kept, or after some seconds."""
@@ -231,4 +239,4 @@ class VolunteerKeeping:
 
 
 def _cost(what: Parcel | _Deletion) -> int:
-    return OBJECT_BYTES + what.size if isinstance(what, Parcel) else 0
+    return OBJECT_BYTES + (what.size if isinstance(what, Parcel) else sum(map(len, what.ids)))

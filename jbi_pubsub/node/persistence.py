@@ -147,8 +147,10 @@ class NodePersistence:
             self._deletions.close()
 
     def deleted(self, ids: Sequence[str]) -> None:
-        """Objects were deleted at our archive: they are to be nowhere any more."""
-        if self._deletions is not None:
+        """Objects were deleted at our archive: they are to be nowhere any more. Raises StorageError."""
+        if self._stopping.is_set():
+            log.warning("%s objects are deleted here alone: the node leaves its networks", len(ids))
+        elif self._deletions is not None:
             self._deletions.add(ids)
             self._job.wake()
 
@@ -246,7 +248,11 @@ class NodePersistence:
                 lacks = answers.lacks
             except JbiError as exc:
                 lacks = exc.message
-        if lacks and tries > 1 and not self._stopping.wait(FETCH_AGAIN):
+        if not lacks or self._stopping.is_set():
+            return
+        if tries <= 1:
+            log.warning("what was published of registration %s before it is kept here is not all here: %s", uid, lacks)
+        elif not self._stopping.wait(FETCH_AGAIN):
             self._fetch_soon(uid, tries - 1)
 
     # -- times ----------------------------------------------------------------------------------------------------

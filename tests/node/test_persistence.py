@@ -20,7 +20,7 @@ from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.assistance import IDS_MOST, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
 from jbi_pubsub.node.bodies import SequenceBody
 from jbi_pubsub.node.deletions import TOLD_SECONDS, NodeDeletions
-from jbi_pubsub.node.keeping import VolunteerKeeping
+from jbi_pubsub.node.keeping import VolunteerKeeping, _Deletion
 from jbi_pubsub.node.persistence import NodePersistence
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.past.archiving import Archiving
@@ -458,6 +458,20 @@ def test_what_there_is_no_room_for_is_told_once_there_is_some(
 
     eventually(lambda: keeping.lacking() == {UID})
     assert keeping.left_out > 10
+
+
+def test_deletions_that_a_full_disk_does_not_take_are_bounded_and_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given an archive that takes nothing; when others tell it of more deletions than there is room for
+    monkeypatch.setattr("jbi_pubsub.node.keeping.BYTES_MOST", 4_000)
+    keeping = VolunteerKeeping(store)
+    for number in range(20):
+        keeping.delete([f"{number:04}" * 20] * 10)
+    # Expect those that have room to wait, and to be told of the others
+    assert keeping.left_out == 10 * (20 - len(keeping._due)) > 0
+    assert sum(len("".join(each.ids)) for each in keeping._due if isinstance(each, _Deletion)) <= 8_000
+    assert "10 objects stay that other nodes have deleted" in caplog.text
 
 
 def test_of_what_waits_for_decisions_the_oldest_give_way(
