@@ -6,11 +6,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Final
 from uuid import uuid4
 
 from jbi_pubsub.core.constraint import Constraint
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, UnknownUidError, WireTimeoutError
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, UnknownUidError, WireTimeoutError
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber import SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
@@ -73,9 +74,12 @@ class Client:
         name = _name(application)
         wanted = _watching(name, constraint)
         kept = f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}" if durable else None
-        subscription = self._domain.listen(MONITORING, wanted, listener, durable=kept)
         profile: dict[str, PropertyValue] = {"client": self.name, "application": name, "constraint": constraint}
-        offer_id = self._domain.services.offer(PROFILE, profile)
+        with ExitStack() as undo:
+            subscription = self._domain.listen(MONITORING, wanted, listener, durable=kept)
+            undo.callback(self._domain.unlisten, subscription)
+            offer_id = self._domain.services.offer(PROFILE, profile)
+            undo.pop_all()
         with self._lock:
             self._watched[offer_id] = subscription
         return offer_id
@@ -168,7 +172,11 @@ class Client:
             if client in self._followed:
                 raise ConfigurationError(f"{self.name} follows {client[:80]} already", hint="unfollow() first")
             followed = self._followed[client] = _Followed(self._domain, client, listener)
-        followed.start()
+        try:
+            followed.start()
+        except JbiError:
+            self._followed.pop(client, None)
+            raise
 
     def unfollow(self, client: str) -> None:
         """Follow a client no more. Raises UnknownUidError."""

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from typing import Final, Self
 
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, MetadataError
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, MetadataError
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.section import YEAR
 from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
@@ -24,6 +25,8 @@ from .services import Services
 
 log = logging.getLogger("jbi_pubsub.domains")
 
+LEAST_PERIOD: Final = 0.001
+"""Seconds between two monitoring events."""
 REGISTRATIONS_MOST: Final = 1_000
 """Types and domains of events that one process publishes; for one more the one goes that was first."""
 
@@ -103,7 +106,12 @@ class Domain:
     ) -> Application:
         """An application of this process: `state` gives what its monitoring events say, each `period` seconds, to
         clients of these `categories`, as rules of access say them; () for all. Raises LookupNotFoundError,
-        AccessDeniedError, EntryError, AdapterStateError."""
+        AccessDeniedError, EntryError, AdapterStateError, ConfigurationError (no name, or too short a period)."""
+        if not name or not LEAST_PERIOD <= period <= YEAR:
+            raise ConfigurationError(
+                f"application {name!r:.80} with a period of {period:g} s",
+                hint=f"It needs a name, and a period of {LEAST_PERIOD:g} seconds at least",
+            )
         made = Application(self, name, state, period)
         self._add(made)
         try:

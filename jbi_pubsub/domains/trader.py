@@ -100,10 +100,10 @@ class Trader:
     def put(self, item: ServiceItem) -> None:
         """An item has come, or is another one. Raises EntryError for an offer that contradicts itself."""
         said = offered(item.entries)
-        self.remove(item.service_id)
-        if said is None:
-            return
         with self._lock:
+            self._drop(item.service_id)
+            if said is None:
+                return
             kept = self._offers[item.service_id] = _Offered(item, *said)
             self._index.add(item.service_id, [entry for entry in item.entries if entry.cls == kept.type.identity])
             for each in kept.type.lineage:
@@ -113,16 +113,20 @@ class Trader:
     def remove(self, offer_id: str) -> None:
         """An item has left, if it was an offer."""
         with self._lock:
-            gone = self._offers.pop(offer_id, None)
-            if gone is None:
-                return
-            self._index.remove(offer_id)
-            for each in gone.type.lineage:
-                self._types[each.name][each] -= 1
-                if not self._types[each.name][each]:
-                    del self._types[each.name][each]
-                    if not self._types[each.name]:
-                        del self._types[each.name]
+            self._drop(offer_id)
+
+    def _drop(self, offer_id: str) -> None:
+        gone = self._offers.pop(offer_id, None)
+        if gone is None:
+            return
+        self._index.remove(offer_id)
+        for each in gone.type.lineage:
+            counts = self._types[each.name]
+            counts[each] -= 1
+            if not counts[each]:
+                del counts[each]
+            if not counts:
+                del self._types[each.name]
 
     def offer(self, offer_id: str) -> Offer:
         """One offer. Raises UnknownUidError."""

@@ -154,6 +154,14 @@ def test_monitoring_events_come_at_their_period(domain: Callable[[], Domain], ev
     assert (times[20] - times[0]) / 20 == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize(("name", "period"), [("", 1.0), ("heat", 0.0), ("heat", -1.0), ("heat", float("nan"))])
+def test_application_without_a_name_or_a_period_is_refused(
+    domain: Callable[[], Domain], name: str, period: float
+) -> None:
+    with pytest.raises(ConfigurationError, match="period"):
+        domain().application(name, dict, period=period)
+
+
 @pytest.mark.row("D-45")
 def test_applications_of_one_channel_get_their_own_commands(domain: Callable[[], Domain]) -> None:
     here = domain()
