@@ -14,7 +14,7 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.covering import Aggregate
-from jbi_pubsub.core.xpath.narrowing import joined
+from jbi_pubsub.core.xpath.narrowing import Condition, joined
 from jbi_pubsub.protocol.wanted import WantedPredicate, WantedType
 
 from .listening import Profile
@@ -46,6 +46,8 @@ class TypeMembers:
 
     aggregate: Aggregate[WantedPredicate] = field(default_factory=Aggregate)
     """The members, and those that no other one covers."""
+    asked: tuple[frozenset[WantedPredicate], Condition | None] | None = None
+    """Members, and the predicate of all of them."""
 
     def count(self, obj: InfoObject) -> None:
         """An object has come. On the thread of the subscription."""
@@ -63,15 +65,22 @@ class TypeMembers:
         if not self.members:
             return None
         importance = self.importance or None
+        if self.asked is None or self.asked[0] != self.members.keys():
+            self.asked = frozenset(self.members), self._where()
+        where = self.asked[1]
+        return Profile(importance=importance) if where is None else Profile(where, importance)
+
+    def _where(self) -> Condition | None:
+        """Predicate of all members; None: all that there is, as one wants that, or they can't be asked together."""
         if ALL in self.members or any(each.language != ALL.language for each in self.members):
-            return Profile(importance=importance)
+            return None
         try:
             self._gather()
             where = joined(sorted((each.text, each.namespaces) for each in self.aggregate.widest), "or")
             compile_predicate(where[0], namespaces=dict(where[1]))
         except JbiError:  # all together are too much
-            return Profile(importance=importance)
-        return Profile(where, importance)
+            return None
+        return where
 
     def _gather(self) -> None:
         """Have the members, and no others, in the aggregate: what one of them covers is brought for that one."""

@@ -117,6 +117,7 @@ class WantedIntake(WholeIntake):
         while not self._stopping:
             self._wake.wait(min(self._poll, max(0.0, due - self._clock())))
             self._wake.clear()
+            due = math.inf
             with guarded(self._thread.name):
                 due = self.settle()
 
