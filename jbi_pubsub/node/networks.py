@@ -103,12 +103,7 @@ class NodeNetworks:
             self._twin = twin
             own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
             undo.callback(own.close)
-            everything = Transformation(("*",), ("jbi.*",), ())
-            directions = (
-                NodeDirection(own, self.infosphere, everything, bridge=bridge),
-                NodeDirection(self.infosphere, own, everything, bridge=bridge),
-            )
-            self._mirror = Mirror((own, self.infosphere), directions, name="infosphere")
+            self._mirror = _mirror(own, self.infosphere, bridge)
             self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)
             undo.callback(self._persistence.stop)
             self.conflicts = TypeConflicts(
@@ -207,6 +202,15 @@ class NodeNetworks:
             self.infosphere.fault(message.origin, exc)
             return
         self.infosphere.deliver(message)
+
+
+def _mirror(own: JbiPlatform, infosphere: Infosphere, bridge: str) -> Mirror:
+    everything = Transformation(("*",), ("jbi.*",), ())
+    directions = (
+        NodeDirection(own, infosphere, everything, bridge=bridge),
+        NodeDirection(infosphere, own, everything, bridge=bridge),
+    )
+    return Mirror((own, infosphere), directions, name="infosphere")
 
 
 def _persistence(

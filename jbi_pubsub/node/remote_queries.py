@@ -35,6 +35,8 @@ ASKED_MOST: Final = 1_000
 """Queries of ours at a time."""
 FOUND_MOST: Final = 10_000
 """Objects that have come and that nobody has taken: what comes beyond that is not taken, and told as lacking."""
+FOUND_BYTES: Final = 256 << 20
+"""Their size, as well."""
 ROOM_SECONDS: Final = 30.0
 """For room in the network for an answer."""
 
@@ -52,6 +54,8 @@ class NetworkAnswers:
         """Objects of each node, by its starts, that have come and are not counted by its last word; below 0: they are
         to come."""
         self._found: deque[InfoObject] = deque()
+        self._bytes = 0
+        """Size of these."""
         self._ids: set[str] = set()
         self._ended: set[tuple[bytes, int]] = set()
         self._is_cancelled = False
@@ -79,11 +83,12 @@ class NetworkAnswers:
     def _take(self, obj: InfoObject) -> None:
         if obj.object_id in self._ids:
             return
-        if len(self._found) >= FOUND_MOST:
-            self._lacks[f"more than {FOUND_MOST} objects waited to be read"] = None
+        if len(self._found) >= FOUND_MOST or (self._bytes + _size(obj) > FOUND_BYTES and self._found):
+            self._lacks[f"more than {FOUND_MOST} objects, or {FOUND_BYTES >> 20} MB, waited to be read"] = None
             return
         self._ids.add(obj.object_id)
         self._found.append(obj)
+        self._bytes += _size(obj)
 
     def left(self, alive: frozenset[bytes]) -> None:
         """Those that are not there any more are not waited for."""
@@ -105,6 +110,7 @@ class NetworkAnswers:
                     if self._is_cancelled or not self._found:
                         return
                     obj = self._found.popleft()
+                    self._bytes -= _size(obj)
                 yield obj
         finally:
             self._closed()
@@ -229,3 +235,7 @@ class NetworkQueries:
             self._queued -= 1
         with guarded("infosphere query"):
             self._tell(origin, ResultBody(VERSION, body.id, is_last=True, count=count, lacks=lacks[:4_096]))
+
+
+def _size(obj: InfoObject) -> int:
+    return len(obj.metadata) + obj.payload_size

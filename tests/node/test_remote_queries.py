@@ -133,3 +133,20 @@ def test_who_asks_a_node_that_leaves_is_not_answered(queries: NetworkQueries, sa
     # Expect another query to be let go
     queries.asked(BRAVO, QueryBody(VERSION, NUMBER, QueryRequest()))
     assert not said.bodies
+
+
+def test_answers_that_nobody_reads_are_bounded_in_bytes_and_what_lacks_is_told(
+    queries: NetworkQueries, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a query whose answers nobody reads
+    monkeypatch.setattr("jbi_pubsub.node.remote_queries.FOUND_BYTES", 2 << 20)
+    answers = queries.ask(QueryRequest(timeout=5.0), frozenset((ALPHA,)))
+    number = said.bodies[0].id
+    # When more comes than there is room for
+    for at in range(1, 6):
+        data = b"".join(packed(obj("u", at, bytes(1 << 19))).in_memory().parts)
+        queries.came(ALPHA, 1, ResultBody(VERSION, number, data))
+    queries.came(ALPHA, 1, ResultBody(VERSION, number, is_last=True, count=5))
+    # Expect what there was room for, and to be told that something lacks
+    assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
+    assert "waited to be read" in answers.lacks
