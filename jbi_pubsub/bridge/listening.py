@@ -19,6 +19,7 @@ from jbi_pubsub.core.quality import Importance, Wish
 from jbi_pubsub.core.xpath.narrowing import Condition
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.protocol.conditions import MANY_ATTRIBUTE
 from jbi_pubsub.protocol.entries import PUBLISHER_TYPE
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest, check_request
@@ -127,7 +128,7 @@ class SideSubscriber(SubscriberAdapter):
         try:
             return self.register_subscriber(
                 predicate=where, namespaces=dict(namespaces), qos=Wish(importance=profile.importance),
-                timeout=CONNECT_SECONDS, **options,
+                attributes={MANY_ATTRIBUTE: "true"}, timeout=CONNECT_SECONDS, **options,
             )  # fmt: skip
         finally:
             self._since = None

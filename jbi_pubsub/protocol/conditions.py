@@ -33,7 +33,9 @@ MAX_BOUND: Final = 10_000_000
 MAX_BLOCK_SECONDS: Final = 60.0
 """Longest that one subscriber may hold a publisher up, under policy `block`."""
 
-_ATTRIBUTES: Final = (DIGEST_ATTRIBUTE,)
+MANY_ATTRIBUTE: Final = "stands_for_many"
+"""Attribute of the subscription of a bridge to what is wanted by many on its other side, where each is asked again."""
+_ATTRIBUTES: Final = (DIGEST_ATTRIBUTE, MANY_ATTRIBUTE)
 
 _NEAR: Final = 0.8
 """Bound of difflib's ratio: three letters of a name of 19 may be others, or five be missing."""

@@ -16,7 +16,7 @@ from jbi_pubsub.core.quality import Contract, Unmet
 from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
 from jbi_pubsub.core.xpath.language.conditions import MAX_CONJUNCTS
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.protocol.conditions import compile_conditions
+from jbi_pubsub.protocol.conditions import MANY_ATTRIBUTE, compile_conditions
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.delegate import SubscriptionStatus
 from jbi_pubsub.protocol.status.quality import ContractStatus
@@ -202,7 +202,7 @@ def compile_subscription(
 ) -> Subscription:
     """The subscription of a request, checked; that of a bridge may stand for many others. Raises PredicateError
     (naming the argument), AddressError, ConfigurationError, OversizeError."""
-    is_wide = may_bridge and bool(request.unlike)
+    is_wide = may_bridge and MANY_ATTRIBUTE in dict(request.attributes)
     conditions = compile_conditions(request, WIDE_CONJUNCTS if is_wide else MAX_CONJUNCTS)
     return Subscription(
         request, owner, number, conditions.predicate, conditions.payload_filter, combined=conditions.combined,

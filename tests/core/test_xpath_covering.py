@@ -10,6 +10,7 @@ from lxml import etree
 
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.covering import Aggregate, covers
+from jbi_pubsub.core.xpath.narrowing import narrowed
 from jbi_pubsub.core.xpath.predicate import Predicate
 from tests.oracles.differential import NAMESPACES, document, expression, is_taken
 
@@ -157,6 +158,10 @@ def test_what_is_joined_for_many_is_true_where_it_costs_too_much() -> None:
     index.add("bridge", compile_predicate(whole, most=256))
     assert index.match(root) == ["bridge"]
     assert index.stats()["errors"] == 1
+    # and under somebody's rule to be true for what that allows alone
+    many = compile_predicate(whole, most=256)
+    assert narrowed(many, ("//lat = 7", ())).matches(root)
+    assert not narrowed(many, ("//lat = 700", ())).matches(root)
     # and of everybody else to be false, as ever
     index.add("other", compile_predicate(whole))
     assert index.match(root) == ["bridge"]

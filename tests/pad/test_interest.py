@@ -16,6 +16,7 @@ from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.interest import RelayedInterest
 from jbi_pubsub.pad.model.rights import Rights
+from jbi_pubsub.protocol.conditions import MANY_ATTRIBUTE
 from jbi_pubsub.protocol.entries import Origin
 from jbi_pubsub.protocol.requests import NOT_BEFORE, PublisherRequest, SubscriptionRequest
 from jbi_pubsub.protocol.wanted import PREDICATES_MOST, TYPES_MOST, InterestMembers, Wanted, WantedPredicate, WantedType
@@ -224,9 +225,14 @@ def test_a_bridges_predicate_of_many_alternatives_is_indexed_where_it_may_bridge
     world.relay()
     many = " or ".join(f"/m/@n = {number}" for number in range(PREDICATES_MOST))
     # When a bridge asks for that, and somebody else; Expect the index to take the bridge's whole
-    names = [world.want(predicate=many, unlike="b1"), world.want(predicate=many)]
+    names = [
+        world.want(predicate=many, unlike="b1", attributes=((MANY_ATTRIBUTE, "true"),)),
+        world.want(predicate=many, unlike="desk-3"),
+    ]
     standing = [world.delegate.tables.subscriptions[world.sessions[each], each] for each in names]
     assert [each.predicate is not None and each.predicate.evaluates for each in standing] == [False, True]
+    # and what costs too much to decide to be the bridge's, and nobody else's, whoever it does not want to hear
+    assert [each.predicate is not None and each.predicate.is_lenient for each in standing] == [True, False]
     # Given somebody who may subscribe, and not bridge; Expect that he may not have it so
     assert [Rights(policy, Caller("192.0.2.7:1")).may_bridge() for policy in (AllowAll(), _NoBridge())] == [True, False]
 

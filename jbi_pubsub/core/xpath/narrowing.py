@@ -37,8 +37,9 @@ def negated(condition: Condition) -> Condition:
 
 
 def narrowed(predicate: Predicate | None, where: Condition) -> Predicate:
-    """True for the documents for which both are. Raises PredicateError when they are too much together."""
-    if predicate is None:
+    """True for the documents for which both are; with a lenient predicate for all for which `where` is, as nobody knows
+    of both together which of them can't be decided. Raises PredicateError when they are too much together."""
+    if predicate is None or predicate.is_lenient:
         return compile_predicate(where[0], namespaces=dict(where[1]))
     if predicate.language == XPATH:
         expression, namespaces = joined([(predicate.expression, predicate.namespaces), where], "and")
