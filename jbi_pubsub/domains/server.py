@@ -66,12 +66,12 @@ class TraderServer:
             undo.callback(self._access.close)
             self._registry = OfferRegistry(config, "trader")
             undo.callback(self._registry.close)
+            self._asking = ThreadPoolExecutor(ASKING_MOST, "trader-link")
+            undo.callback(self._asking.shutdown, wait=True, cancel_futures=True)
             self._links = []
             for locator in config.domain.traders[:LINKS_MOST]:
                 self._links.append(link := _TraderLink(config, locator))
                 undo.callback(link.close)
-            self._asking = ThreadPoolExecutor(ASKING_MOST, "trader-link")
-            undo.callback(self._asking.shutdown, wait=True, cancel_futures=True)
             exports = {TRADER: _TraderCalls(self), ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access)}
             self._endpoint = Endpoint(
                 config.pad.host, config.pad.port, name="trader", security=config.security(),
@@ -180,6 +180,9 @@ class _TraderLink:
         self._security = config.security()
         self._community = JoinManager(elsewhere(config, locator), name=f"trader-{locator}")
         self._traders = self._community.watch(ServiceTemplate(types=(TRADER_TYPE,)))
+        self._lock = threading.Lock()
+        self._asked: set[TraderProxy] = set()
+        """Traders that are asked just now."""
 
     @property
     def connected(self) -> bool:
@@ -195,16 +198,24 @@ class _TraderLink:
             if left <= 0:
                 break
             proxy = TraderProxy(item.proxy, self._security, timeout=left)
+            with self._lock:
+                self._asked.add(proxy)
             try:
                 return proxy.query(msgspec.structs.replace(query, timeout=left))
             except WireError as exc:
                 why = exc
             finally:
+                with self._lock:
+                    self._asked.discard(proxy)
                 proxy.close()
         raise why
 
     def close(self) -> None:
-        """Leave."""
+        """Leave; who waits for an answer waits no more."""
+        with self._lock:
+            asked = list(self._asked)
+        for proxy in asked:
+            proxy.close()
         self._community.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import msgspec
@@ -21,12 +21,13 @@ from jbi_pubsub.core.errors import (
     PredicateError,
     TypeConflictError,
     UnknownUidError,
+    WireError,
 )
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.domains.proxy import TraderProxy
 from jbi_pubsub.domains.server import TraderServer
-from jbi_pubsub.domains.trader import OfferQuery
+from jbi_pubsub.domains.trader import OfferAnswer, OfferQuery
 from jbi_pubsub.testing import LocalFederation
 from tests.conftest import Federation
 
@@ -187,6 +188,29 @@ def test_trader_that_does_not_answer_costs_its_answer_alone(stack: ExitStack, mo
     assert (found, time.monotonic() - began < 4.0) == (["area1", "area2"], True)
     assert len(partial) == 1
     assert three.locator in partial[0]
+
+
+def test_trader_that_stops_waits_for_no_answer(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a trader that waits for one that hangs
+    one, two = Domain(stack, 1), Domain(stack, 2)
+    hanging, gate, asked = two.trade(), threading.Event(), threading.Event()
+    stack.callback(gate.set)
+    monkeypatch.setattr(hanging, "query", lambda *_: (asked.set(), gate.wait(60.0), OfferAnswer())[2])
+    trader = one.trade(two)
+    asking = threading.Thread(target=lambda: suppressed(one.ask, trader, follow="always", timeout=60.0))
+    asking.start()
+    assert asked.wait(20.0)
+    # When it stops, expect that to take seconds at most
+    began = time.monotonic()
+    trader.stop()
+    assert time.monotonic() - began < 20.0
+    asking.join(20.0)
+    assert not asking.is_alive()
+
+
+def suppressed(call: Callable[..., Any], *given: Any, **terms: Any) -> None:
+    with suppress(WireError):
+        call(*given, **terms)
 
 
 def test_domain_without_a_trader_is_told_as_missing(stack: ExitStack) -> None:
