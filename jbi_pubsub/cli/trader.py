@@ -20,8 +20,9 @@ def trader() -> None:
     """Offer services of any kind, and find them by a constraint over their properties.
 
     \b
-    jbi trader export demo.Tasking area=north sensors=3 --property "mandatory string area" --property "long sensors"
-    jbi trader query demo.Tasking "area == 'north' and sensors > 2" --prefer "max sensors"
+    jbi trader export demo.Tasking area=north sensors=3 \\
+        --property "mandatory string area" --property "long sensors"
+    jbi trader query demo.Tasking "area == 'north' and sensors > 2"
     jbi trader types
     jbi --set domain.traders=10.0.0.7:4160 trader serve
     """
@@ -39,7 +40,7 @@ def serve(given: _TraderServe) -> None:
 
     \b
     jbi trader serve
-    jbi --set domain.number=2 --set domain.traders=10.0.0.7:4160,10.0.0.8:4160 trader serve
+    jbi --set domain.traders=10.0.0.7:4160,10.0.0.8:4160 trader serve
     """
     from jbi_pubsub.domains.server import TraderServer  # here: the other commands start faster without
 
@@ -102,7 +103,7 @@ def query_(given: _OfferQuery) -> None:
 
     \b
     jbi trader query demo.Tasking
-    jbi trader query demo.Tasking "area == 'north' and sensors > 2" --prefer "max sensors" --limit 1
+    jbi trader query demo.Tasking "sensors > 2" --prefer "max sensors" --limit 1
     jbi trader query demo.Tasking "'senior' in categories" --follow always --json
     """
     from jbi_pubsub.domains.services import Services
