@@ -229,14 +229,14 @@ def test_services_of_all_domains_are_in_the_central_registry_as_long_as_they_are
     one, two = (_of_central(stack, number, central) for number in (1, 2))
     # When one offers a service, expect the other one to find it there, and what is told to be small
     offer = one.offer(TASKING, {"area": "north", "sensors": 1})
-    (found,) = two.find("demo.Tasking", "area == 'north'")
+    (found,) = eventually(lambda: two.find("demo.Tasking", "area == 'north'"))
     assert found.id == offer
     assert len(msgspec.msgpack.encode(found)) < 4_096
     # and who asks for all of it to have each once
     two.offer(TASKING, {"area": "south", "sensors": 2})
-    answer = two.query(OfferQuery("demo.Tasking", preference="max sensors", follow="always"))
-    assert [each.properties["area"] for each in answer.offers] == ["south", "north"]
-    assert two.find("demo.Tasking") == [each for each in answer.offers if each.properties["area"] == "south"]
+    every = OfferQuery("demo.Tasking", preference="max sensors", follow="always")
+    eventually(lambda: [each.properties["area"] for each in two.query(every).offers] == ["south", "north"])
+    assert [each.properties["area"] for each in two.find("demo.Tasking")] == ["south"]
     # and nothing when it is withdrawn
     one.modify(offer, {"sensors": 5})
     eventually(lambda: two.find("demo.Tasking", "sensors == 5"))
