@@ -302,7 +302,10 @@ QUESTIONS: Final = {
     "fanout": (fanout.STUDY, "How many deliveries objects make, and how delegates could share them."),
     "bandwidth": (bandwidth.STUDY, "What predicates, filters and compression save, and what fits a link."),
     "invariants": (invariants.STUDY, "Which elements never change, and could be matched by the lookup service."),
-    "aggregation": (aggregation.STUDY, "What sending to domains of subscribers saves."),
+    "aggregation": (
+        aggregation.STUDY,
+        "What domains of subscribers save, with bridges that bring what is wanted alone.",
+    ),
 }
 
 

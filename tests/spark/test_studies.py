@@ -405,6 +405,47 @@ def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: P
     assert {int(row["domains"]): int(row["copies"]) for row in table(out, "domains")} == expected
 
 
+@pytest.mark.row("C-02", "D-19")
+def test_a_domain_asks_once_for_what_one_of_its_predicates_covers(tmp_path: Path) -> None:
+    # Given one domain: of type a, predicates that one covers, a template's among them, and another one; of type b more
+    # than a bridge asks for one by one; of type c somebody who wants all of it, and cuts it
+    classes = {kind: define(f"aggregation.{kind}", {"colour": str}) for kind in "abc"}
+    registrations = tuple(
+        RegistrationRow(registration=kind, type=kind, entries=(EntryRep(cls, ("red",)),))
+        for kind, cls in classes.items()
+    )
+    wanted = [
+        *(("a", None, text, "") for text in ("/t[n > 1 and n < 9]", "/t[n > 2 and n < 5]", "/t[n = 20]")),
+        ("a", "red", "/t[n > 4 and n < 5]", ""),
+        *(("b", None, f"/t[n = {number}]", "") for number in range(65)),
+        ("c", None, "", "//item"), ("c", None, "/t[n = 1]", ""),
+    ]  # fmt: skip
+    subscriptions = tuple(
+        SubscriptionRow(
+            subscription=f"s{n}", subscriber="one", template=(EntryRep(classes[kind], (colour,)),), predicate=text,
+            filter=part,
+        )
+        for n, (kind, colour, text, part) in enumerate(wanted)
+    )  # fmt: skip
+    payload = b"<p><item>1</item>     </p>"
+    published = [
+        PublicationRow(f"{kind}{n}", kind, "1.0", 0.0, kind, f"<t><n>{n}</n></t>".encode(), len(payload), payload)
+        for kind in "abc" for n in (10, 4, 20, 70)
+    ]  # fmt: skip
+
+    _, out = asked(
+        aggregation.STUDY, written(tmp_path / "data", Contracts(registrations, subscriptions), published), tmp_path
+    )
+
+    # Expect two of a, and all of b and c to come as they are, one of b for nobody, by two predicates and two times none
+    [row] = table(out, "domains")
+    size = 10 * len(payload) + sum(len(f"<t><n>{n}</n></t>") for n in (4, 20, *(2 * (10, 4, 20, 70))))
+    assert {name: int(value) for name, value in row.items()} == {
+        "domains": 1, "copies": 10, "bytes": size, "copies_saved": -1, "unwanted": 1, "subscriptions": 71,
+        "predicates": 71, "conditions": 4, "whole": 2,
+    }  # fmt: skip
+
+
 def test_what_cannot_be_read_is_counted_told_and_left_out(tmp_path: Path) -> None:
     contracts = Contracts((), (
         SubscriptionRow(subscription="good"),

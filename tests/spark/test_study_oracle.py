@@ -167,12 +167,18 @@ def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ig
     carried, whole = sum(min(each[3], room) for each in expected.values()), sum(each[3] for each in expected.values())
     assert found.numbers.get("fits_800") == (round(carried / max(1, whole), 4) if room else None)
 
-    # aggregation
+    # aggregation: where somebody who could get something asks for everything, everything goes there
     found = told(aggregation.STUDY, contracts, publications)
     assert found.numbers["copies"] == sum(len(each) for _, each in reached)
+    greedy = [
+        n for n, s in enumerate(subscriptions)
+        if not s.predicate and not any(value for each in s.template for value in each.values)
+        and any(all(any(matches(t, e) for e in r.entries) for t in s.template) for r in registrations)
+    ]  # fmt: skip
     for domains, copies, sent, *_ in rows(found, "domains"):
         assert isinstance(domains, int)
-        to = [(p, {aggregation.domain_of(who, domains) for who in each}) for p, each in reached]
+        all_to = {aggregation.domain_of(process[n], domains) for n in greedy}
+        to = [(p, all_to | {aggregation.domain_of(who, domains) for who in each}) for p, each in reached]
         assert (copies, sent) == (
             sum(len(each) for _, each in to), sum(len(each) * size[p.object_id] for p, each in to),
         )  # fmt: skip
