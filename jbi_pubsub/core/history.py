@@ -153,6 +153,8 @@ class KeepRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """XPath of a key: of each key the newest object is kept, whatever the bounds say; "" for none."""
     until_durables: bool = False
     """Kept until all durable subscriptions that it matches have it, whatever the bounds say."""
+    relayed: bool = True
+    """Whether objects that bridges bring are kept as well; else only what is published here."""
 
 
 class GivenUp(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ _BOUNDS: Final = {
 }
 LONGEST: Final = 1e11
 """Seconds of an age: what an archive can be told (core/history.py), three thousand years."""
-KEYS: Final = ("type", *_BOUNDS, "latest_by", "until_durables")
+KEYS: Final = ("type", *_BOUNDS, "latest_by", "until_durables", "relayed")
 
 
 def keep_rules(document: PolicyDocument) -> tuple[KeepRule, ...]:
@@ -75,6 +75,7 @@ def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> Keep
         bytes=int(size) if size is not None else None,
         latest_by=_latest_by(document, table, at),
         until_durables=flag(document, table, at, "until_durables", default=False),
+        relayed=flag(document, table, at, "relayed", default=True),
     )
 
 

@@ -240,7 +240,7 @@ class Registrations:
                     hint="Set [archive] folder, use another delegate, or leave persist out",
                 )
             return None
-        if not self.archive.is_kept(request.persist, type_, entries):
+        if not self.archive.is_kept(request.persist, type_, entries, is_relayed=request.origin is not None):
             return None
         origin = self._listing.origin(self._tables.connection(connection_id).name, request)
         return self.archive.open(uid, type_, origin, entries)

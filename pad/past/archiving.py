@@ -92,14 +92,17 @@ class Archiving:
         persist: bool | None,  # a publisher's word
         type_: TypeName,
         entries: Entries,
+        *,
+        is_relayed: bool = False,
     ) -> bool:
-        """Whether a registration is kept whose publisher says so, says not, or says nothing."""
+        """Whether a registration is kept whose publisher says so, says not, or says nothing; `is_relayed`: by a
+        bridge."""
         if persist is not None:
             return persist
         if self.is_wanted(entries):
             return True
         rule = self._rule_of(type_.name)
-        return rule is not None and rule.count != 0
+        return rule is not None and rule.count != 0 and (rule.relayed or not is_relayed)
 
     def open(self, uid: str, type_: TypeName, provenance: Provenance | None, entries: Entries) -> int:
         """A registration is to be kept: the number of its last object that is already. `provenance`: None if it is

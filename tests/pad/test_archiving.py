@@ -150,6 +150,15 @@ def test_the_first_rule_of_a_type_counts(place: Archived) -> None:
     assert not place.enter("a", persist=None).persist
 
 
+def test_rule_may_leave_what_bridges_bring_to_those_who_publish_it(place: Archived) -> None:
+    # Given a rule for what is published here, expect that kept, and what is relayed if its publisher wishes it
+    place.archive.follow([KeepRule(relayed=False)])
+    t = TypeName("t")
+    assert place.archive.is_kept(None, t, ())
+    assert not place.archive.is_kept(None, t, (), is_relayed=True)
+    assert place.archive.is_kept(True, t, (), is_relayed=True)  # a publisher's word
+
+
 def test_what_is_refused_is_not_kept(place: Archived, keeping: MemoryKeeping) -> None:
     registration = place.enter("a", persist=True)
     assert [number for number, _ in place.send(registration, 1, metadata=b"<m>")] == [1]

@@ -24,16 +24,16 @@ def test_rules_say_which_types_are_kept_and_how_long() -> None:
     # Given a file with all that a rule can say
     said, document = read(
         "[[keep]]\ntype = ['mil.af.*', 'intel.Report']\nage = '30 d'\ncount = 1000\nbytes = '5 GB'\n"
-        "payload_age = '2 h'\nlatest_by = '/m/id'\nuntil_durables = true\n\n[[keep]]\ntype = '*'\n"
+        "payload_age = '2 h'\nlatest_by = '/m/id'\nuntil_durables = true\nrelayed = false\n\n[[keep]]\ntype = '*'\n"
     )
     # Expect it as written, with the line that a rule stands in, and no bound where none is named
     assert not document.problems
     assert said == (
         KeepRule(
             name="policy.toml:1", types=("mil.af.*", "intel.Report"), age=30 * 86_400.0, count=1000,
-            bytes=5_000_000_000, payload_age=7_200.0, latest_by="/m/id", until_durables=True,
+            bytes=5_000_000_000, payload_age=7_200.0, latest_by="/m/id", until_durables=True, relayed=False,
         ),
-        KeepRule(name="policy.toml:10", types=("*",)),
+        KeepRule(name="policy.toml:11", types=("*",)),
     )  # fmt: skip
     # Expect policy managers to hand on nothing of it
     assert "keep" not in policies_of(document).tables
@@ -56,6 +56,7 @@ def test_rules_say_which_types_are_kept_and_how_long() -> None:
         ("[[keep]]\nlatest_by = '//['", (2, 13), "latest_by"),
         ("[[keep]]\nlatest_by = ''", (2, 13), "latest_by is an XPath"),
         ("[[keep]]\nuntil_durables = 'yes'", (2, 18), "true or false"),
+        ("[[keep]]\nrelayed = 1", (2, 11), "true or false"),
     ],
 )
 def test_what_makes_no_sense_is_told_with_its_place(text: str, where: tuple[int, int], what: str) -> None:
