@@ -3,11 +3,13 @@
 Each domain has a lookup service, a delegate and a trader. Bridges, which bring what is wanted alone, go from austin to
 newark and to boulder, over links that take some milliseconds. A plate is heated in austin; in boulder water drives oil
 to the wells at the corners of a reservoir. anna in newark finds both by the traders and watches them by constraints, as
-a class of students does; bob in austin steers the plate, and carol in boulder follows him.
+a class of students does; bob in austin steers the plate, and carol in boulder follows him. dave watches the plate in
+austin, leaves, and goes on in newark.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from typing import Any, Final
 
 from jbi_pubsub import Config, Domain
 from jbi_pubsub.bridge.file import OpenBridge, described
+from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.node_sections import DomainSection
 from jbi_pubsub.domains.client import Client
 from jbi_pubsub.domains.event import MONITORING, STEERING, StructuredEvent
@@ -43,6 +46,8 @@ SIZE: Final = 16
 """Rows and columns of the plate."""
 WELLS: Final = 9
 """Rows and columns of the reservoir."""
+IS_KEPT: Final = all(importlib.util.find_spec(each) for each in ("duckdb", "numpy"))
+"""Whether a delegate can have an archive: without, nobody can leave and come back."""
 SHADES: Final = ".:-=+*#%@"
 
 Values = dict[str, Any]
@@ -52,19 +57,28 @@ def run(options: ExampleOptions) -> ExampleOutcome:
     """The servers are processes, the bridges and everybody who works there are in this one."""
     steps = STEPS // 3 if options.quick else STEPS
     with TemporaryDirectory(prefix="jbi-demo-") as folder, ExitStack() as stack:
-        places = _places(stack)
+        places = _places(Path(folder), stack)
         options.tell("three domains are ready, each with a lookup service, a delegate and a trader")
         bridges = [_bridge(Path(folder), places, name, stack) for name in NUMBERS if name != CENTRE]
         domains = {name: stack.enter_context(Domain(place.config, name=name)) for name, place in places.items()}
+        dave = _Traveller(Path(folder, "dave.journal"), stack)
         work = _Work(domains, places[CENTRE], bridges)
         work.look()
         options.tell(f"anna in newark, and {STUDENTS} students, watch what traders of other domains have found")
+        if IS_KEPT:
+            dave.watch(places[CENTRE].config)
         work.begin()
         plate = work.steer(steps // 3)
+        dave.leave()
         options.tell("bob has set the heater; carol, who follows him, and anna see it")
         work.talk()
+        if IS_KEPT:
+            dave.watch(places["newark"].config)
+            options.tell("dave, who watched in austin, goes on in newark")
         options.tell("; ".join(f"{each.name}: {each.body['text']}" for each in work.heard))
         work.end(steps)
+        if IS_KEPT:
+            work.travelled(dave)
         options.tell("the simulations have ended")
         pictures = OutcomeTable("The plate", ("before", "steered"), list(zip(plate, work.plate.picture(), strict=True)))
         return ExampleOutcome(
@@ -179,6 +193,22 @@ class _Watcher:
         return 1_000 * median(when - at[values["step"]] for when, values in self.came)
 
 
+class _Traveller:
+    """Somebody who watches the plate, in one domain and then in another one."""
+
+    def __init__(self, journal: Path, stack: ExitStack) -> None:
+        self.steps: list[Any] = []
+        self._journal, self._stack = journal, stack.enter_context(ExitStack())
+
+    def watch(self, config: Config) -> None:
+        client = self._stack.enter_context(Domain(config, name="dave")).client("dave", journal=self._journal)
+        constraint = "step > 0 and heater > 0"
+        client.watch("heat", constraint, lambda event: self.steps.append(event.body["step"]), durable=True)
+
+    def leave(self) -> None:
+        self._stack.close()
+
+
 class _Work:
     """Everybody, and what they have seen."""
 
@@ -271,6 +301,14 @@ class _Work:
         said = any(each["behind"] == STUDENTS for each in watched["members"]) and watched["saved"] > 0
         self.promises[f"the bridge says that {STUDENTS} students are one, and how many copies that saves"] = said
 
+    def travelled(self, dave: _Traveller) -> None:
+        """What dave was to have comes."""
+        told = [values["step"] for _, values in self._heat.told if values["step"]]
+        deadline = time.monotonic() + PATIENCE / 4
+        self._centre.until(lambda: dave.steps == told or time.monotonic() > deadline, "what dave has missed")
+        promise = "dave, who left austin, has in newark every event once and in order"
+        self.promises[promise] = dave.steps == told
+
     def table(self) -> OutcomeTable:
         rows = [(*each.said, len(each.came), f"{each.latency:.1f}") for each in self._watchers[:4]]
         title = f"Who watches (the students are {STUDENTS}; this is the first)"
@@ -299,9 +337,15 @@ class _Work:
         return found or {"subscribed": None, "members": (), "crossed": 0, "saved": 0}
 
 
-def _places(stack: ExitStack) -> dict[str, Federation]:
-    """The domains' servers, all at once."""
-    configs = {name: Config(domain=DomainSection(number=number, name=name)) for name, number in NUMBERS.items()}
+def _places(folder: Path, stack: ExitStack) -> dict[str, Federation]:
+    """The domains' servers, all at once; the centre's delegate keeps events, where it can."""
+    archive = ArchiveSection(reserve=0.0)
+    configs = {
+        name: Config(archive=archive, domain=DomainSection(number=number, name=name))
+        for name, number in NUMBERS.items()
+    }
+    (folder / "policy.toml").write_text('[[keep]]\ntype = "discover.*"\nrelayed = false\n')
+    kept = ("--set", f"policy.file={folder / 'policy.toml'}"), ("--archive", str(folder / "archive"))
     places = {name: stack.enter_context(Federation(config)) for name, config in configs.items()}
 
     def trade(name: str) -> None:
@@ -309,8 +353,12 @@ def _places(stack: ExitStack) -> dict[str, Federation]:
         own = ("--set", f"domain.number={NUMBERS[name]}", "--set", f"domain.traders={others}")
         places[name].server("trader", *own, "trader", "serve", "--port", "0")
 
+    def serve(name: str) -> None:
+        own, flags = kept if IS_KEPT and name == CENTRE else ((), ())
+        places[name].lookup().server(name, *own, "pad", name, "lab", *flags)
+
     with ThreadPoolExecutor(len(places)) as starting:
-        list(starting.map(lambda name: places[name].lookup().delegate(name, "lab"), places))
+        list(starting.map(serve, places))
         list(starting.map(trade, places))
     return places
 

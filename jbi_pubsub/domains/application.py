@@ -14,8 +14,8 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.core.ticker import Job
 
-from .channel import DomainChannel
-from .event import MONITORING, STEERING, StructuredEvent
+from .channel import DomainChannel, told
+from .event import MONITORING, STEERING, StructuredEvent, quoted
 from .service_type import PropertyValue, ServiceType
 
 log = logging.getLogger("jbi_pubsub.domains")
@@ -89,7 +89,7 @@ class Application:
         self._parameters: dict[str, _Parameter] = {}
         self._due = time.monotonic()
         self._job = Job(f"application {name}", period, self._tell, slow=True)
-        self._subscription = domain.listen(STEERING, f"$domain == {quoted(name)}", self._obey)
+        self._subscription = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._obey))
         self._offer = ""
 
     def start(self, categories: tuple[str, ...]) -> None:
@@ -175,8 +175,3 @@ class Application:
             parameter.set(value)
             return parameter.get() if parameter.get is not None else None
         raise ConfigurationError(f"{self.name} can't {command.name[:80]} {name[:80]}")
-
-
-def quoted(text: str) -> str:
-    """A text as constraints have it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -7,18 +7,22 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, Literal
 from uuid import uuid4
 
 from jbi_pubsub.core.constraint import Constraint
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, UnknownUidError, WireTimeoutError
+from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber import SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
 
-from .application import APPLICATION, quoted
-from .channel import DomainChannel, EventListener
-from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent
+from .application import APPLICATION
+from .catch_up import ClientInterest
+from .channel import DomainChannel, EventListener, told
+from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent, quoted
+from .history import ConsumptionRecord, consumed
+from .journal import ClientJournal
 from .service_type import PropertyValue, ServiceType
 from .trader import Offer, OfferQuery
 
@@ -44,18 +48,20 @@ class _Command:
 class Client:
     """A scientist. Any thread."""
 
-    def __init__(self, domain: DomainChannel, name: str, heard: EventListener) -> None:
+    def __init__(self, domain: DomainChannel, name: str, heard: EventListener, journal: ClientJournal | None) -> None:
         """Made by Domain.client."""
         self.name: Final = name
         self._domain = domain
+        self._journal = journal
         self._heard = heard
         self._lock = threading.Lock()
         self._waiting: dict[str, _Command] = {}
-        self._watched: dict[str, SubscriptionUid] = {}
-        """Subscriptions by the profile's offer."""
+        self._watched: dict[str, ClientInterest] = {}
+        """By the profile's offer."""
         self._followed: dict[str, _Followed] = {}
-        self._groups: dict[str, SubscriptionUid] = {}
-        self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", self._answered)
+        self._groups: dict[str, ClientInterest] = {}
+        self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._answered))
+        self._consumption = ConsumptionRecord(domain, name)
         self.join(name)
 
     # -- applications ---------------------------------------------------------------------------------------------
@@ -70,28 +76,29 @@ class Client:
     ) -> str:
         """Have its monitoring events told for which the constraint is true ("" for all); the id of what is watched.
         `durable`: who watches the same again, in a later process, gets what has come meanwhile, where the domain has an
-        archive. Raises PredicateError, LookupNotFoundError, AdapterStateError (it is watched so already)."""
+        archive; with a journal in another domain as well. Raises PredicateError, LookupNotFoundError, StorageError,
+        AdapterStateError (it is watched so already)."""
         name = _name(application)
         wanted = _watching(name, constraint)
         kept = f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}" if durable else None
         profile: dict[str, PropertyValue] = {"client": self.name, "application": name, "constraint": constraint}
         with ExitStack() as undo:
-            subscription = self._domain.listen(MONITORING, wanted, listener, durable=kept)
-            undo.callback(self._domain.unlisten, subscription)
+            interest = self._interest(MONITORING, wanted, listener, durable=kept)
+            undo.callback(interest.end)
             offer_id = self._domain.services.offer(PROFILE, profile)
             undo.pop_all()
         with self._lock:
-            self._watched[offer_id] = subscription
+            self._watched[offer_id] = interest
         return offer_id
 
     def unwatch(self, watched: str) -> None:
         """Have nothing told of it any more. Raises UnknownUidError."""
         with self._lock:
-            subscription = self._watched.pop(watched, None)
-        if subscription is None:
+            interest = self._watched.pop(watched, None)
+        if interest is None:
             raise UnknownUidError(f"nothing {watched[:80]} is watched", uid=watched[:80])
         self._domain.services.withdraw(watched)
-        self._domain.unlisten(subscription)
+        interest.end()
 
     def set(self, application: Offer | str, parameter: str, value: PropertyValue, timeout: float = 10.0) -> None:
         """Set a parameter. Raises ConfigurationError with what the application says, WireTimeoutError, UnknownUidError
@@ -149,21 +156,22 @@ class Client:
         self._domain.publish(event, COLLABORATION)
 
     def join(self, group: str) -> None:
-        """Hear what is said to a group. Once is enough."""
+        """Hear what is said to a group; with a journal also what was said while it was away. Once is enough."""
         with self._lock:
             if group in self._groups:
                 return
-        subscription = self._domain.listen(COLLABORATION, f"$domain == {quoted(group)}", self._heard)
+        kept = group if self._journal is not None else None
+        interest = self._interest(COLLABORATION, f"$domain == {quoted(group)}", self._heard, durable=kept)
         with self._lock:
-            self._groups[group] = subscription
+            self._groups[group] = interest
 
     def part(self, group: str) -> None:
         """Hear no more of it. Raises UnknownUidError."""
         with self._lock:
-            subscription = self._groups.pop(group, None)
-        if subscription is None:
+            interest = self._groups.pop(group, None)
+        if interest is None:
             raise UnknownUidError(f"{self.name} is not of the group {group[:80]}", uid=group[:80])
-        self._domain.unlisten(subscription)
+        interest.end()
 
     def follow(self, client: str, listener: EventListener) -> None:
         """Hear what a client does and gets, as long as both stay: its commands, and the events of all that it watches,
@@ -186,19 +194,52 @@ class Client:
             raise UnknownUidError(f"{self.name} does not follow {client[:80]}", uid=client[:80])
         found.stop()
 
-    def history(self, since: Moment | None = None) -> Iterator[StructuredEvent]:
-        """Commands that it gave, then what it said to others, as archives have them: each in the order of time. Raises
-        UnknownUidError where nobody archives these types."""
+    def history(
+        self, since: Moment | None = None, *, kind: Literal["produced", "consumed"] = "produced"
+    ) -> Iterator[StructuredEvent]:
+        """Events as archives have them: "produced": its commands, then what it said to others; "consumed": those that
+        its listeners have had since then. Each in the order of time. Raises UnknownUidError where nobody archives these
+        types."""
+        if kind == "consumed":
+            yield from consumed(self._domain, self.name, since)
+            return
+        unknown: list[UnknownUidError] = []
         for type_ in (STEERING, COLLABORATION):
-            for obj in self._domain.past(type_, f"client == {quoted(self.name)}", since):
-                yield StructuredEvent.read(obj.metadata, obj.payload)
+            try:
+                with self._domain.past(type_, f"client == {quoted(self.name)}", since) as objects:
+                    yield from (StructuredEvent.read(each.metadata, each.payload) for each in objects)
+            except UnknownUidError as exc:  # it has said nothing of this kind, perhaps
+                unknown.append(exc)
+        if len(unknown) > 1:
+            raise unknown[0]
 
     def away(self) -> None:
         """Do no more; what is watched durably is kept. The domain's close() ends the subscriptions."""
         with self._lock:
             followed, self._followed = list(self._followed.values()), {}
+            interests = [*self._watched.values(), *self._groups.values()]
         for each in followed:
             each.stop()
+        for interest in interests:
+            interest.away()
+        self._end()
+
+    def _interest(self, type_: str, constraint: str, listener: EventListener, *, durable: str | None) -> ClientInterest:
+        """Interest in events, whose objects are noted as consumed. Raises as ClientInterest."""
+        watched, events = (type_, constraint), told(listener)
+
+        def arrived(obj: InfoObject) -> None:
+            events(obj)
+            self._consumption.add(watched, obj)
+
+        if durable is not None and self._journal is not None:
+            return ClientInterest(self._domain, watched, arrived, journal=self._journal)
+        return ClientInterest(self._domain, watched, arrived, durable=durable)
+
+    def _end(self) -> None:
+        self._consumption.stop()
+        if self._journal is not None:
+            self._journal.close()
 
     def leave(self) -> None:
         """End all of it, also what is watched durably. Safe to repeat."""
@@ -212,6 +253,7 @@ class Client:
             self.part(each)
         if self._domain.forget(self):
             self._domain.unlisten(self._answers)
+            self._end()
 
 
 class _Followed:
@@ -226,7 +268,7 @@ class _Followed:
 
     def start(self) -> None:
         """Begin, and look again when offers change, and after some time."""
-        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", self._listener)
+        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", told(self._listener))
         self._kept["", ""] = actions
         self._unwatch = self._domain.services.watch(self._job.wake)
         self._job.start()
@@ -248,7 +290,7 @@ class _Followed:
         for each in set(self._kept) - wanted - {("", "")}:
             self._domain.unlisten(self._kept.pop(each))
         for each in wanted - set(self._kept):
-            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), self._listener)
+            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), told(self._listener))
 
 
 def _name(application: Offer | str) -> str:

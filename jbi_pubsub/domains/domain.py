@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final, Self
 
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, MetadataError
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError
 from jbi_pubsub.core.section import YEAR
 from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
+from jbi_pubsub.subscriber.query import Query
 
 from .application import Application
-from .channel import EventListener
+from .channel import EventListener, ObjectListener
 from .client import Client
 from .event import SCHEMA, StructuredEvent
+from .journal import ClientJournal
 from .service_type import PropertyValue
 from .services import Services
 
@@ -121,11 +123,24 @@ class Domain:
             raise
         return made
 
-    def client(self, name: str, heard: EventListener = lambda event: None) -> Client:  # noqa: ARG005  # nobody listens
-        """A client of this process; `heard` is told what others say to it, or to groups that it joins. Raises
-        LookupNotFoundError, AccessDeniedError, AdapterStateError."""
-        made = Client(self, name, heard)
-        self._add(made)
+    def client(
+        self,
+        name: str,
+        heard: EventListener = lambda event: None,  # noqa: ARG005  # nobody listens
+        *,
+        journal: Path | str | None = None,
+    ) -> Client:
+        """A client of this process; `heard` is told what others say to it, or to groups that it joins. `journal`: file
+        in which it remembers what it has had, so that it may go on in another domain; made if it is not there. Raises
+        LookupNotFoundError, AccessDeniedError, AdapterStateError, StorageError (another process has it open)."""
+        kept = None if journal is None else ClientJournal(Path(journal), name)
+        try:
+            made = Client(self, name, heard, kept)
+            self._add(made)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
         return made
 
     def publish(self, event: StructuredEvent, type_: str) -> str:
@@ -145,31 +160,34 @@ class Domain:
         return self._publisher.publish(registration, metadata, event.remainder or None)
 
     def listen(
-        self, type_: str, constraint: str, listener: EventListener, *, durable: str | None = None
+        self, type_: str, constraint: str, listener: ObjectListener, *, durable: str | None = None
     ) -> SubscriptionUid:
         """Have events of a type told for which the constraint is true; under a name that is `durable` those as well
         that came since somebody listened under it, where delegates have archives. Raises PredicateError,
         LookupNotFoundError, and AdapterStateError for a durable one that is open here."""
-
-        def arrived(subscription: SubscriptionUid, obj: InfoObject) -> None:  # noqa: ARG001  # the listener's form
-            try:
-                event = StructuredEvent.read(obj.metadata, obj.payload)
-            except MetadataError as exc:
-                log.warning("an object of %s is no event: %s", type_, exc)
-                return
-            listener(event)
-
         return self._subscriber.register_subscriber(
-            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, listener=arrived, durable=durable
-        )
+            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, durable=durable,
+            listener=lambda subscription, obj: listener(obj),  # noqa: ARG005  # the listener's form
+        )  # fmt: skip
 
     def unlisten(self, subscription: SubscriptionUid) -> None:
         """Have nothing told of it any more."""
         self._subscriber.cancel_subscription(subscription)
 
-    def past(self, type_: str, constraint: str, since: Moment | None) -> Iterator[InfoObject]:
-        """Events that archives have. Raises UnknownUidError, PredicateError."""
-        return self._subscriber.query(type_, predicate=constraint, language="tcl", since=since)
+    def past(
+        self,
+        type_: str,
+        constraint: str,
+        since: Moment | None,
+        until: Moment | None = None,
+        *,
+        registrations: Sequence[str] = (),
+    ) -> Query:
+        """Events that archives have, published between these, of some registrations or of all; to be used in a `with`.
+        Raises UnknownUidError, PredicateError."""
+        return self._subscriber.open_query(
+            type_, predicate=constraint, language="tcl", since=since, until=until, registrations=registrations or None
+        )
 
     def forget(self, member: object) -> bool:
         """A member has left; whether it was one."""

@@ -18,10 +18,12 @@ from jbi_pubsub.core.xml import parse_metadata
 from .service_type import PROPERTY_NAME, PropertyValue
 
 SCHEMA: Final = Path(__file__).parent / "data" / "event.xsd"
-"""XML Schema of all three types."""
+"""XML Schema of all these types."""
 MONITORING: Final = "discover.Monitoring"
 STEERING: Final = "discover.Steering"
 COLLABORATION: Final = "discover.Collaboration"
+CONSUMED: Final = "discover.Consumed"
+"""Type of what a client says that it has consumed."""
 PROPERTIES_MOST: Final = 1_000
 """Properties of a body, or of a quality of service."""
 
@@ -111,3 +113,8 @@ def _number(text: str) -> int | float:
         return int(text) if text.lstrip("-").isdigit() and len(text) < 20 else float(text)
     except ValueError as exc:
         raise MetadataError(f"a property is the number {text[:80]!r}") from exc
+
+
+def quoted(text: str) -> str:
+    """A text as constraints have it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

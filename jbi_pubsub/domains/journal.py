@@ -1,0 +1,188 @@
+"""Journal of a client, on disk: the objects that it has had of what it watches. So it goes on where it was, in another
+process and in another domain, and gets nothing twice. Its application carries the file along."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.intervals import RangeSet
+from jbi_pubsub.core.sqlite import check_tables, opened, transaction
+
+log = logging.getLogger("jbi_pubsub.domains")
+
+FORMER_SECONDS: Final = 3_600.0
+"""How much earlier than the newest of all a registration's newest object may be published for more of it to be
+expected: so far apart may clocks be, and so long may a link have been down. Others are over."""
+AGAIN_SECONDS: Final = 1.0
+"""How much earlier than the last object it is asked for again."""
+REGISTRATIONS_MOST: Final = 1_000
+"""Registrations of one watch that are remembered; of more those with the newest objects."""
+RANGES_MOST: Final = 10_000
+"""Ranges of a registration's numbers while it is caught up with; of more the lower half becomes one."""
+_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS client (name TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS watch (text TEXT PRIMARY KEY, began REAL NOT NULL, since REAL) WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS had (text TEXT, registration TEXT, first INTEGER, last INTEGER, published REAL,
+    PRIMARY KEY (text, registration, first)) WITHOUT ROWID""",
+)
+
+
+class ClientJournal:
+    """See the module. Any thread. `_lock` covers the file."""
+
+    def __init__(self, path: Path, client: str) -> None:
+        """Raises StorageError: it can't be opened, another process has it open, or it is another client's."""
+        self._path, self._client = path, client
+        self._lock = threading.Lock()
+        self._is_broken = False
+        with self._translated():
+            self._base = opened(path, self._set_up, timeout=1.0)
+
+    def _set_up(self, base: sqlite3.Connection) -> None:
+        base.execute("PRAGMA locking_mode = EXCLUSIVE")  # one process at a time
+        base.execute("PRAGMA journal_mode = WAL")
+        base.execute("PRAGMA synchronous = NORMAL")  # it holds when the process dies, not when the machine does
+        with transaction(base):
+            check_tables(base, {"client", "watch", "had"}, str(self._path))
+            for table in _TABLES:
+                base.execute(table)
+            names = [name for (name,) in base.execute("SELECT name FROM client")]
+            if not names:
+                base.execute("INSERT INTO client VALUES (?)", (self._client,))
+            elif names != [self._client]:
+                raise StorageError(
+                    f"{self._path} is the journal of {str(names[0])[:80]}", hint="Each client has a file of its own"
+                )
+
+    def record(self, text: str) -> WatchRecord:
+        """Record of what is watched by that text, begun now if there is none. Raises StorageError."""
+        with self._lock, self._translated(), transaction(self._base) as base:
+            found = base.execute("SELECT began, since FROM watch WHERE text = ?", (text,)).fetchone()
+            if found is None:
+                base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, time.time()))
+                return WatchRecord(self, text, None, {})
+            had: dict[str, _Had] = {}
+            rows = base.execute("SELECT registration, first, last, published FROM had WHERE text = ?", (text,))
+            for registration, first, last, published in rows:
+                each = had.setdefault(str(registration), _Had())
+                each.numbers.add_range(int(first), int(last))
+                each.published = max(each.published, float(published))
+            since = _since(had, float(found[0])) if found[1] is None else float(found[1])
+            base.execute("UPDATE watch SET since = ? WHERE text = ?", (since, text))
+        return WatchRecord(self, text, since, had)
+
+    def write(self, text: str, rows: Sequence[tuple[str, int, int, float]], *, instead: bool = False) -> None:
+        """Note ranges of registrations, and when their last was published; `instead` of all before: it has
+        caught up. What can't be written is logged, once."""
+        try:
+            with self._lock, self._translated(), transaction(self._base) as base:
+                if instead:
+                    base.execute("DELETE FROM had WHERE text = ?", (text,))
+                    base.execute("UPDATE watch SET since = NULL WHERE text = ?", (text,))
+                base.executemany("REPLACE INTO had VALUES (?, ?, ?, ?, ?)", [(text, *row) for row in rows])
+        except StorageError as exc:
+            if not self._is_broken:
+                self._is_broken = True
+                log.error("what %s has from now on comes again after a start: %s", self._client, exc)  # says it
+
+    def behind(self, text: str, since: float) -> None:
+        """It may lack what was published since then (Unix time). Raises StorageError."""
+        with self._lock, self._translated(), transaction(self._base) as base:
+            base.execute("UPDATE watch SET since = ? WHERE text = ?", (since, text))
+
+    def forget(self, text: str) -> None:
+        """It is watched no more. Raises StorageError."""
+        with self._lock, self._translated(), transaction(self._base) as base:
+            base.execute("DELETE FROM had WHERE text = ?", (text,))
+            base.execute("DELETE FROM watch WHERE text = ?", (text,))
+
+    def close(self) -> None:
+        """Close the file. Safe to repeat."""
+        with self._lock:
+            self._base.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except (OSError, sqlite3.Error, ValueError) as exc:  # a file may hold anything
+            in_use = "locked" in str(exc)
+            hint = "Another process has it open: close that client first" if in_use else "Give another file"
+            raise StorageError(f"journal {self._path}: {exc}", hint=hint) from exc
+
+
+class _Had:
+    """Numbers of a registration, and when the newest of their objects was published."""
+
+    def __init__(self) -> None:
+        self.numbers = RangeSet()
+        self.published = 0.0
+
+
+def _since(had: dict[str, _Had], began: float) -> float:
+    """Time of publication (Unix time) from which on there may be objects that were not had: all that came until it
+    ended has come in order."""
+    newest = max((each.published for each in had.values()), default=began)
+    last = [each.published for each in had.values() if each.published >= newest - FORMER_SECONDS]
+    return max(0.0, min(last, default=newest) - AGAIN_SECONDS)
+
+
+class WatchRecord:
+    """What one watch has had. For one thread at a time.
+
+    While it catches up, the numbers of a registration come in any order, and each is remembered. Behind that they come
+    in theirs, and the last one stands for all before."""
+
+    def __init__(self, journal: ClientJournal, text: str, since: float | None, had: dict[str, _Had]) -> None:
+        """Made by ClientJournal.record."""
+        self._journal, self._text, self._had = journal, text, had
+        self.since: Final = since
+        """Time of publication (Unix time) from which on there may be objects that it has not had; None: it begins."""
+        self._is_settled = since is None
+
+    def __contains__(self, obj: InfoObject) -> bool:
+        """Whether it has had it."""
+        had = self._had.get(obj.platform.registration)
+        return had is not None and obj.platform.sequence in had.numbers
+
+    def add(self, obj: InfoObject) -> None:
+        """It has had it."""
+        registration, number = obj.platform.registration, obj.platform.sequence
+        had = self._had.setdefault(registration, _Had())
+        had.published = max(had.published, obj.platform.published)
+        first = 1 if self._is_settled else number
+        had.numbers.add_range(first, number)
+        if len(had.numbers) > RANGES_MOST:
+            had.numbers.add_range(1, list(had.numbers)[RANGES_MOST // 2][1])
+        self._journal.write(self._text, [(registration, first, number, had.published)])
+
+    def unsettle(self) -> None:
+        """There may be more of what was published since then."""
+        if self._is_settled and self.since is not None:
+            self._is_settled = False
+            self._journal.behind(self._text, self.since)
+
+    def settle(self) -> None:
+        """All that there was has come."""
+        self._is_settled = True
+        kept = sorted(self._had.items(), key=lambda each: each[1].published)[-REGISTRATIONS_MOST:]
+        self._had = dict(kept)
+        for _, had in kept:
+            had.numbers.add_range(1, had.numbers.top)
+        rows = [(registration, 1, had.numbers.top, had.published) for registration, had in kept]
+        self._journal.write(self._text, rows, instead=True)
+
+    def forget(self) -> None:
+        """It is watched no more. Raises StorageError."""
+        self._journal.forget(self._text)
