@@ -12,8 +12,9 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import importlib.metadata
+import importlib.util
 import logging
 import math
 import threading
@@ -25,12 +26,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from lxml import etree
 
+from jbi_pubsub.codegen.folder import SchemaFolder
 from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
-from jbi_pubsub.core.files import TEMPORARY, written
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
 from jbi_pubsub.core.values import decoder_of
 
@@ -53,9 +55,6 @@ REFUSED_SECONDS: Final = 600.0
 TRIES: Final = 2
 """Children for one schema, where the first one is ended from outside."""
 
-MAX_FILES: Final = 500
-"""Files of a cache folder; the oldest go first."""
-
 OUR_FAULT: Final = "This is a fault of jbi-pubsub or a library, not of the schema: please report it, with the schema"
 
 log = logging.getLogger("jbi_pubsub.codegen")
@@ -63,7 +62,6 @@ log = logging.getLogger("jbi_pubsub.codegen")
 _OUR_ERRORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError)
 """Errors of code that meets something not thought of: no word on a schema that is valid."""
 
-_FORMAT: Final = "4"  # changes with the meaning of what is kept; the library versions below cover the rest
 _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
 
@@ -209,17 +207,17 @@ class Opener:
         """
         data = msgspec.msgpack.encode(bundle)
         key = _key(data)
-        path = None if cache_dir is None else cache_dir / f"{key}.type"
+        folder = None if cache_dir is None else SchemaFolder(cache_dir)
         found = self._memory.find(key, time.monotonic())
         if isinstance(found, ErrorReport):
             raise rebuild(found)
         if found is None:
-            found = self._once(key, data, path, caller)
-        elif path is not None and not path.exists():
-            _store(path, found)
+            found = self._once(key, data, folder, caller)
+        elif folder is not None and not folder.has(key):
+            folder.find(key, functools.partial(bytes, found), _is_opened)
         return decoder_of(OpenedSchema).decode(found)
 
-    def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
+    def _once(self, key: str, data: bytes, folder: SchemaFolder | None, caller: str) -> bytes:
         """Have a schema opened, by one of several threads that come with it."""
         while True:
             with self._lock:
@@ -234,7 +232,7 @@ class Opener:
             except ChildError:
                 continue  # the other's time or place, not ours
         try:
-            found = self._make(key, data, path, caller)
+            found = self._make(key, data, folder, caller)
             own.set_result(found)
         except BaseException as exc:
             own.set_exception(exc)
@@ -244,15 +242,12 @@ class Opener:
                 del self._coming[key]
         return found
 
-    def _make(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
-        if path is not None:
-            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: made anew
-                found = path.read_bytes()
-                decoder_of(OpenedSchema).decode(found)
-                self._memory.keep(key, found)
-                return found
+    def _make(self, key: str, data: bytes, folder: SchemaFolder | None, caller: str) -> bytes:
+        def run() -> bytes:
+            return self._run(data, caller)
+
         try:
-            found = self._run(data, caller)
+            found = run() if folder is None else folder.find(key, run, _is_opened)
         except ChildError as exc:
             if exc.facts["cause"] in PASSING:
                 raise _not_now(exc.message, str(exc.facts["cause"]), exc.hint) from None
@@ -263,8 +258,6 @@ class Opener:
             self._memory.refuse(key, report(exc), time.monotonic() + REFUSED_SECONDS)
             raise
         self._memory.keep(key, found)
-        if path is not None:
-            _store(path, found)
         return found
 
     def _run(self, data: bytes, caller: str) -> bytes:
@@ -295,44 +288,26 @@ def _refusal(exc: ChildError) -> SchemaError:
     return SchemaError(f"opening the schema {exc.message}", hint=hint, cause=cause)
 
 
+def _is_opened(data: bytes) -> bool:
+    try:
+        decoder_of(OpenedSchema).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
 def _key(data: bytes) -> str:
-    text = "\0".join([_FORMAT, *(f"{name} {_version(name)}" for name in ("jbi-pubsub", "lxml", "xmlschema"))])
-    hashed = hashlib.blake2b(text.encode(), digest_size=16)
+    hashed = hashlib.blake2b(_code(), digest_size=16)
     hashed.update(data)
     return hashed.hexdigest()
 
 
-_versions: dict[str, str] = {}
-
-
-def _version(name: str) -> str:
-    if name not in _versions:
-        _versions[name] = importlib.metadata.version(name)
-    return _versions[name]
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Keep it on disk, whole or not at all. A full or read-only disk costs time, not correctness."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with written(path, is_durable=False) as file:
-            file.write(data)
-        _thin(path.parent)
-    except OSError as exc:
-        log.info("%s is not kept: %s", path, exc)
-
-
-def _thin(folder: Path) -> None:
-    """Take the oldest files away where there are too many."""
-    files = [*folder.glob("*.type"), *folder.glob(f"*{TEMPORARY}")]
-    if len(files) > MAX_FILES:
-        files.sort(key=_age)
-        for path in files[: len(files) - MAX_FILES]:
-            path.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0  # another process took it away
+@functools.cache
+def _code() -> bytes:
+    """Digest of what opens schemas: another release, or another one of a library, may make something else of them."""
+    hashed = hashlib.blake2b(repr((etree.LXML_VERSION, etree.LIBXML_VERSION)).encode(), digest_size=16)
+    found = map(importlib.util.find_spec, ("jbi_pubsub", "xmlschema"))  # not imported: that takes as long as all else
+    releases = [Path(each.origin) for each in found if each is not None and each.origin is not None]
+    for path in [*releases, *sorted(Path(__file__).parent.glob("*.py"))]:
+        hashed.update(path.read_bytes())
+    return hashed.digest()

@@ -193,7 +193,7 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
         if file and Path(file).exists() and not os.access(file, os.W_OK):
             yield Finding("disk", "failure", f"{what}: {file} is not to be written by us", f"sudo chown $USER {file}")
     folders = {what: Path(file).absolute().parent for what, file in kept.items() if file}
-    if config.types.cache:
+    if config.types.cache not in ("", "none"):
         folders["[types] cache"] = Path(config.types.cache).absolute()
     if config.archive.folder:  # it is made where it is not there yet
         archive = Path(config.archive.folder).absolute()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,7 @@ from .options import (
     option,
     repeated,
 )
-from .settings import CommandSettings, try_file
+from .settings import try_file
 from .show import show_rows
 
 _Pairs = tuple[tuple[str, str], ...]
@@ -114,12 +113,6 @@ def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), 
     return read_bundle(schema, locations=copies, within=within or schema.absolute().parent.parent, **own)
 
 
-def cache_of(settings: CommandSettings) -> Path:
-    """Where what was made of schemas is kept: as configured, else where users' caches are (XDG base directories)."""
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    return settings.load().type_cache() or (Path(own) if own else Path.home() / ".cache") / "jbi-pubsub" / "types"
-
-
 class _CodegenGenerate(_CodegenType):
     xsl: Path | None = option("Your stylesheet instead of the shipped one.", type=EXISTING_FILE)
     dictionary: bool = flag("The shipped Markdown data dictionary instead of Python.")
@@ -132,7 +125,7 @@ class _CodegenGenerate(_CodegenType):
 def generate(given: _CodegenGenerate) -> int:
     """Generate (the default subcommand)."""
     output = given.output
-    model = OPENER.open(given.bundle(), cache_dir=cache_of(given.settings)).model
+    model = OPENER.open(given.bundle(), cache_dir=given.settings.load().type_cache()).model
     if given.dump_model:
         click.echo(dump(model), nl=False)
         return 0
@@ -181,7 +174,7 @@ def explain(given: _CodegenExplain) -> None:
 
     predicate, namespaces = given.predicate, dict(given.namespaces)
     compile_predicate(predicate, namespaces=namespaces)
-    opened = TypeRepository(cache_dir=cache_of(given.settings)).open_schema(given.bundle())
+    opened = TypeRepository(cache_dir=given.settings.load().type_cache()).open_schema(given.bundle())
     facts = msgspec.to_builtins(opened.explain(predicate, namespaces))
     conditions = facts.get("conditions", [])
     columns = tuple(conditions[0]) if conditions else ("condition",)

@@ -28,7 +28,7 @@ from jbi_pubsub.protocol.entries import local_name
 from jbi_pubsub.protocol.services import TYPES, TypesProxy
 from jbi_pubsub.subscriber import SubscriberAdapter
 
-from .codegen import LOCATIONS, ROOT, bundle_of, cache_of
+from .codegen import LOCATIONS, ROOT, bundle_of
 from .community import at_address, calling
 from .near import NearNames, told
 from .options import (
@@ -57,7 +57,7 @@ DOCUMENT_BYTES: Final = 64 << 20
 class _FolderRepository:
     """The repository of a folder as a delegate's `TypesProxy`, changed by whoever runs the command."""
 
-    def __init__(self, registry: Registry, cache: Path) -> None:
+    def __init__(self, registry: Registry, cache: Path | None) -> None:
         self._registry = registry
         self._types = TypeRepository(cache_dir=cache, registry=registry)
         self._who = _user()
@@ -127,7 +127,9 @@ class _RepositoryPlace(Arguments):
         if self.at and self.folder is not None:
             raise ConfigurationError("--at asks a delegate, --folder opens a folder", hint="Give one of them")
         if self.folder is not None:
-            return closing(_FolderRepository(open_registry(self.folder, readonly=not changes), cache_of(self.settings)))
+            return closing(
+                _FolderRepository(open_registry(self.folder, readonly=not changes), self.settings.load().type_cache())
+            )
         config = self.settings.load()
         ref = at_address(self.at) if self.at else found_repository(config)
         missing = UnknownUidError(f"{self.at} is no delegate", hint="`jbi services` lists those there are")
@@ -458,7 +460,7 @@ def check(given: _Check) -> int:
     with given.repository() as repository:
         key = _find(repository, given.given, "type")
         held = _held(repository, key)
-    cache = TypeRepository(cache_dir=cache_of(given.settings))
+    cache = TypeRepository(cache_dir=config.type_cache())
     old = cache.open_schema(held.bundle)
     cache.forget(old.type)
     marks, version = given.marks or held.bundle.marks or None, f"{key[1].version} tried"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -202,7 +203,8 @@ class TypesSection(Section, frozen=True):
     """Information object types."""
 
     cache: str = ""
-    """Folder in which what was made of schemas is kept, shared by processes; "" keeps nothing."""
+    """Folder in which what was made of schemas is kept, shared by the processes of one user; "" is the user's own,
+    $XDG_CACHE_HOME/jbi-pubsub/types or ~/.cache/jbi-pubsub/types, "none" keeps nothing."""
     folder: str = ""
     """Folder of a delegate's type repository, or NAME://ADDRESS of a plug-in's store; "" has none."""
     only_known: bool = False
@@ -405,8 +407,14 @@ class Config(Section, frozen=True):
     """Logins of a part of this process at servers of the process, by their addresses; no setting."""
 
     def type_cache(self) -> Path | None:
-        """Where a type repository keeps what it has made, or None."""
-        return Path(self.types.cache) if self.types.cache else None
+        """Where a type repository keeps what it has made: as configured, else where users' caches are (XDG base
+        directories); None: nowhere."""
+        if self.types.cache:
+            return None if self.types.cache == "none" else Path(self.types.cache)
+        own = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        with suppress(RuntimeError):  # nobody's home
+            return (own if own.is_absolute() else Path.home() / ".cache") / "jbi-pubsub" / "types"
+        return None
 
     def security(self) -> Security:
         """Settings for listening and connecting. Raises ConfigurationError when only some TLS files are named, or one

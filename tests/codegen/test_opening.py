@@ -163,14 +163,6 @@ def test_a_schema_that_is_invalid_is_refused_as_it_would_be_here() -> None:
     assert here.value.facts == there.value.facts
 
 
-def test_the_cache_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jbi_pubsub.codegen.opening.MAX_FILES", 3)
-    for number in range(5):
-        (tmp_path / f"{number}.type").write_bytes(b"old")
-    Opener().open(schema(GOOD), cache_dir=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3
-
-
 def _at_work() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "core.child" in " ".join(each.cmdline())]
 
