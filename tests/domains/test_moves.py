@@ -252,13 +252,16 @@ def test_journal_is_of_one_client_and_one_process_at_a_time(places: Places, tmp_
 def test_what_is_watched_no_more_is_not_remembered(places: Places, eventually: Callable[..., Any]) -> None:
     # Given a client who has watched something, and does no more
     steps: list[Any] = []
+    others: list[Any] = []
     with Domain(places.configs[0]) as domain:
+        domain.client("bob").watch("heat", "", others.append)
         anna = domain.client("anna", journal=places.journal)
         watched = anna.watch("heat", "", lambda event: steps.append(event.body["step"]), durable=True)
         _publish(domain, 1)
         eventually(lambda: steps == [1])
         anna.unwatch(watched)
         _publish(domain, 2)
+        eventually(lambda: len(others) == 2)
         # When it watches that again, expect what comes from then on
         anna.watch("heat", "", lambda event: steps.append(event.body["step"]), durable=True)
         _publish(domain, 3)
