@@ -15,6 +15,7 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.covering import Aggregate
 from jbi_pubsub.core.xpath.narrowing import Condition, joined
+from jbi_pubsub.protocol.status.bridge import BroughtStatus, MemberStatus
 from jbi_pubsub.protocol.wanted import WantedPredicate, WantedType
 
 from .listening import Profile
@@ -23,6 +24,13 @@ ALL: Final = WantedPredicate("")
 """The member that stands for all who want all of a type's objects."""
 SAMPLED: Final = 10
 """Objects of which one is looked at for whom it is: as much work as for all else that is done to one."""
+
+TYPES_TOLD: Final = 25
+"""Types of which others are told."""
+MEMBERS_TOLD: Final = 16
+"""Members of each of them."""
+TEXT_TOLD: Final = 200
+"""Characters of a member's predicate."""
 
 
 @dataclass(slots=True)
@@ -110,10 +118,27 @@ class TypeMembers:
         profile = self.profile
         return {
             "members": [{"predicate": each.text, "behind": self.behind.get(each, 0)} for each in self.members],
+            "importance": self.importance,
             "subscribed": None if profile is None else profile.where[0],
             "crossed": self.crossed,
             "saved": self.saved,
         }
+
+
+def told(direction: Mapping[str, Any]) -> dict[str, dict[str, BroughtStatus]]:
+    """Part of a direction's status that is bounded where others are told of it, if there is one: members by type, those
+    first behind which most stand."""
+
+    def behind(item: tuple[str, Mapping[str, Any]]) -> tuple[int, str]:
+        return -sum(int(each["behind"]) for each in item[1]["members"]), item[0]
+
+    made: dict[str, BroughtStatus] = {}
+    for name, each in sorted(direction.get("wanted", {}).items(), key=behind)[:TYPES_TOLD]:
+        first = sorted(each["members"], key=lambda one: -int(one["behind"]))[:MEMBERS_TOLD]
+        members = [MemberStatus(predicate=one["predicate"][:TEXT_TOLD], behind=one["behind"]) for one in first]
+        counts = {key: each[key] for key in ("importance", "crossed", "saved")}
+        made[name] = BroughtStatus(members=members, others=len(each["members"]) - len(members), **counts)
+    return {"wanted": made} if "wanted" in direction else {}
 
 
 def _index_of(members: Collection[WantedPredicate]) -> PredicateIndex[WantedPredicate] | None:

@@ -51,6 +51,7 @@ from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
 from .intake import WholeIntake
 from .listed import BridgedRegistration
+from .members import told
 from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, shared_lookups
 from .relayed import Relayed, lose
 from .terms import DirectionTerms as DirectionTerms
@@ -511,10 +512,12 @@ class Mirror:
         }
 
     def told(self) -> RemoteStatus:
-        """Status for those who may look at one of the sides: what it does, of the other platform no more than whether
-        it is there."""
+        """Status for those who may look at one of the sides: what it does, of the other platform whether it is
+        there, and what is wanted."""
         ways = [
-            converted({**way, "waiting": len(way["waiting"]), "troubles": len(way["trouble"])}, DirectionStatus)
+            converted(
+                {**way, **told(way), "waiting": len(way["waiting"]), "troubles": len(way["trouble"])}, DirectionStatus
+            )
             for way in (direction.status() for direction in self.directions)
         ]
         sides = {side.name: bool(side.status().get("connected")) for side in self.sides}

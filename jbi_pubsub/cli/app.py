@@ -44,6 +44,7 @@ HOMES: Final = {
     "demo": ("demonstration", "Run a federation on this machine and check it."),
     "dissect": ("dissect", "Read a capture of the datagrams between nodes."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
+    "domain": ("domain", "Show a domain, and its links to others."),
     "emulate": ("emulate", "Emulate bad networks between nodes of this machine."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "gateway": ("gateway", "Serve clients in any language, over HTTP."),
@@ -70,7 +71,7 @@ HOMES: Final = {
 
 AT_NODES: Final = ("archive", "node", "publish", "query", "types")
 """Commands whose `--at` or `--delegate` may be a node."""
-LOOKING_THERE: Final = ("client", "explain", "services", "subscribe", "subscriptions", "top", "web")
+LOOKING_THERE: Final = ("client", "domain", "explain", "services", "subscribe", "subscriptions", "top", "web")
 """Commands that look at what a node's lookup service knows, instead of at what ours do."""
 COMPLETION_SECONDS: Final = 0.5
 """For a lookup service to answer while a shell waits."""

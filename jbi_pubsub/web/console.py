@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 1.0
 
 PAGES: Final = (
     ("Overview", "/"), ("Servers", "/servers"), ("Subscriptions", "/subscriptions"), ("Plots", "/plots"),
-    ("Networks", "/networks"),
+    ("Networks", "/networks"), ("Domains", "/domains"),
     ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"), ("Node", "/node"),
     ("Client", "/client"),
 )  # fmt: skip

@@ -34,14 +34,14 @@ from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.status import LookupStatus
-from jbi_pubsub.protocol.entries import PAD_TYPE, PEER_TYPE
+from jbi_pubsub.protocol.entries import BRIDGE_TYPE, PAD_TYPE, PEER_TYPE
 from jbi_pubsub.protocol.services import STATUS, fetch_page
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription, PageStatus
 from jbi_pubsub.protocol.status.networks import NetworksStatus
 
 log = logging.getLogger("jbi_pubsub.web")
 
-Kind = Literal["lookup", "delegate", "peer", "unknown"]
+Kind = Literal["lookup", "delegate", "peer", "bridge", "unknown"]
 
 EVERY: Final = 1.0
 """Seconds between two looks, unless told otherwise."""
@@ -69,6 +69,7 @@ COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "lookup": ("lookups", "changes", "events", "events_lost"),
     "delegate": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
     "peer": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
+    "bridge": (),
     "unknown": (),
 }
 """Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
@@ -154,6 +155,8 @@ class Snapshot:
     edges: tuple[Edge, ...] = ()
     unseen: int = 0
     problem: str = "looking for a lookup service"
+    bridges: tuple[Server, ...] = ()
+    """Links to other platforms, apart from the servers of this one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -208,7 +211,7 @@ class Observer:
         if not self._fixed:
             self._community = JoinManager(self._config, name="jbi-observer")
             self._caches = tuple(
-                self._community.watch(ServiceTemplate(types=(kind,))) for kind in (PAD_TYPE, PEER_TYPE)
+                self._community.watch(ServiceTemplate(types=(kind,))) for kind in (PAD_TYPE, PEER_TYPE, BRIDGE_TYPE)
             )
         self._thread.start()
 
@@ -315,7 +318,7 @@ class Observer:
         found: dict[str, tuple[Kind, ServiceRef]] = {}
         for session in self._community.sessions():
             found[session.registrar_id] = ("lookup", session.ref)
-        for kind, cache in zip(("delegate", "peer"), self._caches, strict=True):
+        for kind, cache in zip(("delegate", "peer", "bridge"), self._caches, strict=True):
             for item in cache.items():
                 found.setdefault(item.proxy.service_id, (kind, item.proxy))  # type: ignore[arg-type]  # one of Kind
         if found:
@@ -424,12 +427,13 @@ class Observer:
 
     def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
         """Under the lock."""
-        servers, edges = [], list[Edge]()
+        servers, bridges, edges = list[Server](), list[Server](), list[Edge]()
         totals: dict[str, float] = {}
         for key, w in self._watched.items():
             rates = {name: rate for name, c in w.counters.items() if (rate := c.rate(now)) is not None}
-            servers.append(Server(key, w.kind, w.ref, w.facts, w.told, w.error, rates, w.listed))
-            if w.facts is None or w.error:
+            of = bridges if w.kind == "bridge" else servers
+            of.append(Server(key, w.kind, w.ref, w.facts, w.told, w.error, rates, w.listed))
+            if w.facts is None or w.error or w.kind == "bridge":
                 continue
             for edge, _ in _edges_of(key, w.facts):
                 counter = w.edges.get((edge.kind, edge.name))
@@ -445,7 +449,7 @@ class Observer:
         _keep(self._totals, totals, now)
         order = ("lookup", "delegate", "peer", "unknown")
         servers.sort(key=lambda s: (order.index(s.kind), s.title, s.id))
-        return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
+        return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem, tuple(bridges))
 
 
 def count_of(facts: DelegateOverview | LookupStatus, name: str) -> int:

@@ -14,7 +14,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
 
-from . import administration, clientpage, explain, networkpage, nodepage
+from . import administration, clientpage, domainpage, explain, networkpage, nodepage
 from .console import (
     LOOK_SECONDS,
     Canvas,
@@ -52,6 +52,7 @@ def open_console(config: Config, observer: Observer, server: WebServer, nodes: C
     _build(console)
     explain.build(console)
     networkpage.build(console)
+    domainpage.build(console)
     if console.admin:
         administration.build(console)
         clientpage.build(console)

@@ -108,7 +108,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest(
 
 @pytest.mark.parametrize(
     ("typed", "names"),
-    [("do", ["doctor"]), ("to", ["top"]), ("top su", ["subscriptions"]), ("doctor ports cl", ["clock"]),
+    [("doc", ["doctor"]), ("to", ["top"]), ("top su", ["subscriptions"]), ("doctor ports cl", ["clock"]),
      ("status --w", ["--watch", "--wide"]), ("study fa", ["fanout"]), ("study fanout --engine s", ["spark"]),
      ("study import --format l", ["lines"]), ("study capacity --su", ["--subscribers"])],
 )  # fmt: skip

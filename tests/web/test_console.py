@@ -35,7 +35,8 @@ TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 SUBSCRIPTIONS: Final = 30
 PAGES: Final = (
-    "", "servers", "subscriptions", "plots", "networks", "objects", "explain", "administration", "node", "client",
+    "", "servers", "subscriptions", "plots", "networks", "domains", "objects", "explain", "administration", "node",
+    "client",
 )  # fmt: skip
 
 WIDER: Final = """() => [...document.querySelectorAll('#app *')].filter(e => {

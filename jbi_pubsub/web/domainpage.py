@@ -1,0 +1,74 @@
+"""The page of the domain: its servers, its links to other domains with the members behind what is brought, and what is
+offered in it. What others say is shown as text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nicegui import ui
+
+from jbi_pubsub.core.errors import JbiError
+
+from .console import LOOK_SECONDS, Console, region, said, show_rows, table, words
+from .domainview import TABLES, DomainStatus, DomainView, rows_of
+
+ANSWER_SECONDS: Final = 2.0
+"""For a lookup service to answer, where none has yet."""
+ROWS: Final = 25
+"""Rows of a page of a table."""
+NOTES: Final = {
+    "Links": "Members are subscriptions over there that want something, where that is brought alone; saved are the "
+    "copies of objects that did not have to cross for them, as one was enough.",
+    "Members": "Who stands behind the one subscription that a link has to a type: their predicates, and how many have "
+    "each; at the first the highest importance that one of them wishes, and what has crossed for all.",
+}
+
+
+def build(console: Console) -> None:
+    """Register the page."""
+    seen = DomainView(console.config, console.observer)
+    console.closing.append(seen.close)
+
+    @console.page("/domains")
+    def _() -> None:
+        with console.frame("Domains"):
+            _DomainPage(console, seen)
+
+
+class _DomainPage:
+    """One tab's."""
+
+    def __init__(self, console: Console, seen: DomainView) -> None:
+        self._console, self._seen = console, seen
+        self._busy = False
+        self._title = words("p", "", "jbi-name")
+        self._problem = words("p", "", "jbi-problem").props("role=status")
+        self._tables = {}
+        for title, heads in TABLES.items():
+            with region(title):
+                if title in NOTES:
+                    words("p", NOTES[title], "jbi-note")
+                columns = [(head, f"{'#' * (head[0] == '#')}{head.lstrip('#').capitalize()}") for head in heads]
+                self._tables[title] = table(columns, empty="None", rows=ROWS)
+        ui.timer(0.1, self._look, once=True)
+        ui.timer(LOOK_SECONDS, self._look)
+
+    async def _look(self) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            found = await self._console.call(self._seen.look, ANSWER_SECONDS)
+        except JbiError as exc:
+            self._problem.text = said(exc)
+        else:
+            self._problem.text = "; ".join(found.troubles)
+            self._show(found)
+        finally:
+            self._busy = False
+
+    def _show(self, found: DomainStatus) -> None:
+        self._title.text = found.title
+        for title, rows in rows_of(found).items():
+            heads = ("key", *TABLES[title])
+            show_rows(self._tables[title], [dict(zip(heads, (n, *row), strict=True)) for n, row in enumerate(rows)])
