@@ -1,11 +1,14 @@
 """Documents: what it takes to check one, and to match it with 1,000 rectangles, against lxml parsing and validating it.
 
-python benchmarks/documents.py [--count 400] [--predicates 1000] [--json FILE]
+python benchmarks/documents.py [--count 400] [--predicates 1000] [--text 20000] [--json FILE]
 
 Styles: `rect` documents differ in the texts of their leaves alone, `comment` have a comment with another text each,
 `varied` have optional parts and repeated ones or not, `wide` have 1,000 leaves and 4,000, `odd` have
-processing instructions, so that every one is parsed. Microseconds of CPU time a document, the
+a comment within a leaf, so that every one is parsed. Microseconds of CPU time a document, the
 least of five rounds; the registration has seen 2,000 such documents before.
+
+The second table is of `--text` different documents as people write them (peers/workload.py, style text): plain ones;
+with one kind of what the plain ones have not; with all of it; with some of it at random. `ratio` is to the plain ones.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lxml import etree
+from peers import workload  # beside this script
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
@@ -67,10 +71,10 @@ def document(style: str, targets: int, chance: random.Random) -> bytes:
 
     lat, lon = chance.uniform(0, 60), chance.uniform(20, 120)
     comment = f"<!-- frame {chance.randrange(10**6)} -->" if style == "comment" else ""
-    odd = f"<?frame {chance.randrange(10**9)}?>" if style == "odd" else ""
+    odd = "<!-- seen -->" if style == "odd" else ""
     count = chance.randrange(targets + 1) if varies else targets
     parts = "".join(
-        f'  <Target n="{chance.randrange(10**6)}">{odd}\n   <name>track {chance.randrange(1000)}</name>\n'
+        f'  <Target n="{chance.randrange(10**6)}">\n   <name>{odd}track {chance.randrange(1000)}</name>\n'
         + maybe(f"   <speed>{chance.uniform(0, 300):.1f}</speed>\n")
         + maybe("   <remark>seen again</remark>\n")
         + "  </Target>\n"
@@ -117,27 +121,31 @@ def timed(work: Callable[[bytes], Any], documents: list[bytes]) -> float:
     return best / len(documents) * 1e6
 
 
-def measured(kind: InformationType, style: str, targets: int, count: int, wanted: list[str]) -> dict[str, Any]:
-    """One row."""
-    chance = random.Random(f"{style} {targets}")
-    documents = [document(style, targets, chance) for _ in range(count)]
+def judgement(kind: InformationType, first: bytes, wanted: list[str]) -> Judgement:
+    """That of a registration."""
     table = MatchTable()
     for number, predicate in enumerate(wanted, 1):
         request = SubscriptionRequest(str(number), predicate=predicate)
         table.add(compile_subscription(request, owner="s", number=number))
-    judgement = Judgement(kind, kind.entries(parse_metadata(documents[0])), table, validate=True)
-    for _ in range(SEEN):
-        metadata = document(style, targets, chance)
-        judgement.match(metadata, judgement.check(metadata))
-    schema = etree.XMLSchema(etree.fromstring(SCHEMA))
+    return Judgement(kind, kind.entries(parse_metadata(first)), table, validate=True)
+
+
+def measured(kind: InformationType, style: str, documents: list[bytes], wanted: list[str]) -> dict[str, Any]:
+    """One row; of the documents `SEEN` were seen before."""
+    count = len(documents) - SEEN
+    made = judgement(kind, documents[0], wanted)
+    for metadata in documents[:SEEN]:
+        made.match(metadata, made.check(metadata))
+    documents = documents[SEEN:]
+    schema = etree.XMLSchema(etree.fromstring(kind.bundle.documents[0][1]))
 
     def plain(metadata: bytes) -> None:
         schema.validate(etree.fromstring(metadata))
 
     lxml = timed(plain, documents)
-    check = timed(judgement.check, documents)
-    both = timed(lambda metadata: judgement.match(metadata, judgement.check(metadata)), documents)
-    known = sum(isinstance(judgement._conformity.check(metadata), Traced) for metadata in documents)
+    check = timed(made.check, documents)
+    both = timed(lambda metadata: made.match(metadata, made.check(metadata)), documents)
+    known = sum(isinstance(made._conformity.check(metadata), Traced) for metadata in documents)
     return {
         "style": style,
         "bytes": sum(map(len, documents)) // count,
@@ -150,10 +158,39 @@ def measured(kind: InformationType, style: str, targets: int, count: int, wanted
     }
 
 
+def text_rows(count: int, predicates: int) -> Iterator[dict[str, Any]]:
+    """The second table."""
+    kind = open_type(read_bundle(workload.schema("text")))
+    objects, rectangles, _ = workload.generate(count + SEEN, predicates)
+    wanted = [predicate.xpath for predicate in rectangles]
+    kinds: dict[str, Callable[[random.Random], set[str]]] = {"plain": lambda _: set()}
+    kinds |= {each: lambda _, each=each: {each} for each in workload.TEXT_KINDS}
+    kinds["all"] = lambda _: set(workload.TEXT_KINDS)
+    kinds["some"] = lambda chance: {each for each in workload.TEXT_KINDS if chance.random() < 0.5}
+    plain = 0.0
+    for name, some in kinds.items():
+        chance = random.Random(name)
+        end = b"</CloudCover>"
+        documents = [
+            obj.metadata.replace(end, end + workload.text_part(chance, some(chance)).encode()) for obj in objects
+        ]
+        row = measured(kind, name, documents, wanted)
+        plain = plain or row["check+match"]
+        yield {**row, "ratio": round(row["check+match"] / plain, 2)}
+
+
+def show(row: dict[str, Any], *, is_first: bool) -> None:
+    """Print a row, below the names of its columns if it is the first."""
+    if is_first:
+        print("".join(f"{name:>13}" for name in row))
+    print("".join(f"{value!s:>13}" for value in row.values()), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--predicates", type=int, default=1000)
+    parser.add_argument("--text", type=int, default=20_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     kind = open_type(read_bundle(SCHEMA))
@@ -161,10 +198,13 @@ def main() -> int:
     rows = []
     for style in STYLES:
         for targets in (10, 40) if style == "wide" else (3, 30):
-            rows.append(measured(kind, style, targets, options.count, wanted))
-            if len(rows) == 1:
-                print("".join(f"{name:>13}" for name in rows[0]))
-            print("".join(f"{value!s:>13}" for value in rows[-1].values()), flush=True)
+            chance = random.Random(f"{style} {targets}")
+            documents = [document(style, targets, chance) for _ in range(SEEN + options.count)]
+            rows.append(measured(kind, style, documents, wanted))
+            show(rows[-1], is_first=len(rows) == 1)
+    for place, row in enumerate(text_rows(options.text, options.predicates) if options.text else ()):
+        show(row, is_first=not place)
+        rows.append(row)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0

@@ -15,7 +15,7 @@ import pytest
 from lxml import etree
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-STYLES = ("rect", "comment", "varied", "wide", "mixed")
+STYLES = ("rect", "comment", "varied", "wide", "text", "mixed")
 
 
 @pytest.fixture
@@ -67,8 +67,10 @@ def test_styles_differ_in_what_they_say_and_in_nothing_else(workload: ModuleType
     assert len(shapes["rect"]) == len(shapes["wide"]) == 1
     assert len(shapes["varied"]) > 95
     assert etree.fromstring(documents["wide"][0]).xpath("count(//*[not(*)])") > 1_000
+    some = b"".join(documents["text"])
+    assert all(mark in some for mark in (b"\xd0", b"&amp;", b"<![CDATA[", b"<?frame", b'<Track mode="', b"<x:Handling"))
     # Expect that they lie at the same places, so that the same rectangles match
-    for style in ("comment", "varied", "wide"):
+    for style in ("comment", "varied", "wide", "text"):
         assert [obj.fields for obj in made[style][0]] == [obj.fields for obj in made["rect"][0]]
         assert made[style][2] == made["rect"][2]
 

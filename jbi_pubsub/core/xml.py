@@ -54,6 +54,7 @@ _PLAIN: Final = re.compile(
     rb"""encoding\s*=\s*["'](utf-8|(us-)?ascii|iso-8859-\d{1,2}|windows-125\d)["']""", re.IGNORECASE
 )
 """Encodings in which the bytes of ASCII characters mean these and nothing else."""
+_UTF8: Final = re.compile(rb"""encoding\s*=\s*["']utf-8["']""", re.IGNORECASE)
 
 NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may have (XML 1.0, section 2.2)."""
@@ -241,6 +242,11 @@ def has_plain_markup(data: bytes) -> bool:
     """Whether, in well-formed `data`, the bytes of ASCII characters mean these and nothing else."""
     found = _PROLOG.match(data)
     return found is not None and _is_plain(found[1])
+
+
+def is_utf8(declaration: bytes) -> bool:
+    """Whether characters beyond ASCII are written in UTF-8 below this XML declaration, or none."""
+    return b"encoding" not in declaration or _UTF8.search(declaration) is not None
 
 
 @functools.lru_cache(maxsize=8)  # all documents of a source have the same

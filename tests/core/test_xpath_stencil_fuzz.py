@@ -21,8 +21,8 @@ from jbi_pubsub.protocol.conformity import Conformity
 SPACES = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
 INSTANCE = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xs="http://www.w3.org/2001/XMLSchema"'
 LEAVES = {
-    'type="xs:string"': ("a", "", "a b", " a "),
-    'type="xs:token"': ("a", "a b", "b"),
+    'type="xs:string"': ("a", "", "a b", " a ", "\u00e9t\u00e9 &amp; \u6a4b", "<![CDATA[<b> & c]]>", "&#8217;s"),
+    'type="xs:token"': ("a", "a b", "b", "\u03b3 &lt; 1"),
     'type="xs:decimal"': ("1", "-2.50", "0", "007"),
     'type="xs:int" nillable="true"': ("1", "2"),
     'type="xs:int" default="7"': ("1", "", "7"),
@@ -57,6 +57,12 @@ TYPES = """
 <xs:group name="two"><xs:sequence><xs:element name="p" type="xs:int"/>
 <xs:element name="q" type="xs:token" minOccurs="0"/></xs:sequence></xs:group>
 """
+PIECES = (
+    *("", "<", ">", "x", "\x00", "-", "&", "]]>", "<?p i?>", "<![CDATA[a]]>", "<!--", "-->", "&amp;", "&#233;"),
+    *("\u00e9", "?>", "<![CDATA[", "<?p ", "]]", "&#60;", "&quot;", "<![CDATA[ ]]>", "\ufeff"),
+)
+BYTES = (b"\xf8", b"\xfb", b"\xfd", b"\xfe", b"\xff", b"\xc3", b"\x80", b"\xed\xa0\x80", b"\xef\xbf\xbf", b"\xc0\x80")
+"""What may come into a document anywhere, by mistake or malice."""
 ANY_ATTRIBUTE = '<xs:anyAttribute processContents="lax"/>'
 ATTRIBUTES = (
     ("", ()),
@@ -82,6 +88,29 @@ ATTRIBUTES = (
 )
 TEXTS = (
     *("1", "x", "", " ", "a b", "\u00e9", "&amp;", "&#49;", "<![CDATA[1]]>", "1<!-- c -->2", "<!-- c -->", "<?p i?>1"),
+    *("\u6a4b", "\U0001f600a", "\ufffe", "\x7f", "\x85", "\u2028", "a > b", "]]", "a?b", "[a]", "?>", "-->"),
+    *(
+        "&lt;b&gt;",
+        "&quot;&apos;",
+        "&#233;",
+        "&#x1F600;",
+        "&#38;amp;",
+        "&#10;",
+        "&#0;",
+        "&nbsp;",
+        "&amp;amp;",
+        "& ",
+        "&lt",
+    ),
+    *("<![CDATA[a & b]]>", "<![CDATA[]]>", "<![CDATA[ ]]>", "x<![CDATA[<\u00e9>]]>y", "<![CDATA[]]]]><![CDATA[>b]]>"),
+    *(
+        "<![CDATA[&amp;]]>",
+        "<![CDATA[a\r\nb]]>",
+        "<![CDATA[<!-- c -->]]>",
+        "a<?p i?>",
+        "]<![CDATA[]>]]>",
+        "<![CDATA[<?p]]>?>",
+    ),
     *(
         "1\r\n2",
         "]]>",
@@ -101,8 +130,14 @@ TEXTS = (
         "\u0663",
     ),
 )
-BETWEEN = (" ", "\n", "\r\n", "\t", "<!-- c -->", "<!-- <a>1</a> -->", "\n<!----><!-- - -->\n")
+BETWEEN = (
+    *(" ", "\n", "\r\n", "\t", "<!-- c -->", "<!-- <a>1</a> -->", "\n<!----><!-- - -->\n", "<!-- \u00e9 -->"),
+    *("<?p i?>", "<?p?>", "<?xml-stylesheet href='a'?>\n", "<?p a ? > \u00e9 & <b?>", "<!-- &amp; & ? [ -->"),
+)
 ODD = (
+    *("<?xml i?>", "<?XML i?>", "<?p", "<?p:q i?>", "<?1 i?>", "<?p i??>", "<?p\x0b?>", "<?p \ufffe?>", "<?p <!-- ?>"),
+    *("<!-- <?p i?> -->", "<!-- <?p i -->?>", "<!-- <![CDATA[ -->]]>", "<![CDATA[x]]>", "<![CDATA[]]>", "&amp;"),
+    *("<?p <![CDATA[ ?>]]>", "<![CDATA[<?p]]>?>", "<!-- &amp;-- -->", "<!<?p i?>-- c -->", "\u00e9"),
     "<!--\u00e9-->",
     "<!-- a -- b -->",
     "<!-- c --->",
@@ -281,11 +316,7 @@ class Kind:
         text = f"<{self._prefix}r{own} {INSTANCE}>{inside}</{self._prefix}r>"
         if noise and chance.random() < 0.1:
             at = chance.randrange(len(text))
-            text = (
-                text[:at]
-                + chance.choice(("", "<", ">", "x", "\x00", "-", "&", "]]>"))
-                + text[at + chance.randrange(3) :]
-            )
+            text = text[:at] + chance.choice(PIECES) + text[at + chance.randrange(3) :]
         head = chance.choice(("", '<?xml version="1.0"?>\n')) if noise > 0.5 else ""
         before, after = (chance.choice(("", "", *BETWEEN)) for _ in "12")
         if noise > 0.5 and chance.random() < 0.1:
@@ -305,7 +336,11 @@ def changed(document: bytes, chance: random.Random) -> bytes:
         return document + b" "
     one, other = chance.choice(leaves), chance.choice(leaves)
     start, end = one.span()
-    kind = chance.randrange(8)
+    kind = chance.randrange(10)
+    if kind > 7:
+        at = chance.randrange(len(document))
+        piece = chance.choice(PIECES).encode() if kind == 8 else chance.choice(BYTES)
+        return document[:at] + piece + document[at:]
     values = [value for value in VALUE.finditer(document) if b"xmlns" not in value[0]]
     if kind > 5 and values:
         value = chance.choice(values)

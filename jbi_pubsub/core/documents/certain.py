@@ -649,7 +649,7 @@ def _less(bound: float) -> str:
 def _one_of(values: set[str], lexical: str) -> Texts | None:
     """Those of the values that are texts of the type for certain: of others, such as a year of 18 digits, libxml2 may
     take the enumeration and fail on the document."""
-    plain = sorted(value for value in values if re.fullmatch(lexical, value, re.ASCII))
+    plain = sorted(value for value in values if value.isascii() and re.fullmatch(lexical, value))
     if not plain or sum(map(len, plain)) > MAX_ENUMERATED_CHARS:
         return None
     return Texts("(?:" + "|".join(map(re.escape, sorted(plain, key=len, reverse=True))) + ")")

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
+from jbi_pubsub.core.documents.plain import plain
 from jbi_pubsub.core.documents.shape import DifferError, DocumentShape, Grammar, seen
 from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, WantedParts
 from jbi_pubsub.core.xml import parse_metadata
@@ -57,8 +58,12 @@ class KnownDocuments:
 
     def trace(self, metadata: bytes) -> Traced | None:
         """The document, if it is like known ones."""
-        for stencil in self._stencils:
-            traced = stencil.trace(metadata)
+        stencils = self._stencils
+        written = plain(metadata) if stencils else None
+        if written is None:
+            return None
+        for stencil in stencils:
+            traced = stencil.trace(metadata, written)
             if traced is not None:
                 stencil.fitted += 1
                 if stencil.unread >= self._patience_to_read:

@@ -5,9 +5,9 @@ nothing that the documents and the schema (`Grammar`) do not say together: an el
 schema says where it may be missing or come again, and which texts may stand in a leaf.
 
 Rules:
-- Nothing is made of documents with CDATA sections, processing instructions, a DOCTYPE, xsi:type, xsi:nil, xml:id, text
-  beside elements or comments inside a leaf, nor where ASCII bytes may mean other characters. The tokens are held
-  against the parsed tree.
+- All bytes here are those of documents in plain form (plain.py).
+- Nothing is made of documents with a DOCTYPE, xsi:type, xsi:nil, xml:id, text beside elements, comments or instructions
+  inside a leaf, nor where ASCII bytes may mean other characters. The tokens are held against the parsed tree.
 - Elements at one path that the schema lets come again have one shape. Where it says nothing for certain, those of the
   document come one for one.
 - Names have one meaning in a shape: all that is merged has the same prefixes bound to the same namespaces.
@@ -24,7 +24,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from jbi_pubsub.core.xml import Element, has_plain_markup
+from jbi_pubsub.core.documents.plain import meaning, plain
+from jbi_pubsub.core.xml import Element, has_plain_markup, is_utf8
 
 MAX_STARTS: Final = 8
 """Start tags of one element that differ in attributes."""
@@ -38,9 +39,10 @@ MAX_PIECES: Final = 2_000
 MAX_DEPTH: Final = 32
 """Levels of elements, each some groups deep in an expression; the deepest in use (NIEM, NewsML) go to about ten."""
 
-SPACE: Final = rb"[ \t\r\n]*+"
-COMMENT: Final = rb"<!--[ -,.-~\t\r\n]*+(?:-[ -,.-~\t\r\n]++)*+-->"
-"""A comment in ASCII: two hyphens only at its end."""
+SPACE: Final = rb"[ \t\r\n\xfd]*+"
+"""White space and instructions."""
+COMMENT: Final = rb"<!--[ -,.-~\t\r\n\x80-\xf4]*+(?:-[ -,.-~\t\r\n\x80-\xf4]++)*+-->"
+"""A comment: two hyphens only at its end."""
 
 _TOKEN: Final = re.compile(
     COMMENT + rb"""|<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
@@ -73,14 +75,14 @@ class Texts(NamedTuple):
         return self.above > -math.inf or self.below < math.inf
 
 
-PLAIN: Final = r"[ -%'-;=?-~\t\n]"
-SOLID: Final = r"[!-%'-;=?-~]"
-"""Characters of ASCII without markup; without white space as well, whose length depends on the whiteSpace facet."""
-PLAIN_IN_QUOTES: Final = "[ !#-%(-;=?-~]"
-SOLID_IN_QUOTES: Final = "[!#-%(-;=?-~]"
+PLAIN: Final = r"[ -%'-;=?-~\t\n\x80-\xfc\xfe\xff]"
+SOLID: Final = r"(?:[!-%'-;=?-~\xf8-\xfc]|[\xc2-\xf4][\x80-\xbf]++)"
+"""Bytes of a text in plain form; one character other than white space, whose length depends on the whiteSpace facet."""
+PLAIN_IN_QUOTES: Final = r"[ !#-%(-;=?-~\x80-\xfc\xff]"
+SOLID_IN_QUOTES: Final = r"(?:[!#-%(-;=?-~\xf8-\xfc]|[\xc2-\xf4][\x80-\xbf]++)"
 
 ANY_TEXT: Final = Texts(PLAIN + "*+")
-"""Text of ASCII characters, without markup."""
+"""Any text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +237,8 @@ class _OpenElement(NamedTuple):
 
 def seen(source: bytes, root: Element, grammar: Grammar) -> DocumentShape:
     """The shape of `source`, a valid document which parses to `root`. Raises DifferError when it can't have one."""
-    found = _DECLARATION.match(source)
-    end = found.end() if found else 0
-    if not has_plain_markup(source) or b"<!" in source.replace(b"<!--", b"") or b"<?" in source[end:]:
-        raise DifferError
+    source, declaration = _plain(source)
+    end = len(declaration)
     elements = root.iter("*")
     path: list[str] = []
     opened: list[_OpenElement] = []
@@ -278,7 +278,19 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> DocumentShape:
     comments = _between(source[end:], [], comments)
     if len(whole) != 1 or opened or next(elements, None) is not None:
         raise DifferError
-    return DocumentShape(found[0] if found else b"", whole[0], comments)
+    return DocumentShape(declaration, whole[0], comments)
+
+
+def _plain(source: bytes) -> tuple[bytes, bytes]:
+    """A document in plain form, and its XML declaration. Raises DifferError where something may be misread."""
+    found = _DECLARATION.match(source)
+    declaration = found[0] if found else b""
+    written = plain(source) if has_plain_markup(source) else None
+    if written is None or not (source.isascii() or is_utf8(declaration)):
+        raise DifferError
+    if b"<!" in written.replace(b"<!--", b"") or b"<?" in written[len(declaration) :]:
+        raise DifferError
+    return written, declaration
 
 
 def _between(gap: bytes, opened: Sequence[_OpenElement], before: bool) -> bool:
@@ -348,7 +360,7 @@ def _starts(at: _OpenElement, path: Sequence[str], grammar: Grammar) -> dict[byt
         # A prefixed name, or xmlns, is no attribute in no namespace; what is no certain text is left as it is.
         texts = (
             _within_quotes(grammar.attribute(path, name))
-            if name in fixed and fixed[name].encode() == found[group]
+            if name in fixed and fixed[name] == meaning(found[group])
             else None
         )
         if texts is not None and _is_one_of(texts, found[group]):
@@ -384,9 +396,7 @@ def _is_one_of(texts: Texts, text: bytes) -> bool:
 
 def _holds(element: Element, text: bytes) -> bool:
     """Whether the element has that text, or one that is not among the certain ones anyway."""
-    if b"<" in text:
-        return False
-    return b"&" in text or b"\r" in text or not text.isascii() or (element.text or "") == text.decode()
+    return b"\r" in text or (element.text or "") == meaning(text)
 
 
 def _gathered(shapes: Sequence[DocumentElement], content: Particle) -> tuple[Child, ...]:

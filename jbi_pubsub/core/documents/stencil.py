@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from jbi_pubsub.core.documents.plain import meaning
 from jbi_pubsub.core.documents.shape import (
     ANY_TEXT,
     COMMENT,
@@ -34,7 +35,7 @@ from jbi_pubsub.core.documents.shape import (
     Particle,
     StartTag,
 )
-from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, is_utf8, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
 
@@ -141,6 +142,7 @@ class Stencil:
         self._scope = scope
         self._fit = scope.expression.fullmatch
         self._is_bounded = bool(scope.bounds or scope.bounded)
+        self._is_ascii = not is_utf8(shape.declaration)
         self._invariants = _groups_of(writer.invariants)
         self._leaves: dict[Path, bool] = {}
         for path, is_leaf in _elements_of(shape.root, ()):
@@ -152,12 +154,12 @@ class Stencil:
         made.kind, made.fitted = self.kind, self.fitted
         return made
 
-    def trace(self, data: bytes) -> Traced | None:
-        """The document, if it fits."""
-        found = self._fit(data)
+    def trace(self, data: bytes, written: bytes) -> Traced | None:
+        """The document, if it fits; `written`: in plain form."""
+        found = self._fit(written)
         if found is None or len(data) > MAX_METADATA_BYTES or (self._is_bounded and not self._scope.holds(found)):
             return None
-        return Traced(self, found)
+        return Traced(self, data, found) if not self._is_ascii or data.isascii() else None
 
     def invariants(self, found: re.Match[bytes]) -> Invariants:
         """Invariants of a document that fits."""
@@ -203,10 +205,11 @@ class Stencil:
 class Traced:
     """A document that fits a stencil; parsed only if somebody asks for its `root`. One thread at a time."""
 
-    __slots__ = ("_found", "_root", "_stencil")
+    __slots__ = ("_data", "_found", "_root", "_stencil")
 
-    def __init__(self, stencil: Stencil, found: re.Match[bytes]) -> None:
+    def __init__(self, stencil: Stencil, data: bytes, found: re.Match[bytes]) -> None:
         self._stencil = stencil
+        self._data = data
         self._found = found
         self._root: Element | None = None
 
@@ -214,13 +217,13 @@ class Traced:
     def root(self) -> Element:
         """The document element."""
         if self._root is None:
-            self._root = parse_metadata(self._found.string)
+            self._root = parse_metadata(self._data)
         return self._root
 
     @property
     def size(self) -> int:
         """Bytes of the document."""
-        return len(self._found.string)
+        return len(self._data)
 
     @property
     def stencil(self) -> Stencil:
@@ -297,7 +300,7 @@ class _SlotReader:
             raw = found[group]
             if raw is None:
                 continue
-            text = known[raw] if known and raw in known else raw.decode()
+            text = known[raw] if known and raw in known else meaning(raw)
             value: Any = number(text) if is_number else text
             before = values[slot]
             if before is None or before is ABSENT_NUMBER:
