@@ -53,7 +53,7 @@ HOMES: Final = {
     "node": ("node", "Run everything in one process: a node."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
     "policy": ("policy", "Check and explain who may do what, and who matters."),
-    "publish": ("clients", "Publish information objects from files."),
+    "publish": ("publish", "Publish information objects from files."),
     "query": ("query", "Show what archives have."),
     "services": ("services", "List what is registered in the lookup services."),
     "status": ("status", "Show what all servers are doing."),

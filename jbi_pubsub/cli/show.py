@@ -339,9 +339,12 @@ Tell = Callable[[str, int, int], None]
 @contextmanager
 def telling(first: str = "", *, hidden: bool = False) -> Iterator[Tell]:
     """A progress bar for each stage, in a terminal; nothing elsewhere. That of the `first` is there from the start."""
-    from rich.progress import Progress, TaskID
+    if hidden or not sys.stdout.isatty():
+        yield lambda _stage, _done, _total: None
+        return
+    from rich.progress import Progress, TaskID  # here: a quarter of what a short command would take
 
-    with Progress(console=console(), transient=True, disable=hidden or not sys.stdout.isatty()) as progress:
+    with Progress(console=console(), transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
         def tell(stage: str, done: int, total: int) -> None:

@@ -7,12 +7,9 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import WISHES, GrantedQos, Wish, checked_wish
-from jbi_pubsub.policy.file import nearest
-from jbi_pubsub.policy.policy import shown_value
 from jbi_pubsub.policy.units import amount
 
 from .options import repeated
-from .policies import field_told
 from .settings import blamed
 
 WISH: Final = repeated(
@@ -47,6 +44,8 @@ def wish_of(words: Sequence[str]) -> Wish | None:
             with blamed(f"--wish {word!r}"):
                 given[name] = _READ[name](value)
         else:
+            from jbi_pubsub.policy.file import nearest  # here, and below: few commands need what policies are made of
+
             raise ConfigurationError(f"--wish {word!r}: no {name!r}", hint=nearest(name, _NAMES))
     if not given:
         return None
@@ -57,6 +56,10 @@ def wish_of(words: Sequence[str]) -> Wish | None:
 
 def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iterator[str]:
     """Lines of what each delegate grants of a wish."""
+    from jbi_pubsub.policy.policy import shown_value
+
+    from .policies import field_told
+
     for where, got in granted:
         less = {each.field: each.policy for each in got.reduced}
         parts = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from functools import cache
 
@@ -34,7 +33,9 @@ class Birthplace:
 @cache
 def version() -> str:
     """Version of the installed package that runs here; "" for a source tree that is not installed."""
+    from importlib import metadata  # loads `email`, for who may never ask
+
     try:
-        return importlib.metadata.version("jbi-pubsub")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("jbi-pubsub")
+    except metadata.PackageNotFoundError:
         return ""

@@ -144,7 +144,7 @@ def test_less_than_was_asked_for_is_told_and_is_the_exit_code(
     flags: list[str], federation: Any, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation.pad("alpha", "rome")
-    monkeypatch.setattr("jbi_pubsub.cli.clients.SUBSCRIBERS_SECONDS", 0.5)
+    monkeypatch.setattr("jbi_pubsub.cli.publish.SUBSCRIBERS_SECONDS", 0.5)
     # When nothing comes, or nobody is there to get it
     got = said(*flags, "subscribe", "--type", "nothing.Such", "--count", "1", "--timeout", "0.2")
     assert (got.code, got.err.splitlines()[-1]) == (1, "jbi: 0 of 1 object came in time")
