@@ -28,9 +28,9 @@ RETRACTIONS_MOST: Final = 10_000
 def discovered(turn: Turn, side: int, instance: int, cls: int, name: str) -> None:
     """There is an instance."""
     plan = turn.plan
-    if not turn.bridge.settled[side]:
-        turn.count(f"before_us.{side}")
-    turn.set(objects=turn.bridge.objects.set((side, instance), Twin(cls)))
+    was_there = not turn.bridge.settled[side]
+    turn.count(f"before_us.{side}", was_there)
+    turn.set(objects=turn.bridge.objects.set((side, instance), Twin(cls, was_there=was_there)))
     there = plan.translation.object_class(side, cls)
     if not there:
         turn.count(f"filtered.{side}")
@@ -111,16 +111,21 @@ def informed(turn: Turn, side: int, instance: int, attribute: int, is_owned: boo
 
 
 def _declare(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], *, is_unowned: bool) -> None:
-    """Tell the other RTI that nobody owns these, or that somebody does again; they are those of this side."""
-    twin = turn.twin(side, instance)
-    far = turn.twin(1 - side, twin.twin)
-    there = tuple(each for each in turn.plan.translation.attributes(side, twin.cls, attributes) if each in far.held)
-    if not twin.twin or not there:
-        return
+    """Nobody owns these, or somebody does again; they are those of this side. The other side is told when there is a
+    twin."""
     known = set(turn.bridge.unowned.get((side, instance), ()))
     known = known | set(attributes) if is_unowned else known - set(attributes)
     turn.set(unowned=turn.bridge.unowned.set((side, instance), tuple(sorted(known))))
-    turn.call(1 - side, "declare_unowned", twin.twin, there, is_unowned)
+    _tell_unowned(turn, side, instance, attributes, is_unowned=is_unowned)
+
+
+def _tell_unowned(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], *, is_unowned: bool) -> None:
+    """Tell the other RTI, of what the surrogate there owns."""
+    twin = turn.twin(side, instance)
+    far = turn.twin(1 - side, twin.twin)
+    there = tuple(each for each in turn.plan.translation.attributes(side, twin.cls, attributes) if each in far.held)
+    if twin.twin and there:
+        turn.call(1 - side, "declare_unowned", twin.twin, there, is_unowned)
 
 
 def ask_owned(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], why: str, tag: bytes) -> None:
@@ -153,8 +158,10 @@ def registered(turn: Turn, side: int, entry: Entry, handle: int) -> None:
     held = tuple(sorted({*published, fom.privilege}))
     turn.set_twin(side, instance, twin=handle)
     turn.set(objects=turn.bridge.objects.set((far, handle), Twin(cls, instance, held)))
-    if not turn.bridge.settled[side] and turn.plan.policy.info in ("smart", "add"):
-        mine = turn.twin(side, instance)
+    mine = turn.twin(side, instance)
+    if unowned := turn.bridge.unowned.get((side, instance)):
+        _tell_unowned(turn, side, instance, unowned, is_unowned=True)
+    if mine.was_there and turn.plan.policy.info in ("smart", "add"):
         wanted = turn.plan.translation.attributes_back(side, mine.cls, published)
         if wanted:
             turn.call(side, "request_attribute_value_update", instance, wanted, b"")

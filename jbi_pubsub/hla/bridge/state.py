@@ -106,6 +106,8 @@ class Twin(NamedTuple):
     """Its handle on the other side; 0: it is not there, or not yet."""
     held: tuple[int, ...] = ()
     """Attributes that the surrogate here owns."""
+    was_there: bool = False
+    """Whether it was there before the surrogate: what it was told of its values before nobody knows here."""
 
 
 class Pace(NamedTuple):
@@ -136,7 +138,7 @@ class Bridge(NamedTuple):
     asked: Map[tuple[int, int, int], tuple[str, bytes]] = Map()
     """By side, instance and attribute: why it is asked whether it is owned, and a tag."""
     unowned: Map[tuple[int, int], tuple[int, ...]] = Map()
-    """Attributes of an instance of a side that its RTI was told to be unowned on the other."""
+    """Attributes of an instance of a side that nobody owns there, as the RTI of the other side is told."""
     claims: Map[tuple[int, int], Map[int, str]] = Map()
     """Attributes that a federate of a side wants and the surrogate there owns: why the surrogate asks for them on the
     other side: release, or confirm."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -332,6 +332,39 @@ def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count:
     waiting = "g0 <- reflect_attribute_values()\n" if count else ""
     result = explored(text + waiting, (1, 1), Solutions(unowned=policy, ownership="deny"))
     assert ends(result) == {"nothing is pending"}
+
+
+LATE: Final = (
+    SEEN
+    + f"""f0 <- provide_attribute_value_update: update_attribute_values($1, (({X}, b"1"),), b"")
+g0 <- reflect_attribute_values()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_seen"),
+    [(Solutions(), True), (Solutions(consensus="add", info="add"), True), (Solutions(info="ignore"), False)],
+)
+def test_values_from_before_the_bridge_are_asked_for(policy: Solutions, is_seen: bool) -> None:
+    # Given an instance that is there before the bridge, and whoever owns it gives its values when asked
+    setup, system = built((1, 1), line(2), planned(policy), script.read(LATE), options=ADDED, late=True)
+    # Expect them reflected on the other side, or never
+    for end in search.explore(setup, system).terminals:
+        heard = {act.name for act in end.system.heard[1]}
+        assert heard == ({"reflect_attribute_values"} if is_seen else set())
+
+
+def test_what_nobody_owned_before_the_bridge_is_so_on_its_other_side() -> None:
+    # Given an attribute that nobody owns before the bridge comes
+    text = SEEN.replace("---", f"f0: unconditional_attribute_ownership_divestiture(@a, ({X},))\n---")
+    policy = Solutions(consensus="add", unowned="add")
+    setup, system = built((1, 1), line(2), planned(policy), script.read(text), options=ADDED, late=True)
+    # Expect the RTI of the other side to know it however it came about
+    for end in search.explore(setup, system).terminals:
+        there = end.system.executions[1]
+        instance = there.instances.by_name["a"]
+        assert X in there.owned.declared[instance]
 
 
 @pytest.mark.row("H-67")
