@@ -2,7 +2,7 @@
 beside them what an object needs to be the same one again.
 
     object_id, type, version, time, publisher (the registration), metadata, payload_bytes, payload   as for studies
-    sequence, hops, via, signature        of the object
+    sequence, hops, via, signature, attributes        of the object
     entries                               of its registration, in the first of its rows
     payload_base64, metadata_base64       in JSON lines, where the text would not be the same bytes again
 """
@@ -21,7 +21,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
 from jbi_pubsub.core.files import written
-from jbi_pubsub.core.info_object import SIGNATURE_BYTES, Head, InfoObject, Parcel, object_id_of, pack
+from jbi_pubsub.core.info_object import SIGNATURE_BYTES, Head, InfoObject, ObjectAttributes, Parcel, object_id_of, pack
 from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
@@ -45,7 +45,19 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Name = Annotated[str, msgspec.Meta(max_length=dataset.MAX_TEXT)]
 
 
-class ObjectRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class IdentityColumns(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Columns without which an object is not the same one again."""
+
+    sequence: _Number = 0
+    hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+    entries: Entries = ()
+    """Entries of the registration, as templates match them: in one of its rows."""
+    attributes: ObjectAttributes | None = None
+
+
+class ObjectRow(IdentityColumns, frozen=True, omit_defaults=True, kw_only=True):
     """An object. What is missing in files of others is made: see `parcel_of`."""
 
     object_id: _Name = ""
@@ -53,17 +65,11 @@ class ObjectRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     version: _Name = "1.0"
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] | None = None
     publisher: _Name = ""
-    sequence: _Number = 0
     metadata: str | None = None
     metadata_base64: bytes | None = None
     payload_bytes: _Number | None = None
     payload: str | None = None
     payload_base64: bytes | None = None
-    hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
-    via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
-    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
-    entries: Entries = ()
-    """Entries of the registration, as templates match them: in one of its rows."""
 
 
 _decode: Final = msgspec.json.Decoder(ObjectRow).decode
@@ -131,6 +137,7 @@ class _ParquetSink:
             ("via", pa.list_(pa.string())),
             ("signature", pa.binary()),
             ("entries", pa.string()),
+            ("attributes", pa.string()),
         ]
         schema = pa.schema([*dataset.columns("publications"), *(pa.field(*each) for each in own)])
         self._rows = report.TableWriter(file, schema, most=dataset.ROW_GROUP, most_bytes=dataset.GROUP_BYTES)
@@ -150,6 +157,7 @@ class _ParquetSink:
                 "payload": obj.payload if self._has_payload(obj) else None,
                 "sequence": at.sequence, "hops": at.hops, "via": list(at.via), "signature": at.signature,
                 "entries": msgspec.json.encode(entries).decode() if entries else None,
+                "attributes": msgspec.json.encode(at.attributes).decode() if at.attributes is not None else None,
             }
         )  # fmt: skip
 
@@ -185,7 +193,7 @@ def row_of(obj: InfoObject, entries: Entries = (), *, payload: bool) -> ObjectRo
         object_id=obj.object_id, type=obj.type.name, version=obj.type.version, time=at.published,
         publisher=at.registration, sequence=at.sequence, metadata=metadata, metadata_base64=raw,
         payload_bytes=at.payload_length, payload=text, payload_base64=data, hops=at.hops, via=at.via,
-        signature=at.signature, entries=entries,
+        signature=at.signature, entries=entries, attributes=at.attributes,
     )  # fmt: skip
 
 
@@ -266,7 +274,7 @@ class ObjectFile:
         published = self._now if row.time is None else row.time
         head = Head(
             own, registration, sequence, published, type_, row.version, metadata, length, row.hops, row.via,
-            row.signature,
+            row.signature, row.attributes,
         )  # fmt: skip
         return Parcel.received(b"".join(map(bytes, pack(head, payload or b"").parts)))
 
@@ -302,11 +310,7 @@ class ObjectFile:
         try:
             with pq.ParquetFile(self._path) as file:
                 known = dataset.check_columns(file.schema_arrow, "publications", str(self._path))
-                own = [
-                    name
-                    for name in ("sequence", "hops", "via", "signature", "entries")
-                    if name in file.schema_arrow.names
-                ]
+                own = [name for name in IdentityColumns.__struct_fields__ if name in file.schema_arrow.names]
                 number = 0
                 for batch in file.iter_batches(BATCH_ROWS, columns=[*known, *own]):
                     beside = batch.select(own).to_pylist() if own else [{}] * batch.num_rows
@@ -339,6 +343,8 @@ def _of_fields(of: dataset.PublicationRow, beside: dict[str, Any]) -> tuple[Obje
             return None, dataset.fault(of)
         if "entries" in own:
             own["entries"] = _decode_entries(own["entries"])
+        if "attributes" in own:
+            own["attributes"] = msgspec.json.decode(own["attributes"])
         return converted({**given, "metadata_base64": of.metadata, "payload_base64": of.payload, **own}, ObjectRow), ""
     except dataset.UNREADABLE as exc:
         return None, str(exc)

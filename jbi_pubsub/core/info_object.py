@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, cast
 
 import msgspec
 
-from .errors import ProtocolError
+from .errors import ConfigurationError, ProtocolError
 from .spool import SPOOL_LEAST, SpooledPayload
 
 Part = bytes | bytearray | memoryview
@@ -56,6 +56,32 @@ class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=Tr
         return f"{self.name} {self.version}"
 
 
+class ObjectAttributes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Quality of service of one object, as its publisher says it: it travels in the head, and holds wherever the object
+    goes."""
+
+    priority: Annotated[int, msgspec.Meta(ge=0, le=5)] = 0
+    """1 (least) to 5: it is no more important than that, whatever policies say; 0: as they say."""
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
+    """Seconds after publication at which it is lost (`expired`) if it still waits; 0.0: never. On each platform anew,
+    as clocks are not compared."""
+    reliable: bool = True
+    """False: nothing makes way for it or waits for it, and it is sent once."""
+
+
+def checked_attributes(said: ObjectAttributes | None) -> ObjectAttributes | None:
+    """Attributes of an object that is published here. Raises ConfigurationError for what is out of range."""
+    if said is not None:
+        try:
+            msgspec.convert(msgspec.to_builtins(said), ObjectAttributes)
+        except msgspec.ValidationError as exc:
+            raise ConfigurationError(
+                f"attributes of an object: {_with_name(str(exc), ObjectAttributes)}",
+                hint="priority 1 (least) to 5, or 0; timeout in seconds; reliable True or False",
+            ) from exc
+    return said
+
+
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Part that the platform adds to an object. `published` is seconds since the epoch at the publisher.
 
@@ -81,6 +107,8 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     """Its place in the archive that it came from, which goes up; 0 where it came by itself. Never published."""
     archive: str = ""
     """The id of that archive's incarnation; "" where it is not known. Never published."""
+    attributes: ObjectAttributes | None = None
+    """The publisher's word on this object alone."""
 
     @property
     def place(self) -> str:
@@ -273,11 +301,28 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """As many as there may be hops: an empty name would cost a receiver eight times what it costs the sender."""
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
     """Signature of all but hops, via and itself: it holds wherever the object goes (core/signing.py); b"": none."""
+    attributes: ObjectAttributes | None = None
+    """None: nothing is said of this object alone."""
 
     @property
     def object_id(self) -> str:
         """The object's."""
         return self.own_id or object_id_of(self.registration, self.sequence)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for which it may wait; 0.0: nothing is said of that."""
+        return self.attributes.timeout if self.attributes is not None else 0.0
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether it is not to be lost for want of room."""
+        return self.attributes is None or self.attributes.reliable
+
+    def lowered(self, importance: int) -> int:
+        """Importance of the object where policies say that one: its priority, if that is less."""
+        priority = self.attributes.priority if self.attributes is not None else 0
+        return min(importance, priority) if priority else importance
 
     @property
     def is_lost(self) -> bool:
@@ -424,13 +469,14 @@ def _platform(head: Head, metadata: bytes, seal: bytes, position: int, archive: 
         "",
         position,
         archive,
+        head.attributes,
     )
 
 
-def _with_name(problem: str) -> str:
+def _with_name(problem: str, of: type[msgspec.Struct] = Head) -> str:
     """Message of msgspec about `$[2]`, with the name of that field."""
-    found = _PLACE.search(problem)
-    name = Head.__struct_fields__[int(found[1])] if found and int(found[1]) < len(Head.__struct_fields__) else ""
+    found, fields = _PLACE.search(problem), of.__struct_fields__
+    name = fields[int(found[1])] if found and int(found[1]) < len(fields) else ""
     return f"{problem} ({name})" if name else problem
 
 
@@ -502,6 +548,7 @@ def packed(obj: InfoObject, platform: str = "") -> Parcel:
         known.hops + bool(platform),
         (*known.via, platform) if platform else known.via,
         known.signature,
+        known.attributes,
     )
     return pack(head, obj.spooled if isinstance(obj, LargeObject) and obj.spooled is not None else obj.payload)
 

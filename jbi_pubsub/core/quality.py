@@ -348,8 +348,14 @@ class Contract:
         self.meter = meter
 
     def of(self, parcel: Parcel) -> Settings:
-        """The settings for one object."""
-        return self.settings if self.by_object is None else self.by_object(parcel)
+        """The settings for one object, no more important than its publisher says."""
+        settings = self.settings if self.by_object is None else self.by_object(parcel)
+        if parcel.head.attributes is None:
+            return settings
+        importance = parcel.head.lowered(settings.importance)
+        if importance == settings.importance:
+            return settings
+        return msgspec.structs.replace(settings, importance=importance)
 
     @property
     def level(self) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from .info_object import SIGNATURE_BYTES, Head, InfoObject, LargeObject, Part
+from .info_object import SIGNATURE_BYTES, Head, InfoObject, LargeObject, ObjectAttributes, Part
 from .spool import COPIED_BYTES, SpooledPayload
 
 KEY_BYTES: Final = 32
@@ -26,6 +26,7 @@ CERTIFICATE_MOST: Final = 8 << 10
 _LENGTH: Final = struct.Struct("!I")
 _NUMBERS: Final = struct.Struct("!Qd")
 _SIZE: Final = struct.Struct("!Q")
+_ATTRIBUTES: Final = struct.Struct("!Bd?")
 
 
 class SigningKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +113,7 @@ def head_bytes(head: Head, payload_digest: bytes) -> bytes:
     """Bytes that the signature of an object covers, from its head."""
     return _object_bytes(
         (head.object_id, head.registration, head.type_name, head.type_version),
-        head.sequence, head.published, head.metadata, head.payload_length, payload_digest,
+        head.sequence, head.published, head.metadata, head.payload_length, payload_digest, head.attributes,
     )  # fmt: skip
 
 
@@ -122,11 +123,18 @@ def object_bytes(obj: InfoObject, payload_digest: bytes) -> bytes:
     return _object_bytes(
         (obj.object_id, platform.registration, obj.type.name, obj.type.version),
         platform.sequence, platform.published, obj.metadata, platform.payload_length, payload_digest,
+        platform.attributes,
     )  # fmt: skip
 
 
 def _object_bytes(
-    texts: Iterable[str], sequence: int, published: float, metadata: Part, payload_length: int, payload_digest: bytes
+    texts: Iterable[str],
+    sequence: int,
+    published: float,
+    metadata: Part,
+    payload_length: int,
+    payload_digest: bytes,
+    said: ObjectAttributes | None,
 ) -> bytes:
     return b"".join(
         (
@@ -136,6 +144,7 @@ def _object_bytes(
             digest(metadata),
             _SIZE.pack(payload_length),
             payload_digest,
+            b"" if said is None else _ATTRIBUTES.pack(said.priority, said.timeout, said.reliable),
         )
     )
 

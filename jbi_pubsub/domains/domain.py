@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.section import YEAR
 from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
@@ -71,7 +72,7 @@ class Domain:
         """Covers the members."""
         self._registering = threading.Lock()
         """Covers the registrations, and is held while one is made."""
-        self._registrations: dict[tuple[str, str, str], RegistrationUid] = {}
+        self._registrations: dict[tuple[str, str, str, int, bool], RegistrationUid] = {}
         self._members: list[Application | Client] = []
         self._closed = False
         with ExitStack() as undo:
@@ -144,20 +145,24 @@ class Domain:
         return made
 
     def publish(self, event: StructuredEvent, type_: str) -> str:
-        """Publish an event of one of the three types; the object's id. Raises MetadataError, AccessDeniedError,
-        BackPressureError, WireError."""
-        metadata = event.metadata()
-        key = type_, event.domain, event.type
+        """Publish an event of one of the three types; the object's id. Events of a domain and type keep their order,
+        but for those of another priority. Raises MetadataError, AccessDeniedError, BackPressureError, WireError."""
+        metadata, said = event.metadata(), event.attributes()
+        priority, reliable = (said.priority, said.reliable) if said is not None else (0, True)
+        key = type_, event.domain, event.type, priority, reliable
         with self._registering:  # or two would register the same
             registration = self._registrations.get(key)
             if registration is None:
-                registration = self._publisher.register_publisher(self._at, SCHEMA, metadata, type_name=type_)
+                registration = self._publisher.register_publisher(
+                    self._at, SCHEMA, metadata, type_name=type_,
+                    qos=Wish(importance=priority) if priority else None, reliable=None if reliable else False,
+                )  # fmt: skip
                 self._registrations[key] = registration
             gone = [] if len(self._registrations) <= REGISTRATIONS_MOST else [next(iter(self._registrations))]
             ended = [self._registrations.pop(each) for each in gone]
         for each in ended:
             self._publisher.unregister_publisher(each)
-        return self._publisher.publish(registration, metadata, event.remainder or None)
+        return self._publisher.publish(registration, metadata, event.remainder or None, attributes=said)
 
     def listen(
         self, type_: str, constraint: str, listener: ObjectListener, *, durable: str | None = None

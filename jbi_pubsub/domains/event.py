@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.constraint.expression import WORDS
 from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.core.xml import parse_metadata
 
 from .service_type import PROPERTY_NAME, PropertyValue
@@ -24,6 +26,7 @@ STEERING: Final = "discover.Steering"
 COLLABORATION: Final = "discover.Collaboration"
 CONSUMED: Final = "discover.Consumed"
 """Type of what a client says that it has consumed."""
+_UNSAID: Final = msgspec.structs.asdict(ObjectAttributes())
 PROPERTIES_MOST: Final = 1_000
 """Properties of a body, or of a quality of service."""
 
@@ -31,7 +34,8 @@ PROPERTIES_MOST: Final = 1_000
 @dataclass(frozen=True)
 class StructuredEvent:
     """An event: `domain` is the application's name (of a collaboration its group), `type` the interaction, `name` the
-    instance; `qos` holds for it alone; `remainder` is any data."""
+    instance; `qos` holds for it alone: `priority`, `timeout` and `reliable` are for servers, see ObjectAttributes;
+    `remainder` is any data."""
 
     domain: str
     type: str
@@ -54,6 +58,20 @@ class StructuredEvent:
             raise MetadataError(f"event of {self.domain[:80]}: {exc}", hint="XML has no control characters") from exc
         found: bytes = etree.tostring(event)
         return found
+
+    def attributes(self) -> ObjectAttributes | None:
+        """Part of `qos` that servers honour: priority, timeout and reliable; None where it says nothing of these.
+        Raises MetadataError for other values than they have."""
+        said = {name: self.qos[name] for name in ObjectAttributes.__struct_fields__ if name in self.qos}
+        if not said:
+            return None
+        try:
+            return msgspec.convert(list({**_UNSAID, **said}.values()), ObjectAttributes)
+        except msgspec.ValidationError as exc:
+            raise MetadataError(
+                f"event of {self.domain[:80]}: its qos is {said!r:.200}",
+                hint="priority is 1 (least) to 5, timeout seconds, reliable a truth value",
+            ) from exc
 
     @classmethod
     def read(cls, metadata: bytes, remainder: bytes = b"") -> StructuredEvent:

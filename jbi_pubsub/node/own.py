@@ -66,9 +66,11 @@ class OwnSequence:
         """An object of the platform `source`, which lives for some seconds. `is_reliable`: somebody demands it."""
         body, mode = self.body, _MODES[self.body.sending.mode]
         mode = DatagramMode.RELIABLE if is_reliable and mode == DatagramMode.UNRELIABLE else mode
+        parcel = packed(obj, source).in_memory()
+        life = min(filter(None, (body.expiration, parcel.head.timeout)), default=seconds)
         message = NodeMessage(
-            DatagramKind.PUBLICATION, mode, b"".join(packed(obj, source).in_memory().parts),
-            expiration=int((body.expiration or seconds) * 1000), level=body.importance or 0,
+            DatagramKind.PUBLICATION, mode, b"".join(parcel.parts),
+            expiration=max(1, int(life * 1000)), level=body.importance or 0,
         )  # fmt: skip
         if self._key is None:
             return message

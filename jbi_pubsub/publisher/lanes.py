@@ -69,8 +69,8 @@ class PublisherLane:
     wait."""
 
     __slots__ = (
-        "cutter", "expiration", "finished", "granted", "is_held_back", "is_registered", "is_stalled", "level", "number",
-        "parcels", "reliable", "size", "unfinished", "unfinished_size",
+        "cutter", "expiration", "finished", "granted", "is_expiring", "is_held_back", "is_registered", "is_stalled",
+        "level", "number", "parcels", "reliable", "size", "unfinished", "unfinished_size",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -86,10 +86,12 @@ class PublisherLane:
         self.cutter: ChunkCutter | None = None
         self.granted = Registered()
         self.level = 0
-        """Level of its turns; 0 is the least important."""
+        """Level of its turns, if its objects say no less; 0 is the least important."""
         self.reliable = True
         self.expiration = 0.0
         """Seconds after which an object that still waits is given up; 0.0: never."""
+        self.is_expiring = False
+        """Whether that may be said of single ones of its objects."""
         self.is_registered = False
         """Whether the delegate has taken the registration, and it has not ended: nothing is kept of one that has."""
         self.is_held_back = False
@@ -106,6 +108,16 @@ class PublisherLane:
         """One more waits."""
         self.parcels.append(parcel)
         self.size += parcel.size
+        if parcel.head.timeout:
+            self.is_expiring = True
+
+    @property
+    def turn(self) -> int:
+        """Level of its next turn."""
+        if self.cutter is None and not self.parcels:
+            return self.level
+        first = self.cutter.parcel if self.cutter is not None else self.parcels[0]
+        return first.head.lowered(self.level + 1) - 1
 
     def pop(self) -> Parcel:
         """The next one that waits is under way from now on."""
@@ -128,6 +140,13 @@ class PublisherLane:
         self.unfinished_size = 0
         return count
 
+    def give_up(self) -> int:
+        """Lose those under way that go once alone; how many."""
+        kept = deque(parcel for parcel in self.unfinished if self.reliable and parcel.head.is_reliable)
+        lost = len(self.unfinished) - len(kept)
+        self.unfinished, self.finished = kept, self.finished + lost
+        return lost
+
     def may_send(self) -> bool:
         """Whether there is credit for what comes next."""
         if not self.granted.credit or self.cutter is not None or not self.unfinished:
@@ -137,11 +156,13 @@ class PublisherLane:
             and self.unfinished_size + _credited(self.parcels[0]) <= self.granted.credit_bytes
         )
 
-    def remove_older(self, due: float) -> list[Parcel]:
-        """Take out what waits and was published at `due` (monotonic) or before, as far as that is known."""
-        gone = [parcel for parcel in self.parcels if 0.0 < parcel.since <= due]
+    def remove_late(self, now: float) -> list[Parcel]:
+        """Take out what has waited for too long at that time (monotonic), as far as it is known since when."""
+        due = now - (self.expiration or math.inf)
+        gone = [each for each in self.parcels if 0.0 < each.since <= due or 0.0 < each.expires <= now]
         if gone:
-            self.parcels = deque(parcel for parcel in self.parcels if not 0.0 < parcel.since <= due)
+            left = set(map(id, gone))
+            self.parcels = deque(parcel for parcel in self.parcels if id(parcel) not in left)
             self.size -= sum(parcel.size for parcel in gone)
             self.finished += len(gone)
         return gone
@@ -150,7 +171,7 @@ class PublisherLane:
         """The next objects, up to a large one."""
         number, parcels = self.number, self.parcels
         head = PUBLICATION.pack(WHOLE, number, 0)
-        is_aged = self.granted.credit > 0 or not self.reliable or self.expiration > 0
+        is_aged = self.granted.credit > 0 or not self.reliable or self.expiration > 0 or self.is_expiring
         now = clock() if is_aged else 0.0
         begin, end = now - 0.001, math.inf  # what was published between is of the age that `head` says
         run: list[PublicationItem] = []
@@ -207,7 +228,7 @@ class LaneTurns(PriorityRing[PublisherLane]):
         """Give a lane that has something to send a turn, or have it wait for credit."""
         lane.is_stalled = not lane.may_send()
         if not lane.is_stalled:
-            self.put(lane, 1 << lane.level)
+            self.put(lane, 1 << lane.turn)
 
     def follow(self, *, strict: bool) -> None:
         """The strategy by now. What was sent under another one is held against nobody."""
@@ -301,7 +322,7 @@ class Lanes:
         with self._lock:
             while self._turns.levels and len(items) < max_items and max_bytes > 0:
                 level, lane = self._next_turn()
-                if lane.expiration and lane.cutter is None and not self._prune(lane):
+                if (lane.expiration or lane.is_expiring) and lane.cutter is None and not self._prune(lane):
                     continue
                 if lane.cutter is not None or lane.parcels[0].size > self._chunk:
                     items.append(self._take_chunk(lane))
@@ -369,7 +390,7 @@ class Lanes:
 
     def _prune(self, lane: PublisherLane) -> bool:
         """Under the lock: give up what has waited too long; whether anything is left."""
-        gone = lane.remove_older(self._clock() - lane.expiration)
+        gone = lane.remove_late(self._clock())
         self._count -= len(gone)
         self._bytes -= sum(parcel.size for parcel in gone)
         self.given_up += len(gone)
@@ -458,8 +479,7 @@ class Lanes:
             self._cutters = 0
             lanes = list(self._lanes.values())
             for lane in lanes:
-                if not lane.reliable:
-                    self.given_up += lane.finish_all()
+                self.given_up += lane.give_up()
                 lane.restart()
                 lane.is_held_back = lane.number in held_back
             self._count = sum(len(lane.parcels) for lane in lanes)

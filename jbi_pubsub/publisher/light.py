@@ -21,6 +21,7 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
+from jbi_pubsub.core.info_object import ObjectAttributes, checked_attributes
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -179,13 +180,15 @@ class PublisherAdapterLight:
         payload: Payload = None,
         *,
         timeout: float | None = None,
+        attributes: ObjectAttributes | None = None,
     ) -> str:
         """Publish an object; its id. Checked here, then queued for the delegate; `flush` waits until it has it.
 
         `metadata` as a text is a path unless it begins with `<`, None or b"" for none (see `register_publisher`);
         `payload` as a text is the payload itself; a Path or a binary file of more than [link] `spool` bytes is copied
-        to a file of ours before this returns, and never in memory (docs/objects.md). Waits up to `timeout` seconds
-        (default [queue] publish_seconds) for room. Raises UnknownUidError,
+        to a file of ours before this returns, and never in memory (docs/objects.md). `attributes`: quality of service
+        of this object alone. Waits up to `timeout` seconds (default [queue] publish_seconds) for room. Raises
+        UnknownUidError, ConfigurationError (attributes out of range),
         MetadataError (path of the element; a payload's file that can't be read, or has changed meanwhile),
         InvariantError, OversizeError, BackPressureError, StorageError (a large payload found no place), WireError (the
         delegate refused to take the registration back after a failure).
@@ -196,7 +199,7 @@ class PublisherAdapterLight:
         publication.check(data)
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         body = self._payloads.body(payload, publication.terms.max_payload, seconds)
-        (object_id,) = _queue(publication, connection, [(data, body)], seconds)
+        (object_id,) = _queue(publication, connection, [(data, body)], seconds, checked_attributes(attributes))
         return object_id
 
     @checked
@@ -346,10 +349,14 @@ class PublisherAdapterLight:
 
 
 def _queue(
-    publication: LocalPublication, connection: DelegateConnection, run: Sequence[tuple[bytes, Body]], seconds: float
+    publication: LocalPublication,
+    connection: DelegateConnection,
+    run: Sequence[tuple[bytes, Body]],
+    seconds: float,
+    attributes: ObjectAttributes | None = None,
 ) -> list[str]:
     with publication.lock:
-        parcels = publication.next_objects(run)
+        parcels = publication.next_objects(run, attributes)
         try:
             connection.publish(publication, parcels, seconds)
         except JbiError as exc:

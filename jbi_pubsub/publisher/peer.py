@@ -18,7 +18,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import ObjectAttributes, Parcel, checked_attributes
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.pad.egress.session import Deliveries
@@ -117,16 +117,25 @@ class PublisherAdapter:
         )
 
     @checked
-    def publish(self, registration: RegistrationUid, metadata: Document | None, payload: Payload = None) -> str:
-        """Publish an object; its id. It is in its subscribers' queues when this returns.
+    def publish(
+        self,
+        registration: RegistrationUid,
+        metadata: Document | None,
+        payload: Payload = None,
+        *,
+        attributes: ObjectAttributes | None = None,
+    ) -> str:
+        """Publish an object; its id. It is in its subscribers' queues when this returns. `attributes`: quality of
+        service of this object alone.
 
         Raises UnknownUidError, MetadataError (path of the element), InvariantError, OversizeError, StorageError (it was
-        to be archived; nobody has it, or, where it says so, subscribers have).
+        to be archived; nobody has it, or, where it says so, subscribers have), ConfigurationError (attributes out of
+        range).
         """
         self._check_open()
         publication, registered = self._find(registration)
         data, body = metadata_bytes(metadata), self._body(publication)(payload)
-        (object_id,) = self._disseminate(publication, registered, [(data, body)])
+        (object_id,) = self._disseminate(publication, registered, [(data, body)], checked_attributes(attributes))
         return object_id
 
     @checked
@@ -143,7 +152,11 @@ class PublisherAdapter:
         return ids
 
     def _disseminate(
-        self, publication: LocalPublication, registered: Registration, run: Sequence[tuple[bytes, Body]]
+        self,
+        publication: LocalPublication,
+        registered: Registration,
+        run: Sequence[tuple[bytes, Body]],
+        attributes: ObjectAttributes | None = None,
     ) -> list[str]:
         """Up to the first object that is refused, whose error is raised with how many were `published`."""
         ids: list[str] = []
@@ -155,7 +168,7 @@ class PublisherAdapter:
             deliveries = Deliveries()
             try:
                 for pair in run:
-                    (parcel,) = publication.next_objects([pair])
+                    (parcel,) = publication.next_objects([pair], attributes)
                     refused = self._server.delegate.publishers.publish(registered, [parcel], deliveries)
                     for _, why in refused:  # the number is used again, subscribers see no gap
                         registered.sequence = publication.sequence = publication.sequence - 1

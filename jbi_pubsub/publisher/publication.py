@@ -19,7 +19,7 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, OversizeError, SchemaError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, SchemaBundle, TypeName, pack
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, ObjectAttributes, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
@@ -199,14 +199,17 @@ class LocalPublication:
         self._conformity.check(metadata)
         self._checked = metadata
 
-    def next_objects(self, run: Sequence[tuple[bytes, Body]]) -> list[Parcel]:
-        """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
+    def next_objects(
+        self, run: Sequence[tuple[bytes, Body]], attributes: ObjectAttributes | None = None
+    ) -> list[Parcel]:
+        """The next objects, of metadata and payloads, each with these attributes. Call under `lock`. Raises
+        SignatureError."""
         kind, now, uid = self.info_type.type, time.time(), self.uid
         since = time.monotonic()
         first = self.sequence + 1
         parcels = [
             pack(
-                Head("", uid, number, now, kind.name, kind.version, metadata, len(payload)),
+                Head("", uid, number, now, kind.name, kind.version, metadata, len(payload), attributes=attributes),
                 payload,
                 since,
             )
@@ -215,6 +218,9 @@ class LocalPublication:
         if self._signer is not None:
             signer = self._signer
             parcels = [_signed(each, body, signer) for each, (_, body) in zip(parcels, run, strict=True)]
+        if attributes is not None and attributes.timeout:
+            for parcel in parcels:
+                parcel.expires = since + attributes.timeout
         self.sequence += len(run)
         return parcels
 

@@ -148,8 +148,8 @@ class LevelQueue(Generic[W]):
         if contract.settings is not self._known[0]:
             self.refresh(now)
         settings = self._known[0]
-        if contract.by_object is not None:
-            settings = contract.by_object(parcel)
+        if contract.by_object is not None or parcel.head.attributes is not None:
+            settings = contract.of(parcel)
             self._is_mixed = True
         rate = settings.max_rate
         if rate is not None and not self._rates.passes(rate, parcel, now):

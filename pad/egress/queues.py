@@ -114,7 +114,8 @@ class SessionQueues:
         """The queue, or the session's share, is full: act by the policy, for that object; whether there is room."""
         subscription = queue.subscription
         seconds = subscription.request.block_seconds
-        is_blocking = queue.policy == "block" and queue.state is not HELD  # nobody waits for who is still catching up
+        # nobody waits for who is still catching up
+        is_blocking = queue.policy == "block" and queue.state is not HELD and parcel.head.is_reliable
         if blocked is not None and is_blocking and waited < seconds and self.is_full(queue):
             blocked.append((subscription, parcel))
             return False
@@ -146,7 +147,8 @@ class SessionQueues:
         def is_wanting() -> bool:
             return queue.is_full(self.budget.share) or before - queue.waiting_bytes < wanted
 
-        while queue.waiting and is_wanting() and (waiting := queue.give_way(parcel)) is not None:
+        is_first = parcel.head.is_reliable  # or it is the one that goes
+        while is_first and queue.waiting and is_wanting() and (waiting := queue.give_way(parcel)) is not None:
             queue.leaves(waiting.parcel)
             self.free(waiting)  # many small ones may have to go for a large one
             dropped += 1

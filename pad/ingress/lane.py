@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, StorageError, UnknownUidError
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import ObjectAttributes, Parcel
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.pad.egress.session import Deliveries
@@ -145,7 +145,8 @@ class RegistrationLane(DeliveringWork):
     def importance(self) -> int:
         """The importance of the next object."""
         contract = self._contract
-        if contract.by_object is not None and self._waiting and isinstance(first := self._waiting[0], Parcel):
+        first = self._waiting[0] if self._waiting else None
+        if isinstance(first, Parcel) and (contract.by_object is not None or first.head.attributes is not None):
             return contract.of(first).importance
         return contract.settings.importance
 
@@ -213,7 +214,7 @@ class RegistrationLane(DeliveringWork):
     def _next_run(self, most: int, rate: Rate | None) -> LaneBatch:
         """The batch to judge in one step: all of one importance, and of that rate."""
         waiting, by_object = self._waiting, self._contract.by_object
-        importance = self.importance() if by_object is not None else 0
+        importance, said = self.importance(), _attributes(waiting[0]) if waiting else None
         enough = rate.amount * RUN_SECONDS if rate is not None else math.inf
         has_stages = self._control.has_stages
         entries: list[Entry] = []
@@ -225,7 +226,8 @@ class RegistrationLane(DeliveringWork):
                 size + more > most
                 or (has_stages and not self._is_room_for(entry))
                 or (rate is not None and _amount(rate, len(entries), whole) >= enough)
-                or (by_object is not None and (self.importance() != importance or self._rate() != rate))
+                or (by_object is not None and self._rate() != rate)
+                or ((by_object is not None or _attributes(entry) is not said) and self.importance() != importance)
             ):
                 break
             entries.append(waiting.popleft())
@@ -322,6 +324,10 @@ class RegistrationLane(DeliveringWork):
 
     def _finished(self, batch: LaneBatch, mail: int) -> None:
         self._completion.finish(self, batch, mail, [])
+
+
+def _attributes(entry: Entry) -> ObjectAttributes | None:
+    return entry.head.attributes if isinstance(entry, Parcel) else None
 
 
 def _size(entry: Entry) -> int:

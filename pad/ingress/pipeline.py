@@ -9,6 +9,7 @@ registration, which keeps its order.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -127,8 +128,8 @@ class Pipeline:
             return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
         judgement, topic = registration.judgement, registration.topic
         good = self._check(registration, run, refused)
-        if registration.terms.expiration:
-            self._expire(good, registration.terms.expiration, deliveries)
+        if registration.terms.expiration or any(parcel.head.attributes is not None for parcel, _, _ in good):
+            self._expire(good, registration.terms.expiration or math.inf, deliveries)
         parts = judgement.table.enter() if later is not None else None
         try:
             kept = self.persistence.keep(registration, topic, [parcel for parcel, _, _ in good], refused)
@@ -144,11 +145,13 @@ class Pipeline:
         return self._judge_at_once(registration, good, kept, deliveries, refused, later)
 
     def _expire(self, good: Sequence[Good], seconds: float, deliveries: Deliveries) -> None:
-        """They are not to wait longer than that, counted from their publication."""
+        """They are not to wait longer than that, or than they say, counted from their publication."""
         now = self._clock()
         for parcel, _, _ in good:
-            parcel.expires = (parcel.since or now) + seconds
-        deliveries.is_expiring = True
+            most = min(seconds, parcel.head.timeout or math.inf)
+            if most < math.inf:
+                parcel.expires = (parcel.since or now) + most
+                deliveries.is_expiring = True
 
     def _judge_at_once(
         self,

@@ -27,7 +27,7 @@ from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, object_id_of
+from jbi_pubsub.core.info_object import InfoObject, ObjectAttributes, Parcel, Platform, TypeName, object_id_of
 from jbi_pubsub.core.xml import parse_metadata
 from tests.bridge.conftest import ALPHA, Place, taken
 
@@ -388,8 +388,10 @@ def test_an_object_that_expires_is_a_message_that_expires(bridged: Any, figures:
     publisher, uid = bridged.here.publisher(expiration=89.5)
     # When it publishes, expect the broker told
     publisher.publish(uid, figures.figure_1)
-    eventually(lambda: party.heard)
-    assert party.heard[0].properties.MessageExpiryInterval == 90
+    publisher.publish(uid, figures.figure_1, attributes=ObjectAttributes(timeout=5.0))
+    publisher.publish(uid, figures.figure_1, attributes=ObjectAttributes(timeout=500.0))
+    eventually(lambda: len(party.heard) == 3)
+    assert [each.properties.MessageExpiryInterval for each in party.heard] == [90, 5, 90]
 
 
 def test_a_broker_is_asked_for_topics_of_types_that_are_wanted(bridged: Any, eventually: Any) -> None:

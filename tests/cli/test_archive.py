@@ -18,7 +18,7 @@ from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, TypesSection
 from jbi_pubsub.core.errors import EntryError, ProtocolError
 from jbi_pubsub.core.history import KeepRule
-from jbi_pubsub.core.info_object import Head, pack
+from jbi_pubsub.core.info_object import Head, ObjectAttributes, pack
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.replies import ArchivedSource
@@ -239,8 +239,9 @@ def test_metadata_that_are_absent_or_no_xml_come_back_as_they_were(
     at = publisher.connect_to_delegate("alpha", "rome")
     uid = publisher.register_publisher(at, type_name="raw", validate=False, well_formed=False, persist=True)
     odd = (b"", b"<a>", b"no xml", b"\xff\x00", "\u2028 <a/> ".encode(), b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>")
+    said = ObjectAttributes(2, 30.0, reliable=False)  # the publisher's word on an object comes back as well
     for metadata in odd:
-        publisher.publish(uid, metadata, b"p")
+        publisher.publish(uid, metadata, b"p", attributes=None if metadata else said)
     publisher.flush()
     pad.stop()
     # When they are exported, and imported elsewhere
@@ -251,6 +252,7 @@ def test_metadata_that_are_absent_or_no_xml_come_back_as_they_were(
     other = federation.pad("bravo", "paris", config=kept_in(tmp_path / "other", federation.config))
     found = list(federation.subscriber().query(type_name="raw"))
     assert tuple(obj.metadata for obj in found) == odd
+    assert [obj.platform.attributes for obj in found] == [said, *[None] * (len(odd) - 1)]
     # And the same where a delegate takes them in
     third = federation.pad("gamma", "oslo", config=kept_in(tmp_path / "third", federation.config))
     assert jbi("archive", "import", f"all.{ending}", "--at", third.address).out == "11 objects kept\n"

@@ -14,6 +14,8 @@ from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.core.config import Config, DomainSection
+from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.domains.event import MONITORING
 from jbi_pubsub.testing import LocalFederation
 
@@ -90,3 +92,29 @@ def test_event_of_a_zone_stays_in_its_domain_whatever_others_want(
     # Expect all of them here, and there those that are of none
     eventually(lambda: len(seen["here"]) == 20 and len(seen["there"]) >= 10, what=lambda: seen)
     assert (sorted(seen["here"]), sorted(seen["there"])) == (list(range(1, 21)), list(range(2, 21, 2)))
+
+
+@pytest.mark.row("D-39")
+@pytest.mark.processes
+def test_what_an_event_says_of_its_service_travels_with_it(linked: Callable[..., tuple[Domain, Domain]]) -> None:
+    # Given somebody in another domain who sees the objects that events are
+    one, two = linked()
+    there = two._subscriber.register_subscriber(type_name=MONITORING)
+    said: list[dict[str, Any]] = [
+        {},
+        {"priority": 2, "timeout": 60, "reliable": False, "importance": "high"},
+        {"priority": 1},
+        {"priority": 1},
+    ]
+    # When events of one application say each something else of their service
+    for qos in said:
+        one.publish(StructuredEvent("heat", "Monitoring", "running", {}, qos), MONITORING)
+    # Expect it there, of each; and those of one priority in their order
+    came = [two._subscriber.receive(there, 30.0) for _ in said]
+    objects = {(obj.platform.attributes, obj.platform.sequence) for obj in came if obj}
+    first = ObjectAttributes(2, 60.0, reliable=False)
+    assert objects == {(None, 1), (first, 1), (ObjectAttributes(1), 1), (ObjectAttributes(1), 2)}
+    # Expect what makes no sense to be refused where it is said
+    for wrong in ({"priority": 6}, {"priority": "high"}, {"timeout": -1}, {"timeout": True}, {"reliable": 1}):
+        with pytest.raises(MetadataError, match="qos"):
+            one.publish(StructuredEvent("heat", "Monitoring", "running", {}, wrong), MONITORING)

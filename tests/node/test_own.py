@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jbi_pubsub.core.errors import BackPressureError
-from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.info_object import Head, ObjectAttributes, TypeName, pack
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body
@@ -112,3 +112,17 @@ def test_what_was_left_out_and_finds_no_room_is_counted_once_when_it_is_said_aga
     line.sequence.leave_out(3, 3, 0.0)
     line.go(0.0, 4)
     assert line.said == [(1, 2, 3), 4]
+
+
+@pytest.mark.row("D-39")
+@pytest.mark.parametrize(
+    ("registration", "own", "lives"),
+    [(0.0, 0.0, 60_000), (0.0, 5.0, 5_000), (9.0, 5.0, 5_000), (9.0, 50.0, 9_000), (90.0, 0.0, 90_000), (0.0, 1e-6, 1)],
+)
+def test_an_object_lives_no_longer_than_it_or_its_registration_says(
+    registration: float, own: float, lives: int
+) -> None:
+    body = SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16), expiration=registration)
+    head = Head("", "registration-1", 1, 1.0, "t", "1.0", b"", 0, attributes=ObjectAttributes(timeout=own))
+    message = OwnSequence(body, lambda *_: None).message(pack(head, b"").unpacked(), "here", 60.0, is_reliable=False)
+    assert message.expiration == lives

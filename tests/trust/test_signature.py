@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import TlsSection
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, EntryError, ProtocolError, SignatureError
-from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, decode, decode_cut, encode, pack
+from jbi_pubsub.core.info_object import Head, ObjectAttributes, Parcel, SchemaBundle, decode, decode_cut, encode, pack
 from jbi_pubsub.core.signing import (
     SigningKey,
     anchor_of,
@@ -125,12 +125,19 @@ def test_a_signature_covers_all_but_hops_and_via() -> None:
     # Expect every other field to make one
     others: dict[str, Any] = {
         "own_id": "1", "registration": "registration-1", "sequence": 8, "published": 1.0, "type_name": "t",
-        "type_version": "2.0", "metadata": b"<other/>", "payload_length": 1,
+        "type_version": "2.0", "metadata": b"<other/>", "payload_length": 1, "attributes": ObjectAttributes(),
     }  # fmt: skip
     assert {*others, "hops", "via", "signature"} == set(Head.__struct_fields__)
     for name, value in others.items():
         assert head_bytes(msgspec.structs.replace(HEAD, **{name: value}), digest(PAYLOAD)) != whole, name
     assert head_bytes(HEAD, digest(b"other")) != whole
+    said = [ObjectAttributes(), ObjectAttributes(1), ObjectAttributes(timeout=1.0), ObjectAttributes(reliable=False)]
+    heads = [msgspec.structs.replace(HEAD, attributes=each) for each in said]
+    assert len({head_bytes(each, digest(PAYLOAD)) for each in heads}) == len(said)
+    assert all(
+        object_bytes(pack(each, PAYLOAD).unpacked(), digest(PAYLOAD)) == head_bytes(each, digest(PAYLOAD))
+        for each in heads
+    )
 
     # Expect that what is at the end of one text is not the same at the beginning of the next
     moved = msgspec.structs.replace(HEAD, type_name="mil.af.rl.jbi.Intel_Imagery1", type_version=".0")

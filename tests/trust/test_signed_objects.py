@@ -319,8 +319,9 @@ def test_a_delegate_that_requires_signatures_refuses_what_has_none(party: Party,
     adapter.publish(registration, figures.figure_1)
     for wrong in (bytes(64), b""):
 
-        def forged(run: Any, wrong: bytes = wrong) -> list[Parcel]:
-            return [pack(msgspec.structs.replace(p.head, signature=wrong), p.parts[-1]) for p in good(run)]
+        def forged(run: Any, attributes: Any = None, wrong: bytes = wrong) -> list[Parcel]:
+            heads = good(run, attributes)
+            return [pack(msgspec.structs.replace(p.head, signature=wrong), p.parts[-1]) for p in heads]
 
         publication.next_objects = forged
         adapter.publish(registration, figures.figure_1)
@@ -556,7 +557,7 @@ def test_a_publisher_can_t_send_what_only_delegates_say(party: Party, figures: A
     registration = figures.register(adapter)
     publication, _ = adapter._publications[registration]
     good = publication.next_objects
-    publication.next_objects = lambda run: [p.with_payload(b"cut", bytes(96)) for p in good(run)]
+    publication.next_objects = lambda *run: [p.with_payload(b"cut", bytes(96)) for p in good(*run)]
     adapter.publish(registration, figures.figure_1, TRACKS)
 
     # Expect the delegate to take that for what it is, and to take nothing of it

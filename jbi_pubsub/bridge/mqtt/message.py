@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,7 +16,7 @@ from jbi_pubsub.core.xml import NO_XML, parse_metadata
 from jbi_pubsub.protocol.entries import HOPS_MOST, PLATFORM_NAME
 
 from .client import library
-from .side import MqttTopic
+from .side import SESSION_MOST, MqttTopic
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
@@ -80,10 +81,14 @@ class RetainedMessages:
         return message.retain and digest == before
 
 
-def message_of(obj: InfoObject, source: str) -> tuple[bytes, Any]:
-    """Payload and properties for an object."""
+def message_of(obj: InfoObject, source: str, expiration: float = 0.0) -> tuple[bytes, Any]:
+    """Payload and properties for an object, which may wait for so many seconds (0.0: for ever), or less if it says
+    so."""
     paho = library()
     properties = paho.properties(paho.packets.PUBLISH)
+    timeout = obj.platform.attributes.timeout if obj.platform.attributes is not None else 0.0
+    if seconds := min(filter(None, (expiration, timeout)), default=0.0):
+        properties.MessageExpiryInterval = min(math.ceil(seconds), SESSION_MOST)
     if len(obj.metadata) > METADATA_MOST:
         properties.ContentType = ENVELOPE
         return b"".join(packed(obj, source).in_memory().parts), properties

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -25,7 +24,6 @@ from .client import ALIASES_MOST, lasting_client, library, matches, session_aske
 from .message import MessageContent, RetainedMessages, content_of, message_of, reason_of, topic_of
 from .side import (
     NO_TOPIC,
-    SESSION_MOST,
     TOPIC_MOST,
     HeardTopics,
     MqttSide,
@@ -293,9 +291,7 @@ class MqttPlatform(PlainPlatform):
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
         """An object as a message. Raises BackPressureError, OversizeError."""
         topic = f"{self._side.prefix}/{NO_TOPIC.sub('_', obj.type.name)}"
-        payload, properties = message_of(obj, source)
-        if expiration := self._expirations.get(uid):
-            properties.MessageExpiryInterval = min(math.ceil(expiration), SESSION_MOST)
+        payload, properties = message_of(obj, source, self._expirations.get(uid, 0.0))
         if self._packet_most and len(payload) + len(obj.metadata) + TOPIC_MOST > self._packet_most:
             raise OversizeError(f"object {obj.object_id} is larger than the broker takes ({self._packet_most} bytes)")
         full = library().client.MQTT_ERR_QUEUE_SIZE
