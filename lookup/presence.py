@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,12 +22,15 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.lookup.channels import EventChannels
-from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement, interfaces_of
+from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, Administered, LookupService, RegistrarInfo
 from jbi_pubsub.lookup.durable import DurableRegistrar
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Outcome, Registrar, RegistrarAdmin, check_port
+
+if TYPE_CHECKING:
+    from jbi_pubsub.lookup.client.multicast import Announcement
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
@@ -228,6 +231,8 @@ class LookupPresence:
             self._announcement.stop()
         self._announcement = None
         if lookup.multicast and info.groups:
+            from jbi_pubsub.lookup.client.multicast import Announcement, interfaces_of  # here: not all have mDNS
+
             self._announcement = Announcement(info, self.endpoint.address, interfaces_of(self._config))
             self._announcement.start()
 

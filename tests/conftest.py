@@ -34,7 +34,7 @@ from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, Registra
 from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.core.state import StateTable
-from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.client import multicast
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.testing import LocalFederation
 
@@ -63,7 +63,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             patch.delenv(name)
         patch.setenv("JBI_CONFIG", str(file))
         patch.setenv("HOME", str(file.parent))
-        patch.setattr(discovery, "SERVICE_TYPE", f"_jbi-{WORLD}._tcp.local.")
+        patch.setattr(multicast, "SERVICE_TYPE", f"_jbi-{WORLD}._tcp.local.")
         yield GROUP
 
 

@@ -111,11 +111,21 @@ def test_the_face_names_what_an_application_needs_and_loads_nothing_at_import() 
 
 
 @pytest.mark.row("G-21")
-@pytest.mark.parametrize("client", ["subscriber", "publisher", "capi", "cli.clients", "web.gateway"])
+@pytest.mark.parametrize("client", ["subscriber", "publisher", "capi", "cli.clients", "cli.publish", "web.gateway"])
 def test_a_client_is_loaded_without_what_serves_it(client: str) -> None:
     script = (
         f"import sys, jbi_pubsub.{client}; "
         "print([name for name in sys.modules if name.startswith(('jbi_pubsub.pad', 'aiosmtplib'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_command_that_publishes_loads_nothing_that_it_does_not_use() -> None:
+    script = (
+        "import sys, jbi_pubsub.cli.publish; unused = ('asyncio', 'email', 'ifaddr', 'rich', 'xmlschema', 'zeroconf'); "
+        "own = ('jbi_pubsub.subscriber', 'jbi_pubsub.policy.policy', 'jbi_pubsub.policy.file'); "
+        "print([name for name in sys.modules if name.split('.')[0] in unused or name.startswith(own)])"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

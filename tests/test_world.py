@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from jbi_pubsub.core.config import LookupSection, effective
-from jbi_pubsub.lookup.client import discovery
-from jbi_pubsub.lookup.client.discovery import SERVICE_TYPE
+from jbi_pubsub.lookup.client import multicast
+from jbi_pubsub.lookup.client.multicast import SERVICE_TYPE
 
 
 def test_nothing_is_looked_for_but_what_a_test_has_started(start: Callable[..., Any], world: str) -> None:
@@ -32,7 +32,7 @@ def test_the_service_type_of_mdns_is_the_runs_own(world: str) -> None:
     # Given the type under which lookup services announce themselves (docs/lookup.md), expect another one in the tests
     assert SERVICE_TYPE == "_jbi-lookup._tcp.local."
     own = f"_jbi-{world.removeprefix('test-')}._tcp.local."
-    assert own == discovery.SERVICE_TYPE
+    assert own == multicast.SERVICE_TYPE
 
 
 def test_who_asks_at_the_usual_port_is_caught(fixtures: Any, request: pytest.FixtureRequest) -> None:

@@ -29,7 +29,7 @@ from jbi_pubsub.core.toml import TomlError
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
-from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of
+from jbi_pubsub.lookup.client.multicast import addresses_of, hears_itself, interfaces_of
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 

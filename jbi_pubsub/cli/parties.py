@@ -15,7 +15,8 @@ from jbi_pubsub.core.config import Config, Origins
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, WireTimeoutError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
-from jbi_pubsub.lookup.client.discovery import LookupDiscovery, interfaces_of
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery
+from jbi_pubsub.lookup.client.multicast import interfaces_of
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.services import STATUS, fetch_status
@@ -209,7 +210,7 @@ def _announced(config: Config, security: Security) -> Callable[[], list[str]]:
         groups=None,
         locators=(),
         multicast=True,
-        interfaces=interfaces_of(config),
+        interfaces=lambda: interfaces_of(config),
         security=security,
         interval=0.2,
         discovered=lambda ref, _: heard.update(dict.fromkeys(ref.endpoints)),

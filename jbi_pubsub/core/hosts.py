@@ -10,6 +10,9 @@ from typing import Final
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%-]+)?)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 """Host of RFC 9110, section 7.2: nothing stands before it, as in a URI with a user, and nothing behind the port."""
 
+ANY: Final = ("0.0.0.0", "::")  # noqa: S104  # compared, not listened on
+"""Addresses that mean every interface; nobody is reached there."""
+
 
 def with_port(host: str, port: int) -> str:
     """host:port, an IPv6 host in brackets."""

@@ -30,7 +30,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.client.discovery import LookupDiscovery, interfaces_of, shown_groups
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery, shown_groups
 from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
@@ -84,7 +84,7 @@ class JoinManager:
             groups=None if ALL_GROUPS in config.lookup.groups else config.lookup.groups,
             locators=config.lookup.locators,
             multicast=config.lookup.multicast,
-            interfaces=interfaces_of(config) if config.lookup.multicast else (),
+            interfaces=lambda: _interfaces(config),
             security=self._security,
             interval=min(config.lookup.probe, 1.0),
             discovered=self._discovered,
@@ -460,3 +460,9 @@ class _RegistrarListener:
 
 def _source(item: ServiceItem) -> str:
     return f"item {item.service_id}"
+
+
+def _interfaces(config: Config) -> tuple[str, ...]:
+    from jbi_pubsub.lookup.client.multicast import interfaces_of  # here: few processes that are soon over need it
+
+    return interfaces_of(config)

@@ -33,7 +33,7 @@ from jbi_pubsub.core.config import Config, MailSection, PolicySection
 from jbi_pubsub.core.errors import StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
-from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.client import multicast
 from jbi_pubsub.spark.javaenv import JavaHome
 
 NOBODY = ("--no-multicast", "--set", "lookup.locators=")
@@ -336,7 +336,7 @@ def test_multicast_is_heard_or_said_not_to_be(findings: Callable[..., Any], monk
 
 def test_we_hear_ourselves_by_mdns(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given loopback
-    heard = discovery.hears_itself("127.0.0.1", 3.0)
+    heard = multicast.hears_itself("127.0.0.1", 3.0)
     if heard:
         pytest.skip(f"no multicast on loopback here: {heard}")
 
@@ -344,8 +344,8 @@ def test_we_hear_ourselves_by_mdns(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_socket(**_: object) -> None:
         raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(discovery, "Zeroconf", no_socket)
-    assert "No such device" in discovery.hears_itself("127.0.0.1", 0.1)
+    monkeypatch.setattr(multicast, "Zeroconf", no_socket)
+    assert "No such device" in multicast.hears_itself("127.0.0.1", 0.1)
 
 
 # -- TLS ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
-from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.client import multicast
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
 from jbi_pubsub.lookup.durable import REAP_AT_ONCE
@@ -546,7 +546,7 @@ def test_an_independent_browser_sees_the_service_its_groups_its_changes_and_its_
         pytest.skip("no multicast on loopback here")
     federation.leases(2.0)
     # Given a browser in a process of its own that knows the service type and nothing of us, and a party with mDNS only
-    command = [sys.executable, "-c", OBSERVER, discovery.SERVICE_TYPE]
+    command = [sys.executable, "-c", OBSERVER, multicast.SERVICE_TYPE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as observer:
         assert observer.stdout is not None
         assert observer.stdin is not None

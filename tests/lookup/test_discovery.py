@@ -25,15 +25,10 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import PREAMBLE, Security
 from jbi_pubsub.lookup.client import discovery as discovery_module
 from jbi_pubsub.lookup.client import join as join_module
-from jbi_pubsub.lookup.client.discovery import (
-    SERVICE_TYPE,
-    Announcement,
-    LookupDiscovery,
-    _Listener,
-    addresses_of,
-    interfaces_of,
-)
+from jbi_pubsub.lookup.client import multicast as multicast_module
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery
 from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.multicast import SERVICE_TYPE, Announcement, _Listener, addresses_of, interfaces_of
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo
 from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
@@ -131,7 +126,7 @@ def discovery(federation: Any) -> Callable[..., LookupDiscovery]:
     """discovery(locators, discovered=...) looks for lookup services."""
 
     def begin(locators: list[str], **options: Any) -> LookupDiscovery:
-        own: dict[str, Any] = {"multicast": False, "interfaces": (), "discarded": lambda _: None, **options}
+        own: dict[str, Any] = {"multicast": False, "interfaces": tuple, "discarded": lambda _: None, **options}
         made = LookupDiscovery(groups=None, locators=locators, security=Security(), interval=0.02, **own)
         federation.stack.callback(made.stop)
         made.start()
@@ -223,6 +218,25 @@ def test_discovery_goes_on_whatever_a_step_of_it_raises(
     assert not left
 
 
+def test_mdns_begins_when_locators_have_had_time_to_answer_and_at_once_when_none_does(
+    discovery: Any, federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given that locators have all the time in the world
+    monkeypatch.setattr(discovery_module, "LOCATORS_SECONDS", 600.0)
+    begun: list[LookupDiscovery] = []
+    monkeypatch.setattr(LookupDiscovery, "_browse", lambda looking: begun.append(looking))
+    good = federation.lookups[0]
+    # Expect no mDNS where one answers, which ends with the process
+    first = discovery([good.address], discovered=lambda *_: None, multicast=True)
+    eventually(lambda: first.asked() == {good.address: ""} and first._known)
+    # ... and mDNS where none does, or there is none
+    second = discovery(["127.0.0.1:1"], discovered=lambda *_: None, multicast=True)
+    eventually(lambda: second in begun)
+    third = discovery([], discovered=lambda *_: None, multicast=True)
+    eventually(lambda: third in begun)
+    assert first not in begun
+
+
 def test_who_is_told_of_a_discovery_and_raises_ends_nothing(
     discovery: Any, federation: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -272,7 +286,7 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
             return True
 
     zeroconf: Any = None
-    monkeypatch.setattr(discovery_module, "ServiceInfo", Info)
+    monkeypatch.setattr(multicast_module, "ServiceInfo", Info)
     listener = _Listener(take, drop, ended.is_set)
     before = faults().get("discovery by mDNS", 0)
     # When names come, change and go, expect no exception, and each to be counted
@@ -297,14 +311,13 @@ def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_
     # Given a party that looks for lookup services, and a stranger's names, behind which nobody is
     found: list[str] = []
     looking = LookupDiscovery(
-        groups=None, locators=(), multicast=True, interfaces=("127.0.0.1",), security=Security(), interval=0.1,
+        groups=None, locators=(), multicast=True, interfaces=lambda: ("127.0.0.1",), security=Security(), interval=0.1,
         discovered=lambda _, info: found.append(info.service_id), discarded=lambda _: None,
     )  # fmt: skip
     looking.start()
-    eventually(lambda: looking._browser)
-    zeroconf: Any = looking._zeroconf
+    zeroconf: Any = eventually(lambda: looking._browser).zeroconf
     for number in range(1000):
-        packet = DNSIncoming(_pointer(b"\x09fake-%04d" % number, discovery_module.SERVICE_TYPE))
+        packet = DNSIncoming(_pointer(b"\x09fake-%04d" % number, multicast_module.SERVICE_TYPE))
         zeroconf.loop.call_soon_threadsafe(zeroconf.record_manager.async_updates_from_response, packet)
     # When a lookup service announces itself; Expect it to be found long before they could have been asked after in turn
     one = federation.lookups[0]
@@ -338,7 +351,7 @@ def test_names_that_can_not_be_asked_for_spoil_no_query(caplog: pytest.LogCaptur
     # Given names that zeroconf reads and can't write, that a terminal would obey, and one as it should be
     told: list[str] = []
     names = (b"\xff" * 40, b"a\xff" * 31, b"\x1b[2J\x1b]0;owned\x07", b"ok")
-    zeroconf = discovery_module._opened(["127.0.0.1"])
+    zeroconf = multicast_module._opened(["127.0.0.1"])
     try:
         listener = _Listener(lambda info: told.append(info.name), lambda _: None, lambda: False)
         browser = ServiceBrowser(zeroconf, SERVICE_TYPE, listener)
@@ -366,7 +379,7 @@ def test_names_that_can_not_be_asked_for_spoil_no_query(caplog: pytest.LogCaptur
 def test_an_announcement_that_fails_unexpectedly_is_counted(
     federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(discovery_module, "Zeroconf", lambda **_: {}["gone"])
+    monkeypatch.setattr(multicast_module, "Zeroconf", lambda **_: {}["gone"])
     before = faults().get("lookup announcement", 0)
     announced = Announcement(federation.lookups[0].info(), federation.lookups[0].address, ("127.0.0.1",))
     announced.start()
@@ -383,7 +396,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with loopback, a network card, one with two addresses, and one without any of IPv4."""
     cards = [adapter("lo", "127.0.0.1"), adapter("eth0", "192.0.2.2"), adapter("eth1", "198.51.100.7", "198.51.100.8")]
     bare = ifaddr.Adapter("tun0", "tun0", [ifaddr.IP(("fe80::1", 0, 3), 64, "tun0")], index=3)
-    monkeypatch.setattr(discovery_module.ifaddr, "get_adapters", lambda: [*cards, bare])
+    monkeypatch.setattr(multicast_module.ifaddr, "get_adapters", lambda: [*cards, bare])
 
 
 @pytest.mark.row("G-164")
@@ -417,13 +430,13 @@ def test_an_interface_that_is_not_there_is_told_and_the_locators_are_used(
             [good.address],
             discovered=lambda _, info: found.append(info.service_id),
             multicast=True,
-            interfaces=("eth7",),
+            interfaces=lambda: ("eth7",),
         )
         eventually(lambda: found == [good.info().service_id])
         announced = Announcement(good.info(), good.address, ("eth7",))
         announced.start()
         announced.stop()
-    assert "no mDNS on eth7" in caplog.text
+        eventually(lambda: "no mDNS on eth7" in caplog.text)
     assert "no mDNS announcement on eth7" in caplog.text
 
 

@@ -337,7 +337,7 @@ def test_a_wrong_password_is_not_shown_each_second(lookup: Callable[..., Config]
         (at,) = lookup("alice", "b").lookup.locators
         now = [time.monotonic()]
         found = discovery.LookupDiscovery(
-            groups=None, locators=(at,), multicast=False, interfaces=(), security=lookup("alice", "b").security(),
+            groups=None, locators=(at,), multicast=False, interfaces=tuple, security=lookup("alice", "b").security(),
             interval=1.0, discovered=lambda *_: None, discarded=lambda _: None,
         )  # fmt: skip
         patched.setattr(discovery, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
