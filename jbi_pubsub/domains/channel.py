@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.subscriber import SubscriptionUid
@@ -16,6 +18,9 @@ from .event import StructuredEvent
 from .services import Services
 
 log = logging.getLogger("jbi_pubsub.domains")
+
+HAD_MOST: Final = 10_000
+"""Events that a listener is known to have had."""
 
 EventListener = Callable[[StructuredEvent], object]
 """Called with each event, on a thread of the subscription, one at a time."""
@@ -35,6 +40,27 @@ def told(listener: EventListener) -> ObjectListener:
         listener(event)
 
     return arrived
+
+
+class ListenerQueue:
+    """Events for one listener that come over several channels: each once, by its object's id, and one at a time. Any
+    thread."""
+
+    def __init__(self, listener: EventListener) -> None:
+        self.listener: Final = listener
+        self._tell = told(listener)
+        self._lock = threading.Lock()
+        self._had: Cache[str, None] = Cache(HAD_MOST)
+
+    def arrived(self, obj: InfoObject) -> bool:
+        """Tell an event, unless it has come over another channel before; whether it was told. Raises what the listener
+        does: then it has not come."""
+        with self._lock:
+            if obj.object_id in self._had:
+                return False
+            self._tell(obj)
+            self._had[obj.object_id] = None
+        return True
 
 
 class DomainChannel(Protocol):

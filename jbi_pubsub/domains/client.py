@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final, Literal
 from uuid import uuid4
+from weakref import WeakSet
 
 from jbi_pubsub.core.constraint import Constraint
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, UnknownUidError, WireTimeoutError
@@ -19,7 +20,7 @@ from jbi_pubsub.subscriber.moments import Moment
 
 from .application import APPLICATION
 from .catch_up import ClientInterest
-from .channel import DomainChannel, EventListener, told
+from .channel import DomainChannel, EventListener, ListenerQueue, ObjectListener, told
 from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent, quoted
 from .history import ConsumptionRecord, consumed
 from .journal import ClientJournal
@@ -46,7 +47,7 @@ class _Command:
 
 
 class Client:
-    """A scientist. Any thread."""
+    """A scientist. Any thread. A listener is told each event once, over however many channels it comes."""
 
     def __init__(self, domain: DomainChannel, name: str, heard: EventListener, journal: ClientJournal | None) -> None:
         """Made by Domain.client."""
@@ -60,6 +61,7 @@ class Client:
         """By the profile's offer."""
         self._followed: dict[str, _Followed] = {}
         self._groups: dict[str, ClientInterest] = {}
+        self._queues: WeakSet[ListenerQueue] = WeakSet()
         self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._answered))
         self._consumption = ConsumptionRecord(domain, name)
         self.join(name)
@@ -176,10 +178,11 @@ class Client:
     def follow(self, client: str, listener: EventListener) -> None:
         """Hear what a client does and gets, as long as both stay: its commands, and the events of all that it watches,
         also of what it watches later."""
+        queue = self._queue(listener)
         with self._lock:
             if client in self._followed:
                 raise ConfigurationError(f"{self.name} follows {client[:80]} already", hint="unfollow() first")
-            followed = self._followed[client] = _Followed(self._domain, client, listener)
+            followed = self._followed[client] = _Followed(self._domain, client, queue.arrived)
         try:
             followed.start()
         except JbiError:
@@ -226,15 +229,23 @@ class Client:
 
     def _interest(self, type_: str, constraint: str, listener: EventListener, *, durable: str | None) -> ClientInterest:
         """Interest in events, whose objects are noted as consumed. Raises as ClientInterest."""
-        watched, events = (type_, constraint), told(listener)
+        watched, queue = (type_, constraint), self._queue(listener)
 
         def arrived(obj: InfoObject) -> None:
-            events(obj)
-            self._consumption.add(watched, obj)
+            if queue.arrived(obj):
+                self._consumption.add(watched, obj)
 
         if durable is not None and self._journal is not None:
             return ClientInterest(self._domain, watched, arrived, journal=self._journal)
         return ClientInterest(self._domain, watched, arrived, durable=durable)
+
+    def _queue(self, listener: EventListener) -> ListenerQueue:
+        """The queue of a listener: one for all of its channels."""
+        with self._lock:
+            found = next((each for each in self._queues if each.listener == listener), None)
+            if found is None:
+                self._queues.add(found := ListenerQueue(listener))
+        return found
 
     def _end(self) -> None:
         self._consumption.stop()
@@ -259,7 +270,7 @@ class Client:
 class _Followed:
     """A client that is followed: its commands, and the events of what it watches, by application and constraint."""
 
-    def __init__(self, domain: DomainChannel, client: str, listener: EventListener) -> None:
+    def __init__(self, domain: DomainChannel, client: str, listener: ObjectListener) -> None:
         self._domain, self._client, self._listener = domain, client, listener
         self._kept: dict[tuple[str, str], SubscriptionUid] = {}
         """Subscriptions; the job's alone."""
@@ -268,7 +279,7 @@ class _Followed:
 
     def start(self) -> None:
         """Begin, and look again when offers change, and after some time."""
-        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", told(self._listener))
+        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", self._listener)
         self._kept["", ""] = actions
         self._unwatch = self._domain.services.watch(self._job.wake)
         self._job.start()
@@ -290,7 +301,7 @@ class _Followed:
         for each in set(self._kept) - wanted - {("", "")}:
             self._domain.unlisten(self._kept.pop(each))
         for each in wanted - set(self._kept):
-            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), told(self._listener))
+            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), self._listener)
 
 
 def _name(application: Offer | str) -> str:

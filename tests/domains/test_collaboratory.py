@@ -21,9 +21,11 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     WireTimeoutError,
 )
+from jbi_pubsub.core.info_object import Head, InfoObject, pack
 from jbi_pubsub.core.state import IllegalTransitionError
 from jbi_pubsub.domains import client
 from jbi_pubsub.domains.application import Application
+from jbi_pubsub.domains.channel import ListenerQueue
 from jbi_pubsub.domains.domain import Domain
 from jbi_pubsub.domains.event import MONITORING, StructuredEvent
 from tests.conftest import Federation
@@ -310,3 +312,59 @@ def test_client_that_was_away_gets_what_it_watches_in_order_and_once(
             # Expect all of it
             eventually(lambda: len(steps) >= 6)
             assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.row("D-34")
+def test_listener_on_channels_that_overlap_is_told_each_event_once(
+    domain: Callable[[], Domain], eventually: Callable[..., Any]
+) -> None:
+    # Given a client with one listener for what it watches twice, and for what another one watches whom it follows; and
+    # another listener for some of it
+    here = domain()
+    anna, bob = here.client("anna"), here.client("bob")
+    all_of_it: list[Any] = []
+    apart: list[Any] = []
+
+    def listener(event: StructuredEvent) -> None:
+        all_of_it.append(event.body["step"])
+
+    bob.watch("heat", "step > 7", _nobody)
+    anna.watch("heat", "step > 3", listener)
+    second = anna.watch("heat", "step < 8", listener)
+    anna.watch("heat", "step > 3", lambda event: apart.append(event.body["step"]))
+    anna.follow("bob", listener)
+    (followed,) = anna._followed.values()
+    eventually(lambda: len(followed._kept) == 2)
+    # When events come over one, two and three of these channels
+    for step in range(1, 11):
+        here.publish(StructuredEvent("heat", "Monitoring", "running", {"step": step}), MONITORING)
+    eventually(lambda: len(all_of_it) >= 10 and len(apart) >= 7)
+    # Expect each once for each listener, in both when it has but one channel less
+    anna.unwatch(second)
+    here.publish(StructuredEvent("heat", "Monitoring", "running", {"step": 11}), MONITORING)
+    eventually(lambda: 11 in all_of_it and 11 in apart)
+    assert sorted(all_of_it) == list(range(1, 12))
+    assert apart == list(range(4, 12))
+
+
+@pytest.mark.row("D-34")
+def test_what_a_listener_failed_on_comes_again_and_what_it_has_had_does_not() -> None:
+    # Given a listener that fails once
+    told: list[str] = []
+    failures = [ValueError("busy")]
+
+    def listener(event: StructuredEvent) -> None:
+        if failures:
+            raise failures.pop()
+        told.append(event.name)
+
+    def arrives(number: int) -> InfoObject:
+        metadata = StructuredEvent("heat", "Monitoring", str(number)).metadata()
+        return pack(Head("", "registration-a", number, 1.0, MONITORING, "1.0", metadata, 0), b"").unpacked()
+
+    queue = ListenerQueue(listener)
+    with pytest.raises(ValueError, match="busy"):
+        queue.arrived(arrives(1))
+    # When the same comes by several channels, expect it told once
+    assert [queue.arrived(arrives(number)) for number in (1, 1, 2, 1, 2)] == [True, False, True, False, False]
+    assert told == ["1", "2"]
