@@ -27,8 +27,11 @@ import msgspec
 from jbi_pubsub.core.documents.plain import meaning, plain
 from jbi_pubsub.core.xml import Element, has_plain_markup, is_utf8
 
-MAX_STARTS: Final = 8
-"""Start tags of one element that differ in attributes."""
+MAX_STARTS: Final = 3
+"""Start tags of one element that differ in attributes: of more these may come in any order."""
+
+MAX_ATTRIBUTES: Final = 32
+"""Attributes of an element that may come in any order."""
 
 MAX_FIXED: Final = 64
 """Texts of one leaf kept as they were seen, for types of which no other text is certain."""
@@ -52,7 +55,8 @@ _ATTRIBUTE: Final = re.compile(rb"""\s+([^\s<>/="']+)\s*=\s*(?:"([^"<]*)"|'([^'<
 _BETWEEN: Final = re.compile(SPACE + rb"(?:" + COMMENT + SPACE + rb")*+")
 _DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^<>]*\?>")
 _XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
-_REFUSED: Final = (f"{_XSI}type", f"{_XSI}nil", "{http://www.w3.org/XML/1998/namespace}id")
+_XML: Final = "http://www.w3.org/XML/1998/namespace"
+_REFUSED: Final = (f"{_XSI}type", f"{_XSI}nil", f"{{{_XML}}}id")
 
 
 class Texts(NamedTuple):
@@ -146,13 +150,92 @@ class Child(NamedTuple):
     many: bool = False
 
 
-class StartTag(NamedTuple):
-    """A start tag as it is written: what stands before, between and behind the attributes `free`, for which texts of a
-    kind may stand, and the values of the others."""
+class TagAttribute(NamedTuple):
+    """An attribute of a start tag: what is written before its value (`gap` before its name, then the name as `before`
+    has it) and behind; the texts that may stand for its value, and values that were seen, with what they mean. `name`
+    is "" for the declaration of a namespace."""
 
-    written: tuple[bytes, ...]
-    free: tuple[tuple[str, Texts], ...]
-    fixed: Mapping[str, str]
+    name: str
+    gap: bytes
+    before: bytes
+    quote: bytes
+    texts: Texts | None
+    seen: Mapping[bytes, str]
+
+    @property
+    def written(self) -> bytes:
+        """Its name."""
+        return self.before.partition(b"=")[0].rstrip()
+
+
+class StartTag(NamedTuple):
+    """A start tag, `name` with what is before it and `end` with what is behind the attributes. These are written as
+    they were seen; or, with `required`, in any order, those named there and perhaps others."""
+
+    name: bytes
+    attributes: tuple[TagAttribute, ...]
+    end: bytes
+    required: frozenset[bytes] | None = None
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """Attributes that are always there, with the same values."""
+        return {
+            each.name: value
+            for each in self.attributes
+            if self.required is None and each.texts is None and each.name
+            for value in each.seen.values()
+        }
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is always the same."""
+        return self.required is None and all(each.texts is None for each in self.attributes)
+
+    def key(self) -> bytes:
+        """What start tags of one kind have in common."""
+        if self.required is not None:
+            return b"*" + self.end
+        values = (b"\0" if each.texts else next(iter(each.seen)) for each in self.attributes)
+        parts = (e.gap + e.before + value + e.quote for e, value in zip(self.attributes, values, strict=True))
+        return self.name + b"".join(parts) + self.end
+
+
+def _joined(ours: Mapping[bytes, StartTag], theirs: Mapping[bytes, StartTag]) -> dict[bytes, StartTag]:
+    """Start tags of either kind; where they are many, with attributes in any order, each valid by itself. Raises
+    DifferError."""
+    together = {**ours, **theirs}
+    if len(together) <= MAX_STARTS and all(start.required is None for start in together.values()):
+        return together
+    made: dict[bytes, StartTag] = {}
+    for end in (b">", b"/>"):
+        some = [each for each in (*ours.values(), *theirs.values()) if each.end.endswith(b"/>") == (end == b"/>")]
+        if some:
+            start = _in_any_order(some, end)
+            made[start.key()] = start
+    return made
+
+
+def _in_any_order(starts: Sequence[StartTag], end: bytes) -> StartTag:
+    found: dict[bytes, TagAttribute] = {}
+    for each in (each for start in starts for each in start.attributes):
+        before = found.setdefault(each.before, each)
+        found[each.before] = before._replace(texts=before.texts or each.texts, seen={**before.seen, **each.seen})
+    names = {each.name or each.written: each.written for each in found.values()}
+    is_clear = len(names) == len({each.written for each in found.values()}) and all(
+        names[each.name or each.written] == each.written for each in found.values()
+    )
+    if not is_clear or len(found) > MAX_ATTRIBUTES or not all(_is_in_sight(each.seen) for each in found.values()):
+        raise DifferError
+    always = (
+        {each.written for each in start.attributes} if start.required is None else start.required for start in starts
+    )
+    return StartTag(starts[0].name, tuple(found.values()), end, frozenset.intersection(*map(frozenset, always)))
+
+
+def _is_in_sight(values: Mapping[bytes, str]) -> bool:
+    """Whether there are few of them, and a tag with one ends at the next bracket."""
+    return len(values) <= MAX_FIXED and not any(b">" in value for value in values)
 
 
 class DocumentElement(msgspec.Struct, frozen=True, eq=False):
@@ -176,15 +259,16 @@ class DocumentElement(msgspec.Struct, frozen=True, eq=False):
     def merged(self, other: DocumentElement, *, loose: bool) -> DocumentElement:
         """The shape of documents of either kind; `loose`: start tags and texts are valid each by itself. Raises
         DifferError."""
-        starts, fixed = {**self.starts, **other.starts}, {**self.fixed, **other.fixed}
+        fixed = {**self.fixed, **other.fixed}
         same = (self.tag, self.name, self.spaces) == (other.tag, other.name, other.spaces)
         if not same or (self.end and other.end and self.end != other.end):
             raise DifferError
         if not loose and not (self.starts == other.starts and self.fixed == other.fixed):
             raise DifferError
+        starts = _joined(self.starts, other.starts)
         if bool(self.children) != bool(other.children):
             return self._inner_and_leaf(other, starts)
-        if len(starts) > MAX_STARTS or len(fixed) > MAX_FIXED:
+        if len(fixed) > MAX_FIXED:
             raise DifferError
         content = self.content if self.content == other.content else EXACT
         if content is EXACT and self.children and (self.content is None or other.content is None):
@@ -203,7 +287,7 @@ class DocumentElement(msgspec.Struct, frozen=True, eq=False):
         """An element all of whose children are optional."""
         inner, leaf = (self, other) if self.children else (other, self)
         is_blank = leaf.texts is None and not any(text.strip(b" \t\r\n") for text in leaf.fixed)
-        if not is_blank or inner.content in (None, EXACT, ANY) or len(starts) > MAX_STARTS:
+        if not is_blank or inner.content in (None, EXACT, ANY):
             raise DifferError
         return msgspec.structs.replace(inner, starts=starts)
 
@@ -350,26 +434,31 @@ def _shape(at: _OpenElement, text: bytes | None, end: bytes, path: Sequence[str]
 
 def _starts(at: _OpenElement, path: Sequence[str], grammar: Grammar) -> dict[bytes, StartTag]:
     """The start tag of one element."""
-    fixed = {str(name): str(value) for name, value in at.element.attrib.items()}
-    free: list[tuple[str, Texts]] = []
-    written: list[bytes] = []
-    end = 0
+    values = {str(name): str(value) for name, value in at.element.attrib.items()}
+    attributes: list[TagAttribute] = []
+    end = len(at.name) + 1
     for found in _attributes(at.start):
-        name = found[1].decode()
+        written = found[1].decode()
         group = 2 if found[2] is not None else 3
         # A prefixed name, or xmlns, is no attribute in no namespace; what is no certain text is left as it is.
-        texts = (
-            _within_quotes(grammar.attribute(path, name))
-            if name in fixed and fixed[name] == meaning(found[group])
-            else None
-        )
-        if texts is not None and _is_one_of(texts, found[group]):
-            del fixed[name]
-            free.append((name, texts))
-            written.append(at.start[end : found.start(group)])
-            end = found.end(group)
-    written.append(at.start[end:])
-    return {b"\0".join(written): StartTag(tuple(written), tuple(free), fixed)}
+        is_told = values.get(written) == meaning(found[group])
+        texts = _within_quotes(grammar.attribute(path, written)) if is_told else None
+        texts = texts if texts is not None and _is_one_of(texts, found[group]) else None
+        name = _expanded(written, at.element)
+        seen = {} if texts else {found[group]: values.get(name, "")}
+        before = at.start[found.start(1) : found.start(group)]
+        attributes.append(TagAttribute(name, at.start[end : found.start(1)], before, before[-1:], texts, seen))
+        end = found.end()
+    start = StartTag(at.start[: len(at.name) + 1], tuple(attributes), at.start[end:])
+    return {start.key(): start}
+
+
+def _expanded(name: str, element: Element) -> str:
+    """The expanded name of an attribute; "" for the declaration of a namespace."""
+    prefix, _, local = name.rpartition(":")
+    if "xmlns" in (prefix, name):
+        return ""
+    return f"{{{element.nsmap.get(prefix, _XML)}}}{local}" if prefix else name
 
 
 def _attributes(start: bytes) -> Iterator[re.Match[bytes]]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.documents.plain import meaning
@@ -34,6 +34,7 @@ from jbi_pubsub.core.documents.shape import (
     DocumentShape,
     Particle,
     StartTag,
+    TagAttribute,
 )
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, is_utf8, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
@@ -46,6 +47,14 @@ _GROUP: Final = b"\0("
 """Opens a group, until it is decided whether it is one: no expression has a zero byte."""
 
 _GAP: Final = SPACE + rb"(?:" + COMMENT + SPACE + rb")*+"
+
+_NO_OTHER: Final = rb"(?![^<>]*?[ \t\r\n]%b[ \t\r\n]*+=)"
+_REQUIRED: Final = (
+    rb"(?=(?>[ \t\r\n]++(?!%b[ \t\r\n]*+=)[^ \t\r\n<>=/\"']++[ \t\r\n]*+=[ \t\r\n]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'))*+"
+    rb"[ \t\r\n]++%b[ \t\r\n]*+=)"
+)
+_SEVERAL: Final = rb"(?>[ \t\r\n]++(?:%b))*+[ \t\r\n]*+"
+"""Attributes in any order: behind one no other of its name; those that have to be there; and all."""
 
 Path = tuple[str, ...]
 """Tags from the document element down."""
@@ -91,7 +100,7 @@ class _Bound(NamedTuple):
     group: int
     above: float
     below: float
-    known: dict[bytes, str]
+    known: Mapping[bytes, str]
 
 
 class _Run(NamedTuple):
@@ -344,7 +353,9 @@ class _Writer:
     def element(self, shape: DocumentElement, above: Path, *, is_certain: bool) -> bytes:
         """One element; `is_certain`: it is always there."""
         path = (*above, shape.tag)
-        is_constant = is_certain and len(shape.starts) == 1 and not any(start.free for start in shape.starts.values())
+        is_constant = (
+            is_certain and len(shape.starts) == 1 and all(start.is_constant for start in shape.starts.values())
+        )
         tells = shape.is_invariant and not is_constant
         opening = [start for key, start in shape.starts.items() if not key.endswith(b"/>")]
         empty = [start for key, start in shape.starts.items() if key.endswith(b"/>")]
@@ -359,7 +370,7 @@ class _Writer:
 
     def _start(self, start: StartTag, path: Path, *, tells: bool, is_text: bool) -> bytes:
         """A start tag; `is_text`: it stands for an empty text as well."""
-        is_wanted = path in self._wanted.tags
+        is_wanted, is_set = path in self._wanted.tags, start.required is not None
         is_told = tells or is_wanted or is_text
         self._groups += is_told  # opened before those inside
         group = self._groups
@@ -369,17 +380,35 @@ class _Writer:
             self._places.append(_Place(group, path, True, _Empty()))
         if tells:
             self.invariants.append(group)
-        written = [re.escape(start.written[0])]
-        for (name, texts), behind in zip(start.free, start.written[1:], strict=True):
-            value = b"(?>" + texts.expression.encode() + b")"
-            if is_wanted or texts.is_bounded:
-                value = self._grouped(value)
-            if is_wanted:
-                self._places.append(_Place(self._groups, path, False, attribute=name))
-            if texts.is_bounded:
-                self._bounds.append(_Bound(self._groups, texts.above, texts.below, {}))
-            written += (value, re.escape(behind))
-        return _GROUP + b"".join(written) + b")" if is_told else b"".join(written)
+        name, end = re.escape(start.name), re.escape(start.end)
+        values = [self._value(each, path, is_wanted=is_wanted, is_set=is_set) for each in start.attributes]
+        written = [re.escape(e.before) + v + e.quote for e, v in zip(start.attributes, values, strict=True)]
+        if start.required is None:
+            tag = name + b"".join(re.escape(e.gap) + w for e, w in zip(start.attributes, written, strict=True)) + end
+        else:
+            some = b"|".join(
+                w + _NO_OTHER % re.escape(e.written) for e, w in zip(start.attributes, written, strict=True)
+            )
+            needed = b"".join(_REQUIRED % (2 * (re.escape(each),)) for each in sorted(start.required))
+            tag = name + needed + _SEVERAL % some + end
+        return _GROUP + tag + b")" if is_told else tag
+
+    def _value(self, attribute: TagAttribute, path: Path, *, is_wanted: bool, is_set: bool) -> bytes:
+        """The value of an attribute; `is_set`: of those that may be missing."""
+        texts = attribute.texts
+        if texts is None and not is_set:
+            return b"".join(map(re.escape, attribute.seen))
+        values = [re.escape(value) + b"(?=" + attribute.quote + b")" for value in attribute.seen]
+        value = b"(?>" + b"|".join([*values, *([texts.expression.encode()] if texts else [])]) + b")"
+        is_read = is_wanted and bool(attribute.name)
+        is_bounded = texts is not None and texts.is_bounded
+        if is_read or is_bounded:
+            value = self._grouped(value)
+        if is_read:
+            self._places.append(_Place(self._groups, path, False, attribute.seen, attribute.name))
+        if texts is not None and is_bounded:
+            self._bounds.append(_Bound(self._groups, texts.above, texts.below, attribute.seen))
+        return value
 
     def _content(self, shape: DocumentElement, path: Path) -> bytes:
         """Expression for what stands between the tags of an element."""
@@ -491,7 +520,7 @@ def _sequence(inside: Sequence[_Body]) -> _Body:
 def _groups_of(groups: Sequence[int]) -> Callable[[re.Match[bytes]], tuple[bytes | None, ...]]:
     """Function that gets the bytes of some groups."""
     if len(groups) > 1:
-        return itemgetter(*groups)
+        return operator.itemgetter(*groups)
     return lambda found: tuple(found[group] for group in groups)
 
 
@@ -521,7 +550,7 @@ def _elements_of(shape: DocumentElement, above: Path) -> Iterable[tuple[Path, bo
 
 
 def _attributes(start: StartTag) -> Iterable[str]:
-    return itertools.chain(start.fixed, (name for name, _ in start.free))
+    return (each.name for each in start.attributes if each.name)
 
 
 def _shapes_of(shape: DocumentElement, above: Path) -> Iterable[tuple[Path, DocumentElement]]:
