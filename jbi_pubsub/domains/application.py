@@ -13,6 +13,7 @@ from typing import Final
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.core.ticker import Job
+from jbi_pubsub.protocol.services import DELEGATE
 
 from .channel import DomainChannel, told
 from .event import MONITORING, STEERING, StructuredEvent, quoted
@@ -22,10 +23,10 @@ log = logging.getLogger("jbi_pubsub.domains")
 
 APPLICATION: Final = ServiceType.of(
     "discover.Application", "mandatory_readonly long domain", "mandatory_readonly string name", "strings categories",
-    "strings parameters",
+    "strings parameters", interface=DELEGATE,
 )  # fmt: skip
 """Service type of applications: the number of their domain, their name, the categories of clients that may use them,
-and what can be steered."""
+and what can be steered. Their interface is that of the channel of their domain, by which all goes (paper 4(2)(a))."""
 Setter = Callable[[PropertyValue], object]
 Getter = Callable[[], PropertyValue]
 
@@ -93,11 +94,12 @@ class Application:
         self._offer = ""
 
     def start(self, categories: tuple[str, ...]) -> None:
-        """Be found by clients of these categories, () for all, and tell. Raises as Services.offer."""
+        """Be found by clients of these categories, () for all, and tell. Raises as Services.offer, and WireError while
+        the channel is away."""
         said: dict[str, PropertyValue] = {"domain": self._domain.number, "name": self.name, "parameters": ()}
         if categories:
             said["categories"] = categories
-        self._offer = self._domain.services.offer(APPLICATION, said)
+        self._offer = self._domain.services.offer(APPLICATION, said, at=self._domain.reference)
         self._job.start()
 
     def steer(self, parameter: str, *, set: Setter | None = None, get: Getter | None = None) -> None:  # noqa: A002  # the command's word
@@ -106,6 +108,11 @@ class Application:
             self._parameters[parameter] = _Parameter(set, get)
             names = tuple(sorted(self._parameters))
         self._domain.services.modify(self._offer, {"parameters": names})
+
+    def moved(self) -> None:
+        """The channel is elsewhere: the offer refers to it. Raises WireError while it is away."""
+        if self._offer:
+            self._domain.services.modify(self._offer, {}, at=self._domain.reference)
 
     @property
     def state(self) -> ApplicationState:

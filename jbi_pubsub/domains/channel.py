@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.subscriber import SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
 from jbi_pubsub.subscriber.query import Query
@@ -69,6 +70,11 @@ class DomainChannel(Protocol):
     @property
     def number(self) -> int:
         """Number of the domain."""
+        ...
+
+    @property
+    def reference(self) -> ServiceRef:
+        """How to reach the channel: its delegate."""
         ...
 
     @property

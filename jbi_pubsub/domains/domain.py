@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.section import YEAR
-from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
 from jbi_pubsub.subscriber.query import Query
@@ -42,6 +43,14 @@ class _DomainSubscriber(SubscriberAdapter):
     def __init__(self, config: Config, *, name: str) -> None:
         super().__init__(config, name=name)
         self._subscriptions.warns = False  # commands and talk are listened for before there are any
+
+
+class _DomainPublisher(PublisherAdapterLight):
+    """The publisher adapter of a domain, which knows where its channel is."""
+
+    def reference(self, delegate: DelegateUid) -> ServiceRef:
+        """Reference to a delegate. Raises WireError while there is none."""
+        return self._connection(delegate).ref()
 
 
 class Domain:
@@ -79,7 +88,7 @@ class Domain:
             self.services: Final = undo.enter_context(Services(config, name=name))
             self._subscriber = _DomainSubscriber(config, name=name)
             undo.callback(self._subscriber.close)
-            self._publisher = PublisherAdapterLight(config, name=name)
+            self._publisher = _DomainPublisher(config, name=name, away=self._away)
             undo.callback(self._publisher.close)
             self._at = self._publisher.connect_to_delegate(*delegate)
             self._undo = undo.pop_all()
@@ -193,6 +202,21 @@ class Domain:
         return self._subscriber.open_query(
             type_, predicate=constraint, language="tcl", since=since, until=until, registrations=registrations or None
         )
+
+    @property
+    def reference(self) -> ServiceRef:
+        """Reference to the channel, its delegate. Raises WireError while it is away."""
+        return self._publisher.reference(self._at)
+
+    def _away(self, delegate: str, why: str) -> None:  # noqa: ARG002  # there is one
+        """The channel is away, or, for no reason, there again, perhaps another delegate."""
+        with self._lock:
+            applications = [each for each in self._members if isinstance(each, Application)]
+        for each in () if why else applications:
+            try:
+                each.moved()
+            except JbiError as exc:  # away again, or the application is just leaving
+                log.info("the offer of application %s refers to the channel of before: %s", each.name, exc)
 
     def forget(self, member: object) -> bool:
         """A member has left; whether it was one."""

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import ClassVar, Final, cast
 
 from jbi_pubsub.core.errors import EntryError, TypeConflictError
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import (
     MAX_FIELDS,
     MAX_LINEAGE,
@@ -72,11 +73,13 @@ _FIELDS: Final[Mapping[PropertyKind, FieldType]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServiceTypeEntry(Entry):
-    """Definition of a service type as it goes with an offer: its own properties, "mode kind name; ..."."""
+    """Definition of a service type as it goes with an offer: its own properties, "mode kind name; ...", and its
+    interface."""
 
     entry_name: ClassVar[str] = "jbi.ServiceType"
     name: str | None = None
     properties: str | None = None
+    interface: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +166,15 @@ class PropertyType:
 
 @dataclasses.dataclass(frozen=True)
 class ServiceType:
-    """A service type: its name, its properties beside those of its supertype, and that.
+    """A service type: its name, its properties beside those of its supertype, that, and the interface that its offers
+    refer to: the name of an exported object, "" for that of the supertype, or any.
 
     Raises EntryError when a property is declared twice, or there are too many."""
 
     name: str
     properties: tuple[PropertyType, ...] = ()
     parent: ServiceType | None = None
+    interface: str = dataclasses.field(default="", kw_only=True)
     every: Mapping[str, PropertyType] = dataclasses.field(init=False, compare=False, repr=False)
     """All properties by name, those of the supertype first."""
     identity: EntryClass = dataclasses.field(init=False, compare=False, repr=False)
@@ -195,9 +200,9 @@ class ServiceType:
         object.__setattr__(self, "identity", define(self.name, fields, parent))
 
     @classmethod
-    def of(cls, name: str, *properties: str, parent: ServiceType | None = None) -> ServiceType:
+    def of(cls, name: str, *properties: str, parent: ServiceType | None = None, interface: str = "") -> ServiceType:
         """A service type with properties as `PropertyType.of` reads them. Raises EntryError."""
-        return cls(name, tuple(map(PropertyType.of, properties)), parent)
+        return cls(name, tuple(map(PropertyType.of, properties)), parent, interface=interface)
 
     @property
     def lineage(self) -> tuple[ServiceType, ...]:
@@ -228,13 +233,23 @@ class ServiceType:
         return {each.name: each.value(text) for each, text in zip(every, texts, strict=False) if text is not None}
 
     def _definition(self) -> EntryRep:
-        return ServiceTypeEntry(name=self.name, properties="; ".join(map(str, self.properties))).rep()
+        properties = "; ".join(map(str, self.properties))
+        return ServiceTypeEntry(name=self.name, properties=properties, interface=self.interface or None).rep()
+
+    def check_reference(self, reference: ServiceRef) -> None:
+        """Raises EntryError when an offer refers to something else than the type's interface."""
+        interface = next((each.interface for each in self.lineage if each.interface), reference.exported)
+        if reference.exported != interface:
+            raise EntryError(
+                f"an offer of service type {self.name} refers to {reference.exported[:80]!r}",
+                hint=f"Its interface is {interface[:80]!r}: give a reference to such a one",
+            )
 
     def check_same(self, other: ServiceType) -> None:
         """Raises TypeConflictError when another type of this name is another one."""
         if other != self:
             raise TypeConflictError(
-                f"service type {self.name} is offered by others with other properties: "
+                f"service type {self.name} is offered by others with interface {other.interface!r:.60} and properties "
                 f"{'; '.join(map(str, other.every.values())) or 'none'}"[:400],
                 hint="Use theirs, or another name",
             )
@@ -251,17 +266,17 @@ def offered(entries: Iterable[EntryRep]) -> tuple[ServiceType, dict[str, Propert
     rep = next((each for each in entries if each.cls.name == told[0].name), None)
     if rep is None:
         raise EntryError(f"an offer of {str(told[0].name)[:80]} has no values")
-    made = _read(rep.cls, tuple((each.name or "", each.properties or "") for each in told))
+    made = _read(rep.cls, tuple((each.name or "", (each.properties or "", each.interface or "")) for each in told))
     return made, made.values(rep.values)
 
 
 @lru_cache(maxsize=1_024)  # of few types there are many offers; a bound because others choose them
-def _read(identity: EntryClass, definitions: tuple[tuple[str, str], ...]) -> ServiceType:
+def _read(identity: EntryClass, definitions: tuple[tuple[str, tuple[str, str]], ...]) -> ServiceType:
     made: ServiceType | None = None
     texts = dict(definitions)
     for name, _ in reversed(identity.lineage):
-        properties = [text for text in texts.get(name, "").split("; ") if text]
-        made = ServiceType.of(name, *properties, parent=made)
+        properties, interface = texts.get(name, ("", ""))
+        made = ServiceType.of(name, *filter(None, properties.split("; ")), parent=made, interface=interface)
     if made is None or made.identity != identity:
         raise EntryError(f"an offer of {identity.name[:80]} has other properties than its service type")
     return made

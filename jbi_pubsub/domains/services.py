@@ -116,9 +116,11 @@ class Services:
             undo.pop_all()
         return offer_id
 
-    def modify(self, offer_id: str, properties: Mapping[str, PropertyValue | None]) -> None:
-        """Give properties of an offer of ours other values; None takes one away. Raises UnknownUidError, and EntryError
-        also for one that is readonly."""
+    def modify(
+        self, offer_id: str, properties: Mapping[str, PropertyValue | None], *, at: ServiceRef | None = None
+    ) -> None:
+        """Give properties of an offer of ours other values; None takes one away; `at`: another reference. Raises
+        UnknownUidError, and EntryError also for one that is readonly."""
         with self._lock:
             own = self._offers.get(offer_id)
             if own is None:
@@ -127,8 +129,9 @@ class Services:
                 if name in own.type.every and own.type.every[name].is_readonly and value != own.values.get(name):
                     raise EntryError(f"property {name} of {own.type.name} is readonly", hint="Withdraw, and offer anew")
             values = {name: value for name, value in {**own.values, **properties}.items() if value is not None}
-            item = _item(offer_id, own.type, values, own.reference)
-            self._offers[offer_id] = msgspec.structs.replace(own, values=values)
+            reference = at or own.reference
+            item = _item(offer_id, own.type, values, reference)
+            self._offers[offer_id] = msgspec.structs.replace(own, values=values, reference=reference)
             for registry in self._registries():
                 registry.community.join(item)
 
@@ -251,6 +254,7 @@ class Services:
 def _item(
     offer_id: str, type_: ServiceType, properties: Mapping[str, PropertyValue], reference: ServiceRef
 ) -> ServiceItem:
+    type_.check_reference(reference)
     names = tuple(each.name for each in type_.lineage)
     item = ServiceItem(offer_id, names, reference, type_.entries(properties))
     BOUNDS.check(f"offer of {type_.name}", item)

@@ -100,6 +100,8 @@ class Trader:
     def put(self, item: ServiceItem) -> None:
         """An item has come, or is another one. Raises EntryError for an offer that contradicts itself."""
         said = offered(item.entries)
+        if said is not None:
+            said[0].check_reference(item.proxy)
         with self._lock:
             self._drop(item.service_id)
             if said is None:

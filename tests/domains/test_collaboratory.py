@@ -16,6 +16,7 @@ from jbi_pubsub.core.config import ArchiveSection, PolicySection
 from jbi_pubsub.core.errors import (
     AdapterStateError,
     ConfigurationError,
+    EntryError,
     MetadataError,
     PredicateError,
     UnknownUidError,
@@ -24,10 +25,12 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Head, InfoObject, pack
 from jbi_pubsub.core.state import IllegalTransitionError
 from jbi_pubsub.domains import client
-from jbi_pubsub.domains.application import Application
+from jbi_pubsub.domains.application import APPLICATION, Application
 from jbi_pubsub.domains.channel import ListenerQueue
 from jbi_pubsub.domains.domain import Domain
 from jbi_pubsub.domains.event import MONITORING, StructuredEvent
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.protocol.entries import PAD_TYPE
 from tests.conftest import Federation
 
 
@@ -368,3 +371,26 @@ def test_what_a_listener_failed_on_comes_again_and_what_it_has_had_does_not() ->
     # When the same comes by several channels, expect it told once
     assert [queue.arrived(arrives(number)) for number in (1, 1, 2, 1, 2)] == [True, False, True, False, False]
     assert told == ["1", "2"]
+
+
+@pytest.mark.row("D-49")
+def test_application_is_offered_as_its_domain_s_channel_which_may_change(
+    federation: Federation, eventually: Callable[..., Any]
+) -> None:
+    # Given an application; when a client finds it
+    first = federation.pad()
+    with Domain(federation.config) as here:
+        _heat(here)
+        anna = here.client("anna")
+        (found,) = anna.find("name == 'heat'")
+        # Expect it to refer to the delegate by which its events go, as lookup services have that
+        (listed,) = here.services._own.community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=20.0)
+        assert found.reference == listed.proxy
+        assert found.reference.endpoints == (first.address,)
+        # Expect nobody to offer one that refers to something else
+        with pytest.raises(EntryError, match="refers to 'offer'"):
+            here.services.offer(APPLICATION, {"domain": 1, "name": "none"})
+        # When another delegate takes over, expect it to refer to that
+        second = federation.pad("bravo", "paris")
+        first.stop()
+        eventually(lambda: anna.find("name == 'heat'")[0].reference.endpoints == (second.address,))

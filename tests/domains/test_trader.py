@@ -92,6 +92,27 @@ def test_type_that_contradicts_itself_is_refused(made: Any) -> None:
         made()
 
 
+@pytest.mark.row("D-49")
+def test_offer_refers_to_the_interface_of_its_type() -> None:
+    # Given a type with an interface, and one below it
+    watched = ServiceType.of("demo.Watched", interface="delegate")
+    below = ServiceType.of("demo.Below", "long domain", parent=watched)
+    channel = ServiceRef("channel", "delegate", ("127.0.0.1:1",))
+    for each in (watched, below):
+        said = offered(each.entries({}))
+        assert said == (each, {})
+        # When something is offered as such a one, expect a reference to that interface to be taken alone
+        trader = Trader()
+        trader.put(ServiceItem("good", ("demo.Watched",), channel, each.entries({})))
+        with pytest.raises(EntryError, match=r"refers to 'offer'.*'delegate'"):
+            trader.put(_item("bad", each))
+        assert [offer.reference for offer in trader.query(OfferQuery("demo.Watched")).offers] == [channel]
+    # Expect another interface to make another type
+    with pytest.raises(TypeConflictError, match="interface"):
+        watched.check_same(ServiceType.of("demo.Watched", interface="offer"))
+    SERVICE.check_reference(channel)  # of none it may be any
+
+
 def _forged() -> dict[str, tuple[EntryRep, ...]]:
     good = APPLICATION.entries({"domain": 3})
     told = ServiceTypeEntry(name="demo.Orphan", properties="").rep()

@@ -19,6 +19,7 @@ from jbi_pubsub.bridge.listening import SideSubscriber
 from jbi_pubsub.bridge.members import MEMBERS_TOLD, TEXT_TOLD, TYPES_TOLD, told
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.node_sections import DomainSection
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.domains.application import APPLICATION
 from jbi_pubsub.domains.client import PROFILE
 from jbi_pubsub.domains.server import TraderServer
@@ -123,7 +124,8 @@ class Linked:
         stack.callback(trader.stop)
         trader.start(20.0)
         services = stack.enter_context(Services(self.config))
-        services.offer(APPLICATION, {"domain": 7, "name": "heat", "parameters": ("alpha",)})
+        channel = ServiceRef("channel", "delegate", ("127.0.0.1:1",))
+        services.offer(APPLICATION, {"domain": 7, "name": "heat", "parameters": ("alpha",)}, at=channel)
         services.offer(PROFILE, {"client": "anna", "application": "heat", "constraint": "residual > 0.1"})
         file = folder / "link.toml"
         file.write_text(LINK.format(configs[0].lookup.locators[0], self.locator))
