@@ -128,8 +128,7 @@ class Pipeline:
             return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
         judgement, topic = registration.judgement, registration.topic
         good = self._check(registration, run, refused)
-        if registration.terms.expiration or any(parcel.head.attributes is not None for parcel, _, _ in good):
-            self._expire(good, registration.terms.expiration or math.inf, deliveries)
+        self._expire(good, registration.terms.expiration, deliveries)
         parts = judgement.table.enter() if later is not None else None
         try:
             kept = self.persistence.keep(registration, topic, [parcel for parcel, _, _ in good], refused)
@@ -145,12 +144,13 @@ class Pipeline:
         return self._judge_at_once(registration, good, kept, deliveries, refused, later)
 
     def _expire(self, good: Sequence[Good], seconds: float, deliveries: Deliveries) -> None:
-        """They are not to wait longer than that, or than they say, counted from their publication."""
-        now = self._clock()
+        """They are not to wait longer than that (0.0: for ever), or than they say, counted from their publication."""
         for parcel, _, _ in good:
-            most = min(seconds, parcel.head.timeout or math.inf)
+            if not seconds and parcel.head.attributes is None:
+                continue
+            most = min(seconds or math.inf, parcel.head.timeout or math.inf)
             if most < math.inf:
-                parcel.expires = (parcel.since or now) + most
+                parcel.expires = (parcel.since or self._clock()) + most
                 deliveries.is_expiring = True
 
     def _judge_at_once(
