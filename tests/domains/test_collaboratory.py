@@ -394,3 +394,36 @@ def test_application_is_offered_as_its_domain_s_channel_which_may_change(
         second = federation.pad("bravo", "paris")
         first.stop()
         eventually(lambda: anna.find("name == 'heat'")[0].reference.endpoints == (second.address,))
+
+
+@pytest.mark.row("D-28")
+def test_event_of_a_higher_priority_overtakes_others_of_its_application(
+    federation: Federation, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate where the most important goes first, and a subscriber who has as many as it may have at a time
+    file = tmp_path / "policy.toml"
+    file.write_text('[space]\nstrategy = "strict"\n')
+    qos = msgspec.structs.replace(federation.config.qos, mode="on")
+    federation.config = msgspec.structs.replace(federation.config, qos=qos, policy=PolicySection(file=str(file)))
+    pad = federation.pad()
+    with Domain(federation.config) as here:
+        subscriber = federation.subscriber()
+        uid = subscriber.register_subscriber(type_name=MONITORING, bound=10)
+
+        def say(count: int, priority: int) -> None:
+            before = pad.status()["published"]
+            for _ in range(count):
+                event = StructuredEvent("heat", "Monitoring", str(priority), {}, {"priority": priority})
+                here.publish(event, MONITORING)
+            eventually(lambda: pad.status()["published"] == before + count)
+
+        say(10, 1)
+        eventually(lambda: subscriber.queue_size(uid) == 10)
+        # When more wait at the delegate, the most important last
+        say(3, 1)
+        say(3, 2)
+        say(3, 3)
+        # Expect these first
+        came = [subscriber.receive(uid, 60.0) for _ in range(19)]
+    names = [StructuredEvent.read(obj.metadata).name for obj in came if obj]
+    assert names == ["1"] * 10 + ["3"] * 3 + ["2"] * 3 + ["1"] * 3
