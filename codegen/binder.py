@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -28,7 +28,7 @@ from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, ValueType, classes_
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import InvariantError, MetadataError
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import Element, has_plain_markup, parse_metadata
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import BOUNDS
 
@@ -45,8 +45,40 @@ MAX_REMEMBERED_CHARS: Final = 200
 
 _SPACE: Final = re.compile("[ \\t\\r\\n]+")
 
+MAX_HEADS: Final = 8
+MAX_HEAD_BYTES: Final = 4 << 10
+MAX_TOPS: Final = 6
+"""Good documents of a registration whose beginnings are looked at, how long these may be to be remembered, and for how
+many marks the rest of a document is searched (each 0.2 us)."""
+
 Values = tuple[str | None, ...]
 Found = tuple[str, Values]
+
+
+class EntryMemory(NamedTuple):
+    """The entries of a registration (held, so that their id is not used again), what a document has to give for them,
+    and beginnings of documents that did, up to the last element with an entry (b"": there is no telling)."""
+
+    entries: tuple[EntryRep, ...]
+    found: frozenset[Found]
+    heads: tuple[bytes, ...] = ()
+
+    def knows(self, metadata: bytes, tops: Sequence[bytes]) -> bool:
+        """Whether a document gives the same: it begins so, and no further element with an entry comes."""
+        for head in self.heads:
+            if head and metadata.startswith(head):
+                return all(metadata.find(top, len(head)) < 0 for top in tops)
+        return False
+
+    def after(
+        self, root: Element, metadata: bytes, tops: Sequence[bytes], found: Callable[[Element], frozenset[Found]]
+    ) -> EntryMemory:
+        """This, once a document was good. `found` are the entries of one."""
+        if not tops or not metadata or len(self.heads) >= MAX_HEADS:
+            return self
+        head, whole = _head(root, metadata, tops)
+        is_all = whole is not None and found(whole) == self.found
+        return self._replace(heads=(*self.heads, head if is_all else b""))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -126,7 +158,8 @@ class Binder:
         self.root_tag = model.root
         self.root = compile_parts(model)
         self._names = {cls.name: name for name, cls in self.classes.items()}
-        self._remembered: Cache[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = Cache(MAX_REMEMBERED)
+        self._remembered: Cache[int, EntryMemory] = Cache(MAX_REMEMBERED)
+        self._tops = _tops(self.root)
 
     def entries(self, root: Element, what: str) -> tuple[EntryRep, ...]:
         """The entries of a document. Raises MetadataError: another type, an element that the schema does not know, a
@@ -191,14 +224,19 @@ class Binder:
             node = node.nodes[tag]
         return True
 
-    def check(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
-        """Raises InvariantError unless the document gives exactly the entries `registered`."""
+    def check(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
+        """Raises InvariantError unless the document gives exactly the entries `registered`. `metadata`: its bytes."""
         known = self._remembered.get(id(registered))
-        if known is None or known[0] is not registered:
-            known = self._remember(registered)
+        if known is None or known.entries is not registered:
+            wanted = frozenset((self._names.get(rep.cls.name, rep.cls.name), rep.values) for rep in registered)
+            known = self._remembered[id(registered)] = EntryMemory(registered, wanted)
+        if known.knows(metadata, self._tops):
+            return
         found = frozenset(self._found(root, "metadata"))
-        if found != known[1]:
-            raise self._difference(root, known[1], found)
+        if found != known.found:
+            raise self._difference(root, known.found, found)
+        after = known.after(root, metadata, self._tops, lambda whole: frozenset(self._found(whole, "metadata")))
+        self._remembered[id(registered)] = after
 
     def _found(self, root: Element, what: str) -> list[Found]:
         self._check_root(root, what)
@@ -329,7 +367,7 @@ class Binder:
         return self._canonical(text, slot, element, what) if text.strip() else None
 
     def _check_known(self, element: Element, node: Node, what: str) -> None:
-        """Registered documents need not be valid (the variant part may be missing), but have no strangers."""
+        """EntryMemory documents need not be valid (the variant part may be missing), but have no strangers."""
         node = actual(element, node)
         for child in element.iterchildren("*"):
             tag = str(child.tag)
@@ -357,11 +395,6 @@ class Binder:
                 hint="Mark as variant the elements that repeat (docs/codegen.md)",
             )
         return tuple(EntryRep(self.classes[name], values) for name, values in distinct)
-
-    def _remember(self, registered: tuple[EntryRep, ...]) -> tuple[tuple[EntryRep, ...], frozenset[Found]]:
-        known = registered, frozenset((self._names.get(r.cls.name, r.cls.name), r.values) for r in registered)
-        self._remembered[id(registered)] = known  # holding the tuple keeps its id from being used again
-        return known
 
     def _difference(self, root: Element, registered: frozenset[Found], found: frozenset[Found]) -> InvariantError:
         """The first value, in document order, that was not registered; else the first registered that is missing."""
@@ -430,6 +463,29 @@ def actual(element: Element, node: Node) -> Node:
     prefix, _, local = name.strip().rpartition(":")
     uri = element.nsmap.get(prefix or None)
     return node.by_type.get(f"{{{uri}}}{local}" if uri else local, node)
+
+
+def _tops(root: Node) -> tuple[bytes, ...]:
+    """Beginnings of the start tags of all elements right below the document element that have entries, prefixed or not;
+    () if there are others than these, or too many."""
+    names = [tag.rpartition("}")[2] for tag in (*root.leaves, *root.nodes)]
+    is_clear = root.text is None and not root.by_type and all(name.isascii() for name in names)
+    tops = tuple(dict.fromkeys(mark + name.encode() for name in names for mark in (b"<", b":")))
+    return tops if is_clear and len(tops) <= MAX_TOPS else ()
+
+
+def _head(root: Element, metadata: bytes, tops: Sequence[bytes]) -> tuple[bytes, Element | None]:
+    """The beginning of a document up to the end tag of the last element right below the document element that has
+    entries, and that as a document; None if it can't be told."""
+    last = max(metadata.rfind(mark + top[1:]) for top in tops for mark in (b"/", b":"))
+    head = metadata[: metadata.find(b">", last) + 1]
+    if last < 0 or len(head) > MAX_HEAD_BYTES or not has_plain_markup(metadata):
+        return b"", None
+    name = f"{root.prefix or ''}:{str(root.tag).rpartition('}')[2]}".lstrip(":")
+    try:
+        return head, parse_metadata(head + f"</{name}>".encode())
+    except MetadataError:  # it ends within something else
+        return b"", None
 
 
 def _has_value(node: Node, tag: str, seen: set[int]) -> bool:

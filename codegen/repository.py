@@ -118,9 +118,10 @@ class InformationType:
         """An XPath that holds for all documents whose entries a template matches; "" if nothing can be said so."""
         return self._binder.condition(template)
 
-    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
-        """Raises InvariantError (facts `path`, `registered`, `found`) if the document's invariants are others."""
-        self._binder.check(root, registered)
+    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
+        """Raises InvariantError (facts `path`, `registered`, `found`) if the document's invariants are others; with its
+        bytes (`metadata`) it is faster."""
+        self._binder.check(root, registered, metadata)
 
     def texts(self, path: Sequence[str]) -> Texts | None:
         """Texts that the leaf at `path` (tags from the document element down) of a valid document may hold instead of

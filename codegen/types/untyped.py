@@ -41,7 +41,7 @@ class UntypedGate:
         """Nothing can be said."""
         return ""
 
-    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
+    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
         """There are none."""
 
     def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - not validated, so never asked

@@ -42,8 +42,8 @@ class InformationTypeGate(Grammar, Protocol):
         """Raises MetadataError with the path of the element."""
         ...
 
-    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
-        """Raises InvariantError naming path, registered and found value."""
+    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
+        """Raises InvariantError naming path, registered and found value; `metadata`: the bytes of the document."""
         ...
 
 
@@ -119,7 +119,7 @@ class Conformity:
         root = parse_metadata(metadata)
         if self.validates:
             self._gate.validate(root)
-        self._gate.check_invariants(root, self._entries)
+        self._gate.check_invariants(root, self._entries, metadata)
         if traced is None:
             self._known.parsed(metadata)
         else:

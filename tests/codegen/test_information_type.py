@@ -172,6 +172,36 @@ def test_a_missing_and_an_additional_keyword_are_refused(make, imagery, figure):
         imagery.check_invariants(figure(1), imagery.entries(more))
 
 
+@pytest.mark.parametrize(
+    ("document", "others"),
+    [
+        pytest.param("<r a='1'><k>a</k>*</r>", ("<r a='2'><k>a</k></r>", "<r a='1'><k>b</k></r>"), id="another value"),
+        pytest.param("<r a='1'><k>a</k>*</r>", ("<r a='1'><k>a</k><k>b</k></r>",), id="one more behind"),
+        pytest.param("<!-- </k> --><r a='1'>*</r>", ("<!-- </k> --><r a='2'/>",), id="a comment before"),
+        pytest.param("<r b='>/k' a='1'>*</r>", ("<r b='>/k' a='2'/>",), id="an attribute"),
+        pytest.param(
+            "<r a='1'><k>a<!-- /k --></k>*</r>", ("<r a='1'><k>a<!-- /k -->b</k></r>",), id="a comment within"
+        ),
+        pytest.param("<r a='1'>*<k/></r>", ("<r a='1'><v>1</v><k>b</k></r>",), id="at the end"),
+    ],
+)
+def test_what_begins_as_a_good_document_did_is_looked_at_further(make, document, others):
+    # Given documents that passed, in which something varies
+    marks = {"variant": ["/r/v", "/r/@b"]}
+    attributes = '<xs:attribute name="a"/><xs:attribute name="b"/>'
+    leaves = make.leaf("k", more='minOccurs="0" maxOccurs="9"'), make.leaf("v", more='minOccurs="0"')
+    kind = make.type(make.root(*leaves, attributes=attributes), **marks)
+    good = [document.replace("*", varying) for varying in ("", "<v>1</v>", "<v>/k</v>", "<v>&lt;k</v>")]
+    registered = kind.entries(make.document(good[0]))
+    for _ in "12":
+        for each in good:
+            kind.check_invariants(make.document(each), registered, each.encode())
+    # When one differs in an invariant, expect it to be refused
+    for other in others:
+        with pytest.raises((InvariantError, MetadataError)):
+            kind.check_invariants(make.document(other), registered, other.encode())
+
+
 def test_order_and_repetition_of_equal_values_do_not_count(make):
     kind = make.type(make.root(make.leaf("k", more='maxOccurs="9"')))
     registered = kind.entries(make.document("<r><k>a</k><k>b</k></r>"))

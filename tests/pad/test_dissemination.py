@@ -39,7 +39,7 @@ class Gate:
         if root.find("lat") is None:
             raise MetadataError("no lat", path="/m")
 
-    def check_invariants(self, root: Element, registered: Any) -> None:
+    def check_invariants(self, root: Element, registered: Any, metadata: bytes = b"") -> None:
         """Nothing is invariant."""
 
     def texts(self, path: Any) -> None:
