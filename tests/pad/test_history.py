@@ -28,7 +28,7 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     WireTimeoutError,
 )
-from jbi_pubsub.core.info_object import LossNotice, Parcel
+from jbi_pubsub.core.info_object import LossNotice, Parcel, left_out
 from jbi_pubsub.core.quality import Contract, Rate, Settings
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, define
@@ -652,7 +652,7 @@ def test_of_a_contract_nothing_that_is_asked_for_is_late_replaced_or_too_fast() 
     assert (pulled.level, pulled.by_object) == (1, None)
     asked = Pulled(Contract(Settings(), lambda _parcel: Settings(importance=4, deadline=1.0)))
     assert asked.by_object is asked.by_object
-    assert asked.of(None) == Settings(importance=4)  # type: ignore[arg-type]  # whatever it is
+    assert asked.of(left_out("registration-1", 1, 1)) == Settings(importance=4)  # whatever it is
 
 
 def test_live_objects_keep_coming_beside_a_query_that_waits(place: Asking) -> None:
