@@ -63,9 +63,6 @@ def covers(wide: Predicate, narrow: Predicate) -> bool:
 
 def _is_looser(wide: Predicate, narrow: Predicate) -> bool:
     """Whether of one plan the literals of `wide` are true for all that those of `narrow` are."""
-    (form, literals), (other, others) = skeleton(wide.expression), skeleton(narrow.expression)
-    if form != other:
-        return False  # what is too irregular shares a plan that says nothing
     plan, of_wide, of_narrow = wide.plan, wide.constants, narrow.constants
     free: set[int] = set()
     """Literals that the conditions speak for."""
@@ -81,6 +78,9 @@ def _is_looser(wide: Predicate, narrow: Predicate) -> bool:
             free |= set(_literals(plan.parameters[number]))
         elif of_wide[number] != of_narrow[number]:
             return False
+    (form, literals), (other, others) = skeleton(wide.expression), skeleton(narrow.expression)
+    if form != other:
+        return False  # what is too irregular shares a plan that says nothing
     return all(text == literals[hole] or hole in free for hole, text in enumerate(others))
 
 
