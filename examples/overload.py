@@ -29,7 +29,7 @@ from jbi_pubsub.core.info_object import encode
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.examples.example import DATA, TYPES, Cell, ExampleOutcome, OutcomeTable, Promise, beside_paper
-from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
+from jbi_pubsub.examples.federation import PATIENCE, Federation, application, cpu_seconds, say
 from jbi_pubsub.spark.plots import Plot
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
@@ -244,15 +244,10 @@ def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: flo
         return {name: [each for one in said for each in one.get(name, ())] for name in TYPES}
 
     asked()
-    began, cpu = time.monotonic(), _cpu_seconds(pid)
+    began, cpu = time.monotonic(), cpu_seconds(pid)
     time.sleep(seconds)
     late = asked()
-    return OverloadDeliveries(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late, sum(sent), link)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return OverloadDeliveries(mode, time.monotonic() - began, cpu_seconds(pid) - cpu, late, sum(sent), link)
 
 
 # -- what came of it --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import click
 import msgspec
 from rich.progress import Progress
 
+from jbi_pubsub.examples import domains as domains_bench
 from jbi_pubsub.examples.example import ExampleOutcome
 from jbi_pubsub.examples.narrow import LIMIT, run_link
 from jbi_pubsub.examples.overload import run_cpu
@@ -26,6 +27,7 @@ from . import matching as match_bench
 from .examples import show_outcome
 from .near import NearNames
 from .options import FILE, FOLDER, JsonArguments, argument, command, flag, option
+from .servers import raise_file_limit
 from .settings import try_file
 from .show import Column, console, show_table
 from .show import as_json as json_text
@@ -44,14 +46,31 @@ def bench() -> None:
     """Measure on this machine."""
 
 
-class _Qos(JsonArguments):
+class _Plotted(JsonArguments):
+    experiment: str
+    folder: Path | None = option(
+        "Write plots here: index.html, SVG, and data.json.",
+        "--plot",
+        type=FOLDER,
+        callback=charts.ready,
+        metavar="FOLDER",
+    )
+
+    def teller(self, began: float) -> Callable[[str], None]:
+        """Says how far it is, and when; nothing to programs."""
+
+        def tell(line: str) -> None:
+            if not self.as_json:
+                click.echo(f"{time.monotonic() - began:6.1f} s  {line}")
+
+        return tell
+
+
+class _Qos(_Plotted, first=True):
     experiment: str = argument(type=click.Choice([*EXPERIMENTS, "all"]), default="all")
     rounds: int | None = option("Of all modes, in turn.  [default: 3]", type=click.IntRange(1, 100))
     seconds: float | None = option("Counted in each run.  [default: by experiment]", type=click.FloatRange(1, 3600))
     fast: bool = flag("One round of each, some seconds; the demonstration in one minute.")
-    folder: Path | None = option(
-        "Write plots here: index.html, and SVG.", "--plot", type=FOLDER, callback=charts.ready, metavar="FOLDER"
-    )
 
 
 @command(bench, _Qos)
@@ -68,11 +87,7 @@ def qos(given: _Qos) -> int:
     jbi bench qos --plot plots
     """
     began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not given.as_json:
-            click.echo(f"{time.monotonic() - began:6.1f} s  {line}")
-
+    tell = given.teller(began)
     names = [*EXPERIMENTS] if given.experiment == "all" else [given.experiment]
     outcomes = []
     for name in names:
@@ -83,11 +98,43 @@ def qos(given: _Qos) -> int:
         outcomes.append(EXPERIMENTS[name](tell, **options))
     told: list[tuple[Any, ...]] = [(each.tables, each.promises, each.plots) for each in outcomes]
     outcome = ExampleOutcome(*(tuple(chain.from_iterable(parts)) for parts in zip(*told, strict=True)))
+    lead = "Who gets what when there is not enough for all: measured over processes of this machine."
+    return _end(given, outcome, began, "Quality of service", lead)
+
+
+class _Domains(_Plotted, first=True):
+    experiment: str = argument(type=click.Choice([*domains_bench.EXPERIMENTS, "all"]), default="all")
+    quick: bool = flag("Less of everything, in seconds.")
+
+
+@command(bench, _Domains)
+def domains(given: _Domains) -> int:
+    """Two domains, each client by itself and over a bridge that brings what is wanted; and what traders take.
+
+    bytes: over the link, by what clients have in common. latency: of 1 to 64 clients, on one host and with 40 ms each
+    way. polling: events against asking each second. matching: an aggregate against its members. offers: a query by the
+    number of offers. traders: one that others answer, too. All take eight minutes. Exit code 1 when something is not as
+    it is to be. The machine should do nothing else meanwhile.
+
+    \b
+    jbi bench domains bytes --quick
+    jbi bench domains latency --json
+    jbi bench domains --plot plots
+    """
+    raise_file_limit()
+    began = time.monotonic()
+    names = [*domains_bench.EXPERIMENTS] if given.experiment == "all" else [given.experiment]
+    outcome = domains_bench.run(given.teller(began), names, quick=given.quick)
+    lead = "Bytes over the link between two domains, latencies, and queries: measured over processes of this machine."
+    return _end(given, outcome, began, "Domains", lead)
+
+
+def _end(given: _Plotted, outcome: ExampleOutcome, began: float, title: str, lead: str) -> int:
     if given.folder is not None:
-        lead = "Who gets what when there is not enough for all: measured over processes of this machine."
-        footer = f"jbi bench qos {given.experiment}, {platform.machine()}, {os.cpu_count()} processors"
-        written = charts.write_folder(given.folder, "Quality of service", lead, outcome, footer)
-        tell(f"{len(written)} files in {given.folder}")
+        told = f"{click.get_current_context().command_path} {given.experiment}"
+        footer = f"{told}, {platform.machine()}, {os.cpu_count()} processors"
+        written = charts.write_folder(given.folder, title, lead, outcome, footer)
+        given.teller(began)(f"{len(written)} files in {given.folder}")
     plain = {"right": outcome.right, **msgspec.to_builtins(outcome)}
     given.show(plain, lambda: show_outcome(outcome, time.monotonic() - began))
     return 0 if outcome.right else 1

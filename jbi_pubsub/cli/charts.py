@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable
 from jbi_pubsub.spark import page, plots
 from jbi_pubsub.spark.page import Kind, ResultTable
 from jbi_pubsub.spark.plots import Plot
+
+from .show import as_json
 
 
 def ready(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's
@@ -27,10 +30,12 @@ def write_page(file: Path, title: str, lead: str, outcome: ExampleOutcome, foote
 
 
 def write_folder(folder: Path, title: str, lead: str, outcome: ExampleOutcome, footer: str) -> list[Path]:
-    """The same as index.html in a folder, beside an SVG of each plot; the files. Raises as `write_page`."""
+    """The same as index.html in a folder, beside an SVG of each plot, and data.json; the files. Raises as
+    `write_page`."""
     drawn = [(plot, plots.drawn(plot)[0]) for plot in outcome.plots]
     files = {folder / f"{plot.name}.svg": svg for plot, svg in drawn}
     files[folder / "index.html"] = _page(title, lead, outcome, drawn, footer)
+    files[folder / "data.json"] = as_json(msgspec.to_builtins(outcome), indent=1)
     _write(files)
     return list(files)
 

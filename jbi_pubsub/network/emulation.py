@@ -53,8 +53,8 @@ ASKED: Final = b"\xa7deflate"
 DECLINED: Final = b"\xa7refused"
 """Text that a lookup service reads instead, and declines: what it tells must be readable, to be rewritten."""
 
-CONNECTIONS_MOST: Final = 256
-"""Relayed at once; a party opens a dozen. Further ones are refused as an outage refuses them."""
+CONNECTIONS_MOST: Final = 512
+"""Relayed at once; a party opens a dozen, of which it keeps five. Others are refused as an outage refuses them."""
 FLYING: Final = 64
 """Pieces (of 512 bytes with a rate, else 64 KiB) under way in each direction of a connection; then it is not read."""
 LARGEST: Final = 3_600.0

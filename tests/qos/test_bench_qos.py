@@ -222,7 +222,8 @@ def test_all_experiments_make_one_outcome_and_plots(
     told = json.loads(ran.output)
     assert (told["right"], len(told["tables"]), len(told["promises"]), len(told["plots"])) == (kept, 3, 3, 3)
     files = {path.name for path in (tmp_path / "plots").iterdir()}
-    assert files == {"index.html", "cpu.svg", "link.svg", "demo.svg"}
+    assert files == {"index.html", "data.json", "cpu.svg", "link.svg", "demo.svg"}
+    assert len(json.loads((tmp_path / "plots" / "data.json").read_text())["tables"]) == 3
     page = (tmp_path / "plots" / "index.html").read_text()
     assert page.count("<svg") == 3
     assert "<script>1" not in page
