@@ -150,12 +150,12 @@ class Federation:
         assert process.stdout is not None
         return process, json.loads(process.stdout.readline())
 
-    def config(self, bound: int) -> Config:
-        """For its clients; `bound` of what may wait for a subscription."""
+    def config(self, bound: int, *, blocks: bool = False) -> Config:
+        """For its clients; `bound` of what may wait for a subscription, `blocks` whether publishers wait beyond it."""
         verify: Any = "require" if self._signed in ("require", "cut") else "off"
         return Config(
             lookup=LookupSection(locators=(self._locator,), multicast=False),
-            queue=QueueSection(bound=bound, publish_seconds=60),
+            queue=QueueSection(bound=bound, publish_seconds=60, policy="block" if blocks else "drop_oldest"),
             tls=msgspec.structs.replace(self._tls, sign=bool(self._signed), verify=verify),
         )
 
@@ -205,6 +205,8 @@ class Case:
     """Whether all is archived: on disk before it is acknowledged, and indexed meanwhile."""
     keeps: bool = True
     """Whether the delegate keeps objects for late joiners (`[pad] keep_seconds`), which hides what a queue weighs."""
+    blocks: bool = False
+    """Whether the publisher waits for its subscribers."""
 
     def documents(self) -> list[bytes]:
         """Metadata as a moving source says them, all in the rectangle; or always the same."""
@@ -243,7 +245,7 @@ def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: 
     archive = folder.name if case.archived else ""
     federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed, qos=case.qos, archive=archive)
     out: Any = multiprocessing.Queue()
-    config = federation.config(case.bound)
+    config = federation.config(case.bound, blocks=case.blocks)
     wanted = "//a" if case.signed == "cut" else None
     arguments = [(config, *share, out, wanted) for share in case.subscribers()]
     processes = [multiprocessing.Process(target=subscribe, args=given, daemon=True) for given in arguments]
