@@ -31,7 +31,11 @@ from typing import Any
 from dissemination import HUGE, KILO, LARGE, Case, measure
 
 LENGTH = struct.Struct("!I")
-CASES = {"1 KB": Case(20_000, KILO, blocks=True), "64 KB": Case(8_000, LARGE, blocks=True), "1 MB": Case(800, HUGE, blocks=True)}
+CASES = {
+    "1 KB": Case(20_000, KILO, blocks=True),
+    "64 KB": Case(8_000, LARGE, blocks=True),
+    "1 MB": Case(800, HUGE, blocks=True),
+}
 Row = tuple[float, float]
 """CPU time of all, and of the one in the middle, in us an object."""
 
@@ -119,7 +123,9 @@ def rows(rounds: int, scale: float) -> Iterator[tuple[str, dict[str, Row]]]:
                 for way, where in ways.items():
                     taken.setdefault(f"relay {way}", []).append(relayed(case, where))
                     taken.setdefault(f"delegate {way}", []).append(delegated(case, where))
-        medians = {way: tuple(round(statistics.median(each), 1) for each in zip(*found)) for way, found in taken.items()}
+        medians = {
+            way: tuple(round(statistics.median(each), 1) for each in zip(*found)) for way, found in taken.items()
+        }
         yield name, medians  # type: ignore[misc]  # pairs
 
 

@@ -18,7 +18,8 @@ from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Hello, Receiver, Settle, StreamSocket, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.settlement import Settle
+from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.sessions import PART_SECONDS
 from jbi_pubsub.pad.egress.session import Deliveries
