@@ -124,7 +124,8 @@ def rows(rounds: int, scale: float) -> Iterator[tuple[str, dict[str, Row]]]:
                     taken.setdefault(f"relay {way}", []).append(relayed(case, where))
                     taken.setdefault(f"delegate {way}", []).append(delegated(case, where))
         medians = {
-            way: tuple(round(statistics.median(each), 1) for each in zip(*found)) for way, found in taken.items()
+            way: tuple(round(statistics.median(each), 1) for each in zip(*found, strict=True))
+            for way, found in taken.items()
         }
         yield name, medians  # type: ignore[misc]  # pairs
 

@@ -68,7 +68,7 @@ WINDOW_BYTES: Final = 8 << 20
 MAX_ITEM_BYTES: Final = MEMORY_BYTES
 """Largest item, and the most that an object takes in memory. Checked before anything is allocated."""
 STEP_BYTES: Final = 1 << 20
-"""Memory taken for a frame at first; it doubles as bytes come, so that a mere announcement costs no more."""
+"""Most memory taken for what a frame announces before that has come."""
 ACK_BYTES: Final = 1 << 20
 """Largest acknowledgement: consumption of 100,000 subscriptions."""
 CHUNK_BYTES: Final = MAX_BATCH_BYTES
@@ -88,6 +88,8 @@ BLOCKED_SECONDS: Final = 5
 """Time that the system waits for bytes in one call, without a poll before it."""
 AHEAD_BYTES: Final = 8 << 10
 """Read at once where a frame begins: head and body of a small one, and what comes behind it, in one call."""
+LARGE_BYTES: Final = 64 << 10
+"""A frame of this size is worth a call of its own for its head."""
 GATHERED_MOST: Final = 512
 """Parts that the system is given to gather in one call; it takes 1,024 (IOV_MAX)."""
 JOINED_BYTES: Final = 64 << 10
@@ -138,6 +140,8 @@ class StreamSocket:
         self._sending = threading.Lock()  # one frame at a time
         self._ahead = bytearray()
         """Read, and of no frame yet."""
+        self._was_large = False
+        """The last frame was: the next one is likely to be."""
         self._wants_read = False
         """TLS can't write before something has come."""
         self._coming = select.poll()
@@ -172,6 +176,8 @@ class StreamSocket:
         0 for who hands the socket over then. Raises WireError, WireTimeoutError, ProtocolError."""
         deadline = time.monotonic() + timeout
         got = self._ahead
+        if self._was_large:  # what is read ahead of a large one would have to be copied, to be in one with the rest
+            ahead = 0
         while len(got) < FRAME.size:
             space = bytearray(max(FRAME.size - len(got), ahead))
             read = self._read(space, deadline, len(got), FRAME.size)
@@ -181,6 +187,7 @@ class StreamSocket:
             alert = alert_in(bytes(got[: FRAME.size]))
             raise ProtocolError(alert or f"peer announces a frame of {length} bytes, the limit is {limit}")
         end = FRAME.size + length
+        self._was_large = length >= LARGE_BYTES
         if len(got) >= end:
             self._ahead = got[end:]
             return kind, memoryview(got)[FRAME.size : end]
@@ -220,17 +227,36 @@ class StreamSocket:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
 
-    def _rest(self, got: bytearray, count: int, deadline: float) -> bytearray:
-        """The body of a frame, of which `got` has the head and a part."""
-        data = bytearray(min(count, STEP_BYTES))  # what is announced is not taken before it comes
-        at = len(got) - FRAME.size
-        data[:at] = memoryview(got)[FRAME.size :]
-        while at < count:
-            if at == len(data):
-                data.extend(bytes(min(count - at, at)))
-            with memoryview(data) as view:
-                at += self._read(view[at:], deadline, at, count)
-        return data
+    def _rest(self, got: bytearray, count: int, deadline: float) -> Part:
+        """The body of a frame, of which `got` has the head and a part; not copied, if it comes in one piece."""
+        body = got[FRAME.size :]
+        while len(body) < count:
+            piece = self._piece(min(count - len(body), STEP_BYTES), deadline, len(body), count)
+            if len(piece) == count:
+                return piece
+            body += piece
+        return body
+
+    def _piece(self, most: int, deadline: float, at: int, count: int) -> Part:
+        """So many bytes behind the first `at` of `count`; fewer when they come slowly."""
+        if self._tls:
+            space = memoryview(bytearray(most))
+            came = 0
+            while came < most:
+                came += self._read(space[came:], deadline, at + came, count)
+            return space
+        while True:
+            if deadline - time.monotonic() < BLOCKED_SECONDS:
+                self._wait(select.POLLIN, deadline, f"{at} of {count} bytes received")
+            try:  # all of it in one call, into memory that nobody has to clear before
+                data = self._sock.recv(most, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError) as exc:
+                raise WireError(f"connection lost: {explained(exc)}") from exc
+            if not data:
+                raise WireError("connection closed by the peer")
+            return data
 
     def _read(self, space: bytearray | memoryview, deadline: float, at: int, count: int) -> int:
         """Bytes read into `space`, at least one, after the first `at` of `count`."""
