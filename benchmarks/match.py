@@ -1,6 +1,6 @@
 """Matching: cost per document, subscription and predicate, at two sizes, against the parse and against lxml alone.
 
-python benchmarks/match.py [--sizes 1000,100000] [--json FILE]
+python benchmarks/match.py [--sizes 1000,100000] [--workloads kinds,mixed] [--json FILE]
 
 """
 
@@ -17,10 +17,12 @@ from jbi_pubsub.cli import matching as bench
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=",".join(map(str, bench.SIZES)))
+    parser.add_argument("--workloads", default="", help="of " + ", ".join(bench.WORKLOADS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sizes = [int(s) for s in options.sizes.split(",")]
-    rows = bench.run(sizes, lambda what: print(what, file=sys.stderr))
+    workloads = list(filter(None, options.workloads.split(",")))
+    rows = bench.run(sizes, lambda what: print(what, file=sys.stderr), workloads)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     _print(rows)

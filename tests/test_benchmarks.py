@@ -15,7 +15,7 @@ import pytest
 from lxml import etree
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-STYLES = ("rect", "comment", "varied", "wide", "text", "mixed")
+STYLES = ("rect", "comment", "varied", "wide", "text", "mixed", "kinds")
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def cells(o):
 
 
 def baseline(style):
-    return "direct-lxml" if style == "mixed" else "direct-index"
+    return "direct-lxml" if style in ("mixed", "kinds") else "direct-index"
 
 
 def measured(plan, out):
