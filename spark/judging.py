@@ -119,7 +119,7 @@ class Judge:
             return None
         if predicate is None:
             self._always.add(number)
-        elif predicate.evaluates or predicate.plan.is_relative:
+        elif predicate.evaluates:
             self._alone.add(number)
         return RowMatcher(number, given, predicate, wanted)
 

@@ -33,7 +33,7 @@ from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, ExplanationStep, HistoryQuery, Order, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix_of
-from jbi_pubsub.core.xpath.language.conditions import Where
+from jbi_pubsub.core.xpath.language.terms import Where
 
 FORMAT: Final = 2
 """Version of the tables; those of another one are made anew."""

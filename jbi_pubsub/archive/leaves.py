@@ -31,8 +31,8 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import EMPTY, PRESENT, TEXT, Layout
 from jbi_pubsub.core.xpath.index.document import Paths as Slots
-from jbi_pubsub.core.xpath.language.conditions import Where
 from jbi_pubsub.core.xpath.language.number import number
+from jbi_pubsub.core.xpath.language.terms import Where
 
 MAX_PATHS: Final = 4096
 """Paths of a type, inner elements and attributes counted."""

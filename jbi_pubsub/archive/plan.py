@@ -24,8 +24,9 @@ import msgspec
 from jbi_pubsub.archive.leaves import SIZES, TypePaths
 from jbi_pubsub.core.combined import ABOVE, ALWAYS, PATHS, PAYLOAD_LENGTH
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import OF_ALL, Condition, Operand, Term, Where
+from jbi_pubsub.core.xpath.language.conditions import Condition
 from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, rough_extent
+from jbi_pubsub.core.xpath.language.terms import OF_ALL, Evaluation, Operand, Term, Where
 from jbi_pubsub.core.xpath.predicate import Predicate
 
 Constant = str | float
@@ -183,8 +184,8 @@ def _conjunct(
     several = False
     for condition in asked:
         where, test = condition.where, condition.test
-        if test in (conditions.OPAQUE, conditions.HAS_CHILDREN):
-            why.append(str(where[0]) if isinstance(where, tuple) else test)
+        if test in (conditions.OPAQUE, conditions.HAS_CHILDREN) or isinstance(where, Evaluation):
+            why.append(where[0] if isinstance(where, tuple) else _told(where, constants))
             continue
         if isinstance(where, Term):
             calculation = _calculation(where, constants, paths)
@@ -262,10 +263,14 @@ def _words(condition: Condition, constants: Sequence[Constant]) -> str:
 
 
 def _told(where: Operand, constants: Sequence[Constant]) -> str:
+    if isinstance(where, str):
+        return where
     if isinstance(where, int):
         return f"{constants[where]:g}"
     if isinstance(where, tuple):
         return shown(where)
+    if isinstance(where, Evaluation):
+        return where.written(dict(enumerate(constants)))
     *left, right = (_told(each, constants) for each in where.operands)
     if where.operator in OF_ALL:
         return f"{where.operator}({right})"

@@ -29,7 +29,8 @@ from jbi_pubsub.core.history import (
 )
 from jbi_pubsub.core.info_object import Head, head_of
 from jbi_pubsub.core.xml import Element, read_metadata
-from jbi_pubsub.core.xpath.language.conditions import EXISTS, Where
+from jbi_pubsub.core.xpath.language.conditions import EXISTS
+from jbi_pubsub.core.xpath.language.terms import Where
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, Predicate, compile_predicate, compiled_xpath
 
 FIRST_ROWS: Final = 1 << 15

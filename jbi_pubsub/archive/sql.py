@@ -11,6 +11,7 @@ from jbi_pubsub.archive.leaves import is_canonical
 from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, Constant, On, Restriction
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.number import number
+from jbi_pubsub.core.xpath.language.terms import COUNT
 
 PATHS_MOST: Final = 1024
 LOOKS_MOST: Final = 16
@@ -148,7 +149,7 @@ class Select:
         value = f"({''.join(left)} {_ARITHMETIC[part.operator]} {right})"
         unknown, spread = [each for _, each, _ in found], found[0][2]
         last = part.operands[-1]
-        if part.operator == "div" and isinstance(last, Calculation) and last.operator == conditions.COUNT:
+        if part.operator == "div" and isinstance(last, Calculation) and last.operator == COUNT:
             return value, either(unknown), spread if spread == "0" else f"({spread} / greatest({right}, 1))"  # a mean
         unknown += [f"{each} > 0" for _, _, each in found if each != "0"]
         if part.operator == "div":
@@ -163,7 +164,7 @@ class Select:
         more = [path for path in part.paths if flags[path] & MORE]
         unknown = [self._present(part.inner)]
         s = self._summed(more) if more else ""
-        if part.operator == conditions.COUNT:
+        if part.operator == COUNT:
             there = [self._present_in_columns(path) for path in part.paths if flags[path] & (NUMBERS | TEXTS)]
             counts = [f"({each})::INTEGER" for each in there] + [f"coalesce({s}.nodes, 0)"] * bool(s)
             return f"({' + '.join(counts) or 0})::DOUBLE", either(unknown), "0"

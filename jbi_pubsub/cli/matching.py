@@ -215,8 +215,8 @@ def relative(chance: random.Random, size: int) -> list[str]:
 
 
 def fallback(chance: random.Random, size: int) -> list[str]:
-    """Expressions that lxml has to evaluate one by one."""
-    return [f"sum(//lat) > {round(chance.uniform(88, 180), 4)}" for _ in range(size)]
+    """Expressions that lxml has to evaluate one by one: each with another constant within its operand."""
+    return [f"sum(//lat[. > {round(chance.uniform(0, 90), 4)}]) > {chance.randrange(80, 90)}" for _ in range(size)]
 
 
 KINDS: Final[dict[str, Callable[[random.Random], str]]] = {
@@ -245,7 +245,7 @@ KINDS: Final[dict[str, Callable[[random.Random], str]]] = {
     ),
     "two leaves": lambda chance: f"{_LAT} > {_LONG} and {_AT}/Area = '{chance.choice(_AREAS)}'",
 }
-"""What predicates ask for beside a leaf: each true for about one document in a thousand, or in a hundred."""
+"""Operands that are no leaves, with a predicate for each, true for one document in a thousand, or in a hundred."""
 
 
 def kinds(chance: random.Random, size: int) -> list[str]:

@@ -129,11 +129,11 @@ class Subscription:
         wanted = self.payload_filter
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
-            charges.append((predicate.identity, CHARGED * predicate.cost))
+            charges.append(predicate.charge)
         if self.combined is not None and self.combined.evaluates:
-            charges.append((self.combined.identity, CHARGED * self.combined.cost))
+            charges.append(self.combined.charge)
         if wanted is not None:
-            charges.append((wanted, CHARGED * wanted.cost))
+            charges.append(Charge(wanted, CHARGED * wanted.cost))
         return tuple(charges)
 
     def status(self, kind: type[S], **more: object) -> S:

@@ -75,7 +75,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Beside
 @pytest.mark.long
 def test_answers_are_those_of_lxml(make: Callable[[], Beside]) -> None:
     # Given columns for some paths as soon as they come, and not enough for all
-    comparison = compare(7_000, make, documents=100, expressions=60)
+    comparison = compare(7_000, make, documents=100, expressions=60, seed=2)
     # Expect what lxml says
     assert comparison.mismatches == ()
     assert comparison.true > 200

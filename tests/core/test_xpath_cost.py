@@ -17,20 +17,19 @@ from jbi_pubsub.core.wire.places import asked_by
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, payload_filter, select
 from jbi_pubsub.core.xpath import predicate as compiling
-from jbi_pubsub.core.xpath.index import predicate_index as index
 from jbi_pubsub.core.xpath.language import cost
+from jbi_pubsub.core.xpath.language.budget import Charge, CostBudget
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
     MAX_SECONDS,
     REFERENCE,
-    CostBudget,
     Extent,
     exact_extent,
+    longest,
     rough_extent,
     terms_of,
 )
 from jbi_pubsub.core.xpath.language.grammar import parse, selects
-from jbi_pubsub.core.xpath.predicate import longest
 
 WIDE = chr(0x20000)
 CHINESE = "".join(chr(0x4E00 + i) for i in range(400))
@@ -320,13 +319,13 @@ class TestEnforcement:
         costly = [compile_predicate(f"sum(//b[sum(//b)!={n}])>0") for n in range(20)]
         for key, predicate in enumerate(costly):
             found.add(key, predicate)
-        found.add(99, compile_predicate("string-length(//a)=0"))
+        found.add(99, compile_predicate("'cheap'"))
         source = b"<m><a/>" + b"".join(b"<b>%d</b>" % n for n in range(20)) + b"</m>"
         root = parse_metadata(source)
         assert len(found.match(root)) == 21
         one = costly[0].seconds(exact_extent(root, len(source)))
-        monkeypatch.setattr(index, "MAX_SECONDS_OF_OBJECT", 5.5 * one)
-        found.add(100, compile_predicate("string-length(//b)>0"))
+        monkeypatch.setattr(cost, "MAX_SECONDS_OF_OBJECT", 5.5 * one)
+        found.add(100, compile_predicate("'cheap too'"))
         # Expect the cheap ones and as many as fit; the others are counted as failed, and say why
         answered = found.match(root)
         assert {99, 100} < set(answered)
@@ -342,7 +341,7 @@ class TestEnforcement:
         root = parse_metadata(source)
         assert len(found.match(root)) == 20
         one = predicates[0].seconds(exact_extent(root, len(source)))
-        monkeypatch.setattr(index, "MAX_SECONDS_OF_OBJECT", 4.5 * one)
+        monkeypatch.setattr(cost, "MAX_SECONDS_OF_OBJECT", 4.5 * one)
         assert len(found.match(root)) == 4
 
     def test_what_was_taken_for_larger_than_it_is_is_charged_anew_once_it_is_measured(
@@ -356,8 +355,8 @@ class TestEnforcement:
         source = b"<m><a>1</a><b>" + b"x" * 2_000 + b"</b></m>"
         rough = predicates[0].seconds(rough_extent(len(source)))
         one = predicates[0].seconds(exact_extent(parse_metadata(source), len(source)))
-        assert 20 * one < rough < index.MAX_SECONDS
-        monkeypatch.setattr(index, "MAX_SECONDS_OF_OBJECT", rough + one / 2)
+        assert 20 * one < rough < cost.MAX_SECONDS
+        monkeypatch.setattr(cost, "MAX_SECONDS_OF_OBJECT", rough + one / 2)
         # Expect all to be evaluated, as they fit
         assert len(found.match(parse_metadata(source), len(source))) == 20
 
@@ -393,21 +392,21 @@ class TestBudget:
     def test_has_room_for_so_much_and_counts_equal_expressions_once(self) -> None:
         budget = CostBudget(1.0)
         for what in ("a", "b", "a"):
-            budget.check([(what, 0.5)], "me")
-            budget.add([(what, 0.5)])
+            budget.check([Charge(what, 0.5)], "me")
+            budget.add([Charge(what, 0.5)])
         assert budget.spent == 1.0
         with pytest.raises(OversizeError, match=r"filters of me may take 1001\.0 ms an object, the limit is 1000 ms"):
-            budget.check([("c", 0.001)], "me")
-        budget.check([("a", 0.5), ("b", 0.5)], "me")
+            budget.check([Charge("c", 0.001)], "me")
+        budget.check([Charge("a", 0.5), Charge("b", 0.5)], "me")
         # Expect room when the last of the equal ones is gone
-        budget.remove([("a", 0.5)])
+        budget.remove([Charge("a", 0.5)])
         assert budget.spent == 1.0
-        budget.remove([("a", 0.5)])
-        budget.check([("c", 0.001)], "me")
+        budget.remove([Charge("a", 0.5)])
+        budget.check([Charge("c", 0.001)], "me")
 
     def test_is_empty_when_all_are_gone(self) -> None:
         budget = CostBudget(1.0)
-        charges = [(number, 0.1) for number in range(7)]
+        charges = [Charge(number, 0.1) for number in range(7)]
         budget.add(charges)
         budget.remove(charges)
         assert (len(budget), budget.spent) == (0, 0.0)

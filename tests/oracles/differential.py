@@ -212,8 +212,10 @@ def expression(chance: random.Random, depth: int = 0, context: str = "") -> str:
         return _conditional(chance, depth, context)
     if kind < 0.66:
         return _range(chance, context)
-    if kind < 0.72:
+    if kind < 0.69:
         return _arithmetic(chance, context)
+    if kind < 0.72:
+        return _evaluated(chance, context)
     if kind < 0.78:
         return _relative(chance, depth, context)
     if kind < 0.9:
@@ -226,7 +228,7 @@ def _dense(chance: random.Random) -> str:
     paths and parts of texts as well."""
     if chance.random() < 0.2:
         joint = chance.choice((" and ", " or "))
-        kinds = chance.sample((_sum, _anywhere, _part), chance.choice((1, 1, 2)))
+        kinds = chance.sample((_sum, _anywhere, _part, _shared, _shared), chance.choice((1, 1, 2)))
         return joint.join(kind(chance) for kind in kinds)
     found = []
     for path in chance.sample(("/m/a", "/m/b", "/m/P/a"), chance.choice((1, 2, 2, 3))):
@@ -261,6 +263,103 @@ def _sum(chance: random.Random) -> str:
         )
     )
     return f"{term}{operator}{_literal_number(chance)}"
+
+
+def _shared(chance: random.Random) -> str:
+    """A condition on an operand that is no path, as many others ask for it with other constants."""
+    operand = chance.choice(
+        (
+            *("substring-after(a,'N')", "substring(/m/a,1,2)", "translate(b,'N.','x')", "concat(a,'/',b)", "(a|b)[1]"),
+            *("string-length(a)", "floor(a)", "round(/m/b)", "count(*[.>5])", "count(//a[b])", "sum(//a//b)", "a|b"),
+            *("name(*)", "local-name()", "normalize-space(b)", "//P//a", "a[2]", "P/a[last()]", "b/text()", "/m/P/@*"),
+            *("a*string-length(b)", "number(translate(a,'x','5'))", "//a/@id|//b/@id", "string(P[b])", "a/.."),
+        )
+    )
+    kind = chance.random()
+    if kind < 0.5:
+        condition = f"{operand}{chance.choice(('=', '=', '!=', '<', '>='))}{_literal(chance)}"
+    elif kind < 0.7:
+        condition = f"{operand}>{chance.choice(_NUMBERS)} and {operand}<={chance.choice(_NUMBERS)}"
+    elif kind < 0.8:
+        condition = f"contains({operand},'{chance.choice(_TEXTS)[:1]}')"
+    else:
+        condition = chance.choice(
+            (f"{operand}", f"{operand}=/m/c", f"{operand}<b", f"a={operand}", f"lang('{operand[0]}')")
+        )
+        condition = condition if "'" not in operand or "lang" not in condition else operand
+    inside = chance.random()
+    return (
+        f"not({condition})"
+        if inside < 0.2
+        else f"{chance.choice(('/m', '/m/P', '/*', '*'))}[boolean({condition})]"
+        if inside < 0.4
+        else f"({condition})"
+    )
+
+
+def _evaluated(chance: random.Random, context: str) -> str:
+    """A comparison of what a function of texts, numbers or nodes gives."""
+    operand = chance.choice((_made_text, _made_text, _made_number))(chance, context, 0)
+    kind = chance.random()
+    if kind < 0.75:
+        operator = chance.choice(("=", "=", "!=", "<", "<=", ">", ">="))
+        return f"{operand}{operator}{_literal(chance) if kind < 0.6 else _made_number(chance, context, 1)}"
+    if kind < 0.9:
+        return f"{chance.choice(('contains', 'starts-with'))}({operand},'{chance.choice(_TEXTS)[:2]}')"
+    return chance.choice((f"not({operand})", f"boolean({operand})", f"{operand}=true()", f"string({operand})='5'"))
+
+
+def _made_text(chance: random.Random, context: str, depth: int) -> str:
+    if depth > 2 or chance.random() < 0.25:
+        return _named(chance, context)
+    text, other = _made_text(chance, context, depth + 1), _made_text(chance, context, depth + 2)
+    literal = f"'{chance.choice(_TEXTS)[:2]}'"
+    return chance.choice(
+        (
+            *(
+                f"substring-after({text},{literal})",
+                f"substring-before({text},{other})",
+                f"concat({text},{literal},{other})",
+            ),
+            f"substring({text},{chance.choice(('1', '2', '-1', '1.5', '0', '1,1', '2,2', '0,0 div 0'))})",
+            *(
+                f"translate({text},'Nx7.',{literal})",
+                f"normalize-space({text})",
+                f"string({_made_number(chance, context, depth + 1)})",
+            ),
+            *(
+                f"name({_named(chance, context)})",
+                f"local-name({_named(chance, context)})",
+                "name()",
+                "namespace-uri(*)",
+            ),
+        )
+    )
+
+
+def _made_number(chance: random.Random, context: str, depth: int) -> str:
+    if depth > 2 or chance.random() < 0.15:
+        return chance.choice((_named(chance, context), "5", "-.5"))
+    text, number = _made_text(chance, context, depth + 1), _made_number(chance, context, depth + 1)
+    nodes = _named(chance, context) + chance.choice(("", "", f"[.>{chance.choice(_NUMBERS)}]", "[b]"))
+    return chance.choice(
+        (
+            *(
+                f"string-length({text})",
+                f"number({text})",
+                f"floor({number})",
+                f"ceiling({number})",
+                f"round({number})",
+            ),
+            *(f"({number}+{_made_number(chance, context, depth + 1)})", f"-{number}", f"({number}*{text})"),
+            *(f"count({nodes})", f"sum({nodes})", "string-length()", "number()", "count(*)"),
+        )
+    )
+
+
+def _named(chance: random.Random, context: str) -> str:
+    path = _path(chance, context) if chance.random() < 0.7 else _deep(chance, context)
+    return "self::node()" if path.endswith(".") else path
 
 
 def _anywhere(chance: random.Random) -> str:

@@ -16,7 +16,7 @@ from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope
 from jbi_pubsub.archive.volume import Record
 from jbi_pubsub.core.history import ExplanationStep, HistoryQuery, Order
 from jbi_pubsub.core.info_object import Head, Parcel
-from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language import conditions, terms
 from jbi_pubsub.core.xpath.language.number import number
 
 
@@ -131,13 +131,13 @@ def _computed(part: Calculation | float, values: dict[int, list[Value]]) -> tupl
         numbers = [value for value, _, _ in found]
         is_known = all(known for _, known, _ in found)
         value, last = _ARITHMETIC[part.operator](*([0.0] * (len(numbers) < 2)), *numbers), part.operands[-1]
-        if part.operator == "div" and isinstance(last, Calculation) and last.operator == conditions.COUNT:
+        if part.operator == "div" and isinstance(last, Calculation) and last.operator == terms.COUNT:
             return value, is_known, found[0][2] / max(numbers[-1], 1.0)
         is_zero = part.operator == "div" and numbers[-1] == 0
         return value, is_known and not any(spread for _, _, spread in found) and not is_zero, 0.0
     there = [value for path in part.paths for value in values.get(path, ())]
     is_known = not any(path in values for path in part.inner)
-    if part.operator == conditions.COUNT:
+    if part.operator == terms.COUNT:
         return float(len(there)), is_known, 0.0
     is_known = is_known and (None, None) not in there
     each = [math.nan if number is None else number for number, _ in there]
@@ -149,7 +149,7 @@ def _computed(part: Calculation | float, values: dict[int, list[Value]]) -> tupl
 
 
 _ARITHMETIC = {
-    "+": operator.add, "-": operator.sub, "multiply": operator.mul, "div": conditions.over, "mod": conditions.modulo
+    "+": operator.add, "-": operator.sub, "multiply": operator.mul, "div": terms.over, "mod": terms.modulo
 }  # fmt: skip
 
 

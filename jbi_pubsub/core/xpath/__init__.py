@@ -3,7 +3,7 @@
 from jbi_pubsub.core.xpath.examination import ExaminedCondition, ExaminedPath, examine
 from jbi_pubsub.core.xpath.geography import bbox
 from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
-from jbi_pubsub.core.xpath.language.cost import (
+from jbi_pubsub.core.xpath.language.budget import (
     CHARGED,
     MAX_COST_OF_REGISTRATION,
     MAX_COST_OF_SUBSCRIBER,

@@ -30,11 +30,9 @@ from .language.conditions import (
     UNEQUAL,
     Condition,
     Conjunct,
-    Parameter,
-    Term,
-    is_relative,
     skeleton,
 )
+from .language.terms import Parameter, Term, is_relative
 from .predicate import XPATH, Predicate
 
 K = TypeVar("K", bound=Hashable)

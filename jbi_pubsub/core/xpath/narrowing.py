@@ -5,11 +5,12 @@ What comes out is a predicate like any other: the index takes it apart and share
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language.grammar import with_prefixes
+from jbi_pubsub.core.xpath.language.grammar import TOKEN
 from jbi_pubsub.core.xpath.predicate import XPATH, Predicate, compile_predicate
 
 Condition = tuple[str, tuple[tuple[str, str], ...]]
@@ -26,7 +27,7 @@ def joined(conditions: Iterable[Condition], operator: Literal["and", "or"]) -> C
             if bound.get(prefix, space) != space:
                 renamed[prefix] = _other_than({*bound, *dict(namespaces)}, prefix)
             bound[renamed.get(prefix, prefix)] = space
-        texts[with_prefixes(expression, renamed)] = None
+        texts[_with_prefixes(expression, renamed)] = None
     whole = f" {operator} ".join(f"({text})" for text in texts) if len(texts) > 1 else next(iter(texts))
     return whole, tuple(sorted(bound.items()))
 
@@ -54,3 +55,13 @@ def narrowed(predicate: Predicate | None, where: Condition) -> Predicate:
 
 def _other_than(taken: set[str], prefix: str) -> str:
     return next(name for number in range(2, len(taken) + 3) if (name := f"{prefix}-{number}") not in taken)
+
+
+def _with_prefixes(expression: str, renamed: Mapping[str, str]) -> str:
+    """The expression with other prefixes in its names: `renamed` maps those there are to those there are to be."""
+
+    def written(token: re.Match[str]) -> str:
+        prefix, colon, rest = (token[3] or "").partition(":")
+        return renamed.get(prefix, prefix) + colon + rest if colon else token[0]
+
+    return TOKEN.sub(written, expression) if renamed else expression

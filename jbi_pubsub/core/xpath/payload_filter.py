@@ -28,6 +28,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     CostBound,
     Extent,
     exact_extent,
+    longest,
     rough_extent,
     size_of,
 )
@@ -39,7 +40,6 @@ from jbi_pubsub.core.xpath.predicate import (
     InUse,
     analysed,
     compiled_xpath,
-    longest,
 )
 
 MAX_SELECTION_BYTES: Final = MAX_XML_PAYLOAD_BYTES

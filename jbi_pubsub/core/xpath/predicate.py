@@ -28,6 +28,7 @@ from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.budget import CHARGED, Charge
 from jbi_pubsub.core.xpath.language.conditions import ConditionPlan
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
@@ -39,6 +40,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     TooCostlyError,
     costliest,
     exact_extent,
+    longest,
     rough_extent,
     size_of,
     terms_of,
@@ -181,6 +183,13 @@ class Predicate:
         return self.expression, self.namespaces, self.language
 
     @property
+    def charge(self) -> Charge:
+        """The charge to a budget, if it `evaluates`."""
+        plan = self.plan
+        shares = plan.shares(dict(enumerate(self.constants))) if plan.costs else {}
+        return Charge(self.identity, CHARGED * self.cost, shares, plan.is_shared)
+
+    @property
     def cost(self) -> float:
         """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
         return self.seconds(REFERENCE)
@@ -249,11 +258,6 @@ class Predicate:
             self._evaluators = {}
         self._evaluators[threading.get_ident()] = compiled
         return compiled
-
-
-def longest(holes: list[str]) -> int:
-    """The length of the longest literal, rounded up to a power of two."""
-    return 1 << (max(16, max(map(len, holes), default=0)) - 1).bit_length()
 
 
 def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPath:
@@ -413,7 +417,7 @@ def _analysed(
             expression=expression,
             position=position,
         ) from exc
-    plan = conditions.analyse(tree, most)
+    plan = conditions.analyse(parsed, namespaces, most)
     if is_filter or plan.is_opaque:
         literal = longest(parsed.holes)
         try:

@@ -6,12 +6,13 @@ Of the combined view (core/combined.py) most predicates speak of the publisher's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from jbi_pubsub.core.errors import PredicateError
 
 from .language.grammar import (
+    TOKEN,
     Chain,
     Expression,
     Filter,
@@ -22,7 +23,6 @@ from .language.grammar import (
     Number,
     Path,
     parse,
-    without_top,
 )
 
 _DOWN: Final = frozenset(["child", "attribute", "self", "descendant", "descendant-or-self"])
@@ -44,7 +44,7 @@ def inside(expression: str, namespaces: Mapping[str, str], above: str) -> str | 
         return None
     uri, _, local = above[1:].partition("}")
     names = {f"{prefix}:{local}" for prefix, bound in namespaces.items() if bound == uri}
-    made, count = without_top(expression, names)
+    made, count = _without_top(expression, names)
     return made if count == _tops(parsed.tree, above) else None
 
 
@@ -115,3 +115,15 @@ def _tops(part: Expression, above: str) -> int:
     if isinstance(part, Path):
         return int(_within(part, above) is not part.steps)
     return sum(_tops(each, above) for each in (*getattr(part, "operands", ()), *getattr(part, "arguments", ())))
+
+
+def _without_top(expression: str, names: Container[str]) -> tuple[str, int]:
+    """The expression without the first step of paths that begin at the document element, where that is written as one
+    of the names; how many there were."""
+    tokens = [(token[0], token.start(), token.end()) for token in TOKEN.finditer(expression)]
+    parts, at, count = [], 0, 0
+    for (first, start, _), (name, _, end), (then, _, _) in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if first == "/" and name in names and then in ("/", "//"):
+            parts.append(expression[at:start])
+            at, count = end, count + 1
+    return "".join(parts) + expression[at:], count

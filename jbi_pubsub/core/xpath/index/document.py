@@ -21,10 +21,13 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language.conditions import Where, is_relative
+from jbi_pubsub.core.xpath.language.budget import OperandRoom
+from jbi_pubsub.core.xpath.language.cost import Extent
 from jbi_pubsub.core.xpath.language.number import number
+from jbi_pubsub.core.xpath.language.terms import Evaluation, Term, Where, is_relative
 
-from .relative import NO_STEP, UnreadableError
+from .operands import CostLimits, OperandReader
+from .relative import NO_STEP, Nodes, UnreadableError
 from .relative import ReadingStep as Relative
 
 PRESENT: Final = 0
@@ -37,10 +40,6 @@ MAX_SLOTS: Final = 4096
 
 MAX_READERS: Final = 16
 """Kinds of documents for which a layout remembers how to read them."""
-
-MAX_COMPUTED: Final = 64
-MAX_RELATIVE: Final = 64
-"""Terms and relative paths of one index: each costs every document some 0.3 us, and some 1 us."""
 
 MAX_TEXT: Final = 2 << 20
 """Characters read at relative paths of one document: texts within texts are read several times."""
@@ -61,7 +60,7 @@ number (ANY_NUMBER)."""
 ANY_NUMBER: Final = [-math.inf, math.inf]
 
 Compute = Callable[[Values, Many], float]
-"""A term, of the values of the slots that it reads."""
+"""Arithmetic, of the values of the slots that it reads."""
 
 _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
 
@@ -94,9 +93,11 @@ class Paths:
     """The slots of an index, in the order of their first use. One writer."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[Where | Compute, int], int] = {}
-        self._terms: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self._relative = 0
+        self._slots: dict[tuple[Where | Term, int], int] = {}
+        self._terms: dict[int, tuple[Compute, tuple[int, ...]]] = {}
+        self._operands: dict[Evaluation, OperandReader] = {}
+        self.room = OperandRoom()
+        """Operands that are asked for; others are not read any more."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -105,52 +106,49 @@ class Paths:
         """Whether `needed` more slots may not fit."""
         return len(self._slots) + needed > MAX_SLOTS
 
-    def slot(self, where: Where, reading: int) -> int | None:
-        """The slot for the nodes at `where`, read as `reading`; None when there are too many relative ones."""
-        known = self._slots.get((where, reading))
-        if known is not None or not is_relative(where):
-            return known or self._slots.setdefault((where, reading), len(self._slots) + 1)
-        if self._relative >= MAX_RELATIVE:
-            return None
-        self._relative += 1
+    def slot(self, where: Where | Term, reading: int) -> int:
+        """The slot for what is at `where`, read as `reading`."""
         return self._slots.setdefault((where, reading), len(self._slots) + 1)
 
-    def computed(self, source: str, read: tuple[int, ...], compute: Callable[[], Compute]) -> int | None:
-        """The slot for a term, told from others by its `source`, over the slots `read`; None: there are too many."""
-        known = self._terms.get(source)
-        if known is None:
-            if len(self._terms) >= MAX_COMPUTED:
-                return None
-            slot = self._slots.setdefault((compute(), COMPUTED), len(self._slots) + 1)
-            known = self._terms[source] = slot, read
-        return known[0]
+    def computed(self, slot: int, read: tuple[int, ...], compute: Callable[[], Compute]) -> None:
+        """The slot is one for arithmetic over the slots `read`."""
+        if slot not in self._terms:
+            self._terms[slot] = compute(), read
+
+    def evaluated(self, slot: int, reading: int, operand: Evaluation, seconds: Callable[[Extent], float]) -> None:
+        """The slot is one for an evaluation."""
+        reader = self._operands.get(operand) or OperandReader.of(operand, seconds)
+        self._operands[operand] = reader.having((slot, reading))
 
     def layout(self, before: Layout) -> Layout:
         """Layout to read all slots there are now; `before` is an earlier layout of the same paths."""
-        blank, named, anywhere = before.blank.copy(), dict(before.named), before.anywhere
-        relative, terms = before.relative, list(before.terms)
-        reads = dict(self._terms.values())
+        blank, named, anywhere, relative = before.blank.copy(), dict(before.named), before.anywhere, NO_STEP
         for (where, reading), slot in itertools.islice(self._slots.items(), len(blank) - 1, None):
             blank.append(ABSENT_NUMBER if reading == NUMBER else None)
-            if not isinstance(where, tuple):
-                terms.append((slot, where, reads[slot]))
+            if isinstance(where, Term) or is_relative(where):
                 continue
             top, rest = where[0], where[1:]
-            if is_relative(where):
-                relative = relative.having(where, (slot, reading))
-            elif top:
+            if top:
                 named[top] = named.get(top, _NOTHING).having(rest, (slot, reading))
             else:
                 anywhere = anywhere.having(rest, (slot, reading))
-        return Layout(blank, named, anywhere, relative, tuple(terms))
+        asked = [(where, (slot, reading)) for (where, reading), slot in self._slots.items() if where in self.room]
+        for where, read in asked:
+            relative = relative if isinstance(where, Term) else relative.having(where, read)
+        terms = tuple((slot, *self._terms[slot]) for _, (slot, _) in asked if slot in self._terms)
+        operands = tuple(self._operands[w] for w in dict.fromkeys(w for w, _ in asked) if isinstance(w, Evaluation))
+        limits = CostLimits([reader.seconds for reader in operands])
+        relatives = tuple(where for where, _ in asked if isinstance(where, tuple))
+        return Layout(blank, named, anywhere, relative, terms, operands, limits, relatives)
 
 
 class Layout(msgspec.Struct, frozen=True, eq=False):
     """An immutable plan for reading documents; any thread may use it.
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
-    `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read. `readers`
-    read documents that need not be parsed for it (see documents/).
+    `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read; `operands`
+    are what lxml evaluates, within `limits`; `relatives` the relative paths. `readers` read documents that need
+    not be parsed for it (see documents/).
     """
 
     blank: Values
@@ -158,6 +156,9 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     anywhere: _ElementReadings
     relative: Relative = NO_STEP
     terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
+    operands: tuple[OperandReader, ...] = ()
+    limits: CostLimits = CostLimits(())
+    relatives: tuple[Where, ...] = ()
     readers: dict[int, Any] = msgspec.field(default_factory=dict)
 
     def read(self, root: Element) -> tuple[Values, Many]:
@@ -170,13 +171,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         if self.anywhere is not _NOTHING:
             _visit(root, self.anywhere, values, many)
         if self.relative is not NO_STEP:
-            room = MAX_TEXT
-            for (slot, reading), found in self.relative.nodes(root):
-                text = "" if reading == PRESENT else found if isinstance(found, str) else _text(found)
-                room -= len(text)
-                if room < 0:
-                    raise UnreadableError
-                put(slot, number(text) if reading == NUMBER else text, values, many)
+            take(self.relative.nodes(root), values, many)
         return values, many
 
     def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
@@ -272,6 +267,20 @@ def total(values: Values, many: Many, slot: int) -> float:
     one = values[slot]
     found = many.get(slot, () if one is ABSENT_NUMBER else (one,))
     return functools.reduce(operator.add, found, 0.0)  # -0 becomes 0; sum() of Python would be more exact
+
+
+def take(nodes: Nodes, values: Values, many: Many) -> None:
+    """Note the values of nodes. Raises UnreadableError."""
+    room = MAX_TEXT
+    for (slot, reading), found in nodes:
+        if isinstance(found, float):
+            put(slot, found, values, many)
+            continue
+        text = "" if reading == PRESENT else found if isinstance(found, str) else _text(found)
+        room -= len(text)
+        if room < 0:
+            raise UnreadableError
+        put(slot, number(text) if reading == NUMBER else text, values, many)
 
 
 def _text(element: Element) -> str:

@@ -12,12 +12,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Operand, Term, Where, read_by
+from jbi_pubsub.core.xpath.language.budget import Shares
+from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct
+from jbi_pubsub.core.xpath.language.terms import (
+    COUNT,
+    OF_ALL,
+    Evaluation,
+    Operand,
+    Term,
+    Where,
+    is_relative,
+    modulo,
+    over,
+    read_by,
+)
 from jbi_pubsub.core.xpath.predicate import Predicate
 
 from .contained import Contained
@@ -83,6 +96,13 @@ class Recipe(msgspec.Struct, frozen=True, eq=False):
         return Row(self.family, key[0] if len(key) == 1 else key, tuple(bounds), check)
 
 
+class Placing(NamedTuple):
+    """Recipes of a kind of predicates (None: lxml evaluates them), and the operands that there is room for."""
+
+    recipes: tuple[Recipe, ...] | None
+    shares: Shares
+
+
 class Cookbook:
     """Makes recipes, and the families they need. One writer."""
 
@@ -91,21 +111,18 @@ class Cookbook:
         self._checks = checks
         self.families: dict[Form, Family] = {}
 
-    def recipes(self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]) -> tuple[Recipe, ...] | None:
-        """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole. `fixed`:
-        the constants that the plan calls so."""
-        choices = [choose(c) for c in plan.conjuncts]
-        if any(not c.selective and c.opaque for c in choices):
-            return None
-        if self._paths.full(sum(len(c) for c in plan.conjuncts)):
-            return None
-        try:
-            slots = self._slots(
-                itertools.chain.from_iterable(plan.conjuncts), dict(zip(plan.fixed, fixed, strict=True))
-            )
-        except _NoRoomError:
-            return None
-        return tuple(self._recipe(c, slots, len(choices) > 1) for c in choices)
+    def recipes(self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]) -> Placing:
+        """A recipe for each conjunct of `plan`, with the constants that it calls `fixed`."""
+        literals = dict(zip(plan.fixed, fixed, strict=True))
+        shares, room = plan.shares(literals), self._paths.room
+        has_room = room.more(shares) is not None
+        conjuncts = [tuple(_given(c, literals, has_room=has_room) for c in each) for each in plan.conjuncts]
+        choices = [choose(c) for c in conjuncts]
+        if any(not c.selective and c.opaque for c in choices) or self._paths.full(sum(map(len, conjuncts))):
+            return Placing(None, {})
+        slots = self._slots(itertools.chain.from_iterable(conjuncts), shares)
+        shares = shares if has_room and room.take(shares) else {}
+        return Placing(tuple(self._recipe(c, slots, len(choices) > 1) for c in choices), shares)
 
     def _recipe(self, choice: Choice, slots: Mapping[Condition, int], several: bool) -> Recipe:
         keys = sorted((slots[c], c.parameter) for c in (*choice.keys, *choice.part))
@@ -141,41 +158,34 @@ class Cookbook:
             check,
         )
 
-    def _slots(self, asked: Iterable[Condition], fixed: Mapping[int, float]) -> dict[Condition, int]:
-        """The slot that each condition reads. Raises _NoRoomError."""
+    def _slots(self, asked: Iterable[Condition], shares: Shares) -> dict[Condition, int]:
+        """The slot that each condition reads."""
         found: dict[Condition, int] = {}
         for condition in asked:
             where, reading = condition.where, _READINGS.get(condition.test, TEXT)
             if condition.test != conditions.OPAQUE:
-                found[condition] = (
-                    self._slot(where, reading) if isinstance(where, tuple) else self._computed(where, fixed)
-                )
+                slot = found[condition] = self._paths.slot(where, reading)
+                if isinstance(where, Evaluation):
+                    self._paths.evaluated(slot, reading, where, shares[where].seconds)
+                elif isinstance(where, Term):
+                    self._compute(slot, where)
         return found
 
-    def _slot(self, where: Where, reading: int) -> int:
-        slot = self._paths.slot(where, reading)
-        if slot is None:
-            raise _NoRoomError
-        return slot
+    def _compute(self, slot: int, term: Term) -> None:
+        """Say how a term is computed; its text is made of numbers and of the templates below, nothing of the user's."""
+        read = tuple(self._paths.slot(path, NUMBER) for path in term.first_of())
+        source = self._source(term)
+        names = {"__builtins__": {}, "over": over, "modulo": modulo, "count": count, "sum": total}
+        self._paths.computed(slot, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
 
-    def _computed(self, term: Term, fixed: Mapping[int, float]) -> int:
-        """The slot of a term, whose text is made of numbers and of the templates below, nothing of the user's."""
-        read = tuple(self._slot(path, NUMBER) for path in term.first_of())
-        source = self._source(term, fixed)
-        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo, "count": count, "sum": total}
-        slot = self._paths.computed(source, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
-        if slot is None:
-            raise _NoRoomError
-        return slot
-
-    def _source(self, operand: Operand, fixed: Mapping[int, float]) -> str:
-        if isinstance(operand, Term) and operand.operator in conditions.OF_ALL:
-            reading = PRESENT if operand.operator == conditions.COUNT else NUMBER
-            return f"{operand.operator}(v, m, {self._slot(operand.operands[0], reading)})"  # type: ignore[arg-type]  # a path
+    def _source(self, operand: Operand) -> str:
+        if isinstance(operand, Term) and operand.operator in OF_ALL:
+            reading = PRESENT if operand.operator == COUNT else NUMBER
+            return f"{operand.operator}(v, m, {self._paths.slot(operand.operands[0], reading)})"  # type: ignore[arg-type]  # a path
         if isinstance(operand, Term):
-            parts = [self._source(each, fixed) for each in operand.operands]
+            parts = [self._source(each) for each in operand.operands]
             return _OPERATIONS[operand.operator, len(parts)].format(*parts)
-        return f"v[{self._slot(operand, NUMBER)}]" if isinstance(operand, tuple) else f"({float(fixed[operand])!r})"
+        return f"v[{self._paths.slot(operand, NUMBER)}]" if isinstance(operand, tuple) else f"({operand})"
 
     def _family(self, form: Form) -> Family:
         family = self.families.get(form)
@@ -194,8 +204,14 @@ class Cookbook:
         return family
 
 
-class _NoRoomError(Exception):
-    """The index has as many relative paths or terms as it may have; never leaves this module."""
+def _given(condition: Condition, constants: Mapping[int, Any], *, has_room: bool) -> Condition:
+    """The condition with the constants in its operand; without room for that, lxml has to look."""
+    where = condition.where
+    if condition.test == conditions.OPAQUE or not (isinstance(where, Term) or is_relative(where)):
+        return condition
+    if not has_room:
+        return Condition(conditions.OPAQUE, ("no room for more operands",))
+    return msgspec.structs.replace(condition, where=where.given(constants) if isinstance(where, Term) else where)
 
 
 _OPERATIONS: Final = {

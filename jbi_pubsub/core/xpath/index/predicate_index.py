@@ -11,7 +11,6 @@ What it answers is what lxml answers for each predicate alone, bit for bit; the 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Hashable
@@ -21,23 +20,19 @@ import msgspec
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.xml import Element, path_of
-from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Condition, ConditionPlan, Operand, Term
-from jbi_pubsub.core.xpath.language.cost import (
-    MAX_SECONDS,
-    MAX_SECONDS_OF_OBJECT,
-    Extent,
-    exact_extent,
-    rough_extent,
-    size_of,
-)
+from jbi_pubsub.core.xpath.language import cost
+from jbi_pubsub.core.xpath.language.budget import Shares
+from jbi_pubsub.core.xpath.language.conditions import Condition, ConditionPlan
+from jbi_pubsub.core.xpath.language.cost import Extent, exact_extent, rough_extent, size_of
 from jbi_pubsub.core.xpath.language.grammar import XML_NAMESPACE
+from jbi_pubsub.core.xpath.language.terms import OF_ALL, Evaluation, Operand, Term, Where
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
 
-from .document import EMPTY, Known, Layout, Many, Paths, Values
+from .document import EMPTY, Known, Layout, Many, Paths, Values, take
 from .family import Family, Probe
+from .operands import CostLimits
 from .placement import Cookbook, Recipe, Row, choose
-from .relative import NO_STEP, UnreadableError
+from .relative import NO_STEP, Nodes, UnreadableError
 from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
@@ -48,10 +43,11 @@ class _Crowd(dict[K, None]):
 
 
 class _ShapePredicates(msgspec.Struct, eq=False):
-    """The predicates of one shape: how they become rows (None: lxml evaluates them), and the rows of each distinct one
-    by what it says: their numbers, or the number if there is one alone."""
+    """The predicates of one shape: how they become rows (None: lxml evaluates them), the terms that are read for them,
+    and the rows of each distinct one by what it says: their numbers, or the number if there is one alone."""
 
     recipes: tuple[Recipe, ...] | None
+    shares: Shares
     members: dict[Hashable, int | tuple[int, ...]]
 
 
@@ -62,6 +58,8 @@ class _State(msgspec.Struct, frozen=True, eq=False):
     plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
+    changes: int
+    """Changes of the room for terms: a slot that was not read before may be now."""
 
 
 class _Visit:
@@ -73,11 +71,12 @@ class _Visit:
         "_document",
         "_extent",
         "_is_exact",
+        "_read",
         "_size",
         "_spent",
         "errors",
         "evaluations",
-        "is_unreadable",
+        "failed",
     )
 
     def __init__(self, document: Element | Known, size: int) -> None:
@@ -85,9 +84,10 @@ class _Visit:
         self._size = size
         self._extent: Extent | None = None
         self._is_exact = False
-        self.is_unreadable = False
-        """At relative paths: lxml decides on those who ask for them, if it does not cost too much."""
+        self.failed: set[Where | Term] = set()
+        """Operands that were not read: lxml decides on those who ask for them, if it does not cost too much."""
         self._asked: list[Predicate] = []
+        self._read: CostLimits | None = None
         self._spent = 0.0
         self.evaluations = 0
         self.errors = 0
@@ -105,8 +105,29 @@ class _Visit:
         try:
             return layout.read(document) if isinstance(document, Element) else document.read(layout)
         except UnreadableError:
-            self.is_unreadable = True
+            self.failed.update(layout.relatives)
             return plain.read(self.root)
+
+    def evaluate(self, layout: Layout, values: Values, many: Many) -> None:
+        """Fill in what lxml evaluates, as far as the document is not too large for it."""
+        root = self.root
+        beyond, self._spent = self.within(layout.limits)
+        self._read = layout.limits
+        for place, reader in enumerate(layout.operands):
+            found: Nodes = []
+            try:
+                if place in beyond:
+                    raise UnreadableError
+                reader.read(root, found)
+                take(found, values, many)
+            except (*FOREIGN_ERRORS, UnreadableError):
+                self.failed.add(reader.operand)
+        self.evaluations += len(layout.operands) - len(beyond)
+
+    def within(self, limits: CostLimits) -> tuple[frozenset[int], float]:
+        """The places of those expressions that the document is too large for, and what the others may take."""
+        found = limits.of(self.extent)
+        return limits.of(self.measured()) if found[0] else found
 
     @property
     def extent(self) -> Extent:
@@ -136,11 +157,12 @@ class _Visit:
         self._asked.append(predicate)
         seconds = predicate.seconds(self.extent)
         self._spent += seconds
-        if not self._is_exact and (seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT):
+        if not self._is_exact and (seconds > cost.MAX_SECONDS or self._spent > cost.MAX_SECONDS_OF_OBJECT):
             extent = self.measured()
             seconds = predicate.seconds(extent)
             self._spent = sum(each.seconds(extent) for each in self._asked)
-        if seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT:
+            self._spent += self._read.of(extent)[1] if self._read is not None else 0.0
+        if seconds > cost.MAX_SECONDS or self._spent > cost.MAX_SECONDS_OF_OBJECT:
             return self.refused(predicate)
         self.evaluations += 1
         answer = predicate.evaluate(self.root)
@@ -160,34 +182,11 @@ class _Evaluators:
     def __init__(self, version: int, evaluated: list[tuple[int, Predicate]]) -> None:
         self.version = version
         self.each = [(predicate.evaluator(), row, predicate) for row, predicate in evaluated]
-        self._refused: dict[Extent, frozenset[int]] = {}
-
-    def refused(self, visit: _Visit) -> frozenset[int]:
-        """The places of those that the document is too large for: one may take too long, or they all together; the
-        cheapest come first."""
-        found = self._refused_at(visit.extent)
-        return self._refused_at(visit.measured()) if found else found
-
-    def _refused_at(self, extent: Extent) -> frozenset[int]:
-        known = self._refused.get(extent)
-        if known is None:
-            if len(self._refused) >= MAX_EXTENTS:
-                self._refused = {}
-            costs = sorted((one[2].seconds(extent), place) for place, one in enumerate(self.each))
-            sums = itertools.accumulate(seconds for seconds, _ in costs)
-            known = self._refused[extent] = frozenset(
-                place
-                for (seconds, place), spent in zip(costs, sums, strict=True)
-                if seconds > MAX_SECONDS or spent > MAX_SECONDS_OF_OBJECT
-            )
-        return known
+        self.limits = CostLimits([predicate.seconds for _, predicate in evaluated])
 
 
 PER_KEY_BYTES: Final = 150
 """Size of a key and its row: entries by key and by constants, the row's number, owners and check (measured)."""
-
-MAX_EXTENTS: Final = 64
-"""Extents of documents for which it is remembered what they are too large for; extents are rounded."""
 
 
 class PredicateIndex(Generic[K]):
@@ -210,7 +209,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._state = _State(EMPTY, EMPTY, (), ())
+        self._state = _State(EMPTY, EMPTY, (), (), 0)
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -268,6 +267,9 @@ class PredicateIndex(Generic[K]):
             self._displace(rows, predicate, kind)
             if not kind.members:
                 del self._kinds[_kind_key(predicate)]
+                self._paths.room.give_back(kind.shares)
+                if self._paths.room.changes != self._state.changes:
+                    self._publish()
 
     def match(self, document: Element | Known, size: int = 0) -> list[K]:
         """The keys whose predicate is true for the document, given by its document element or traced, each once.
@@ -287,8 +289,8 @@ class PredicateIndex(Generic[K]):
             found = self._owners_of(rows)
             if several:  # a predicate with several rows may be found by more than one
                 found += dict.fromkeys(self._owners_of(several))
-            if visit.is_unreadable:
-                found = self._without_relative(visit, found)
+            if visit.failed:
+                found = self._without_unread(visit, found)
         finally:
             self._active.pop(thread, None)
         self._count(thread, visit)
@@ -344,38 +346,22 @@ class PredicateIndex(Generic[K]):
         }
 
     def explain(self, predicate: Predicate) -> dict[str, Any]:
-        """Explain how this kind of predicate is decided, as plain data.
-
-        `indexed`: whether rows stand for it. For each of its `conjuncts`: the conditions that `access` it, those that
-        are `checked` afterwards, the paths that must be `single` for that, and why lxml must verify it, if so.
-        """
-        choices = [choose(c) for c in predicate.plan.conjuncts]
-        evaluated = [r for c in choices if not c.selective for r in c.reasons]
-        return {
-            "expression": predicate.expression,
-            "indexed": not evaluated,
-            "reasons": sorted({r for c in choices for r in c.reasons}),
-            "conjuncts": [
-                {
-                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.part, *choice.bounds)],
-                    "checked": [_told(c, predicate) for c in choice.rest],
-                    "single": [_shown(c.where, predicate) for c in choice.scopes],
-                    "verified": list(choice.reasons),
-                }
-                for choice in choices
-            ],
-        }
+        """The way that this kind of predicate is decided: see `_explained`."""
+        return _explained(predicate)
 
     def _kind_of(self, predicate: Predicate) -> _ShapePredicates:
         """The kind of the predicate; new families and paths are published before any row is added to them."""
         key = _kind_key(predicate)
         kind = self._kinds.get(key)
         if kind is None:
-            families, paths = len(self._cookbook.families), len(self._paths)
-            kind = self._kinds[key] = _ShapePredicates(self._cookbook.recipes(*key), {})
-            if (families, paths) != (len(self._cookbook.families), len(self._paths)):
+            before = self._revision()
+            kind = self._kinds[key] = _ShapePredicates(*self._cookbook.recipes(*key), {})
+            if before != self._revision():
                 self._publish()
         return kind
+
+    def _revision(self) -> tuple[int, int, int]:
+        return len(self._cookbook.families), len(self._paths), self._paths.room.changes
 
     def _publish(self) -> None:
         known = dict((*self._state.simple, *self._state.several))
@@ -385,7 +371,7 @@ class PredicateIndex(Generic[K]):
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
         layout = self._paths.layout(self._state.layout)
         plain = msgspec.structs.replace(layout, relative=NO_STEP)
-        self._state = _State(layout, plain, tuple(simple), tuple(several))
+        self._state = _State(layout, plain, tuple(simple), tuple(several), self._paths.room.changes)
 
     def _place(self, key: K, predicate: Predicate, kind: _ShapePredicates) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
@@ -469,14 +455,18 @@ class PredicateIndex(Generic[K]):
             state = self._state
             values, many = visit.read(state.layout, state.plain)
             values[0] = visit
+            if state.layout.operands:
+                visit.evaluate(state.layout, values, many)
             if state.layout.terms:
                 many = state.layout.compute(values, many)
             try:
-                return self._searched(state.simple, values, many), self._searched(state.several, values, many)
+                rows = self._searched(state.simple, values, many), self._searched(state.several, values, many)
             except IndexError:
                 if self._state is state:
                     raise
                 continue  # a row came in that reads a path added since: read the document again, with that path
+            if self._state.changes == state.changes:
+                return rows
 
     def _searched(self, families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
         """The rows of `families` that hold."""
@@ -502,7 +492,7 @@ class PredicateIndex(Generic[K]):
     def _rows_by_lxml(self, thread: int, visit: _Visit) -> list[int]:
         """Let lxml evaluate what no row stands for."""
         evaluators = self._evaluators(thread)
-        refused = evaluators.refused(visit)
+        refused, _ = visit.within(evaluators.limits)
         each = evaluators.each
         rows = [each[place][1] for place in refused if visit.refused(each[place][2])]
         if refused:
@@ -519,9 +509,10 @@ class PredicateIndex(Generic[K]):
         visit.evaluations += len(each)
         return rows
 
-    def _without_relative(self, visit: _Visit, found: list[K]) -> list[K]:
-        """Keys that hold for a document that was not read at relative paths."""
-        those = {key: predicate for key, predicate in list(self._placed.items()) if predicate.plan.is_relative}
+    def _without_unread(self, visit: _Visit, found: list[K]) -> list[K]:
+        """Keys that hold for a document of which not all operands were read."""
+        kinds = {key: kind for key, kind in list(self._kinds.items()) if not visit.failed.isdisjoint(kind.shares)}
+        those = {key: p for key, p in list(self._placed.items()) if p.plan.costs and _kind_key(p) in kinds}
         return [key for key in found if key not in those] + [key for key, p in those.items() if visit.verifies(p)]
 
     def _evaluators(self, thread: int) -> _Evaluators:
@@ -559,6 +550,30 @@ def _rows_of(predicate: Predicate, kind: _ShapePredicates) -> list[Row] | None:
     return None if None in rows else rows  # type: ignore[return-value]  # no None in it
 
 
+def _explained(predicate: Predicate) -> dict[str, Any]:
+    """Explain how this kind of predicate is decided, as plain data.
+
+    `indexed`: whether rows stand for it. For each of its `conjuncts`: the conditions that `access` it, those that
+    are `checked` afterwards, the paths that must be `single` for that, and why lxml must verify it, if so.
+    """
+    choices = [choose(c) for c in predicate.plan.conjuncts]
+    evaluated = [r for c in choices if not c.selective for r in c.reasons]
+    return {
+        "expression": predicate.expression,
+        "indexed": not evaluated,
+        "reasons": sorted({r for c in choices for r in c.reasons}),
+        "conjuncts": [
+            {
+                "access": [_told(c, predicate) for c in (*choice.keys, *choice.part, *choice.bounds)],
+                "checked": [_told(c, predicate) for c in choice.rest],
+                "single": [_shown(c.where, predicate) for c in choice.scopes],
+                "verified": list(choice.reasons),
+            }
+            for choice in choices
+        ],
+    }
+
+
 def _told(condition: Condition, predicate: Predicate) -> str:
     constant = f" {predicate.constants[condition.parameter]!r}" if condition.parameter >= 0 else ""
     said = f"{_shown(condition.where, predicate)} {condition.test.removeprefix('n')}{constant}"
@@ -567,10 +582,15 @@ def _told(condition: Condition, predicate: Predicate) -> str:
 
 def _shown(where: Operand, predicate: Predicate) -> str:
     """A path or a term, as it may be written."""
+    if isinstance(where, str):
+        return where
     if isinstance(where, int):
         return repr(predicate.constants[where])
     if isinstance(where, Term):
-        if where.operator in conditions.OF_ALL:
+        if isinstance(where, Evaluation):
+            above = "" if where.context == ("",) else f"{_shown(where.context, predicate)} "
+            return above + where.written(dict(enumerate(predicate.constants)))
+        if where.operator in OF_ALL:
             return f"{where.operator}({_shown(where.operands[0], predicate)})"
         *left, right = [_shown(each, predicate) for each in where.operands]
         operator = "*" if where.operator == "multiply" else where.operator

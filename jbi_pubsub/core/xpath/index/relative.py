@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language.conditions import Where
+from jbi_pubsub.core.xpath.language.terms import Where
 
 Slot = tuple[int, int]
 """A slot and its reading (document.py)."""
 
-Nodes = list[tuple[Slot, Element | str]]
-"""Slots, each with one node there: an element, or the text of an attribute."""
+Nodes = list[tuple[Slot, Element | str | float]]
+"""Slots, each with one node there, an element or the text of another one; or with a value."""
 
 ANY: Final = "*"
 """A step to children of any name."""

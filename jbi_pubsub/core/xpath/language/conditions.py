@@ -4,9 +4,9 @@ Rules:
 - A plain path is made of child steps by name from the document element, and may end in an attribute. A relative one
   has steps to any name, and once to any depth, as well. A condition compares the nodes there with a constant, or asks
   whether there are any. What is asked of a parent's children is asked of more elements, and lxml has the last word.
-- A term is arithmetic over the first nodes at paths, NaN for none, and over count() and sum() of the nodes at paths.
-  What only moves or scales one operand is taken out of it: `lat - 33 < 5` is a bound on `lat`, the last number for
-  which libxml2 finds it true (_Bound).
+- A term (terms.py) stands in the place of a path: arithmetic, or an evaluation of whatever else is no path. What only
+  moves or scales one operand is taken out of it: `lat - 33 < 5` is a bound on `lat`, the last number for which libxml2
+  finds it true (NumberBound).
 - A plan is a disjunction of conjunctions of such conditions. It says the same as the expression for every document
   in which no path named by a `SINGLE` condition occurs twice.
 - For any other document, and where a conjunct holds an `OPAQUE` condition, the conjunct's other conditions that are
@@ -22,15 +22,17 @@ places leave something out: `_finished` here, and `_implied` in placement.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from .budget import OperandShare
+from .cost import MAX_COST_OF_EVALUATION, REFERENCE, USUAL_LITERAL, CostBound, TooCostlyError, longest, terms_of
 from .grammar import (
     BOOLEAN_FUNCTIONS,
     CONSTANTS,
@@ -42,10 +44,28 @@ from .grammar import (
     LocationStep,
     Negate,
     Number,
+    Parsed,
     Path,
+    asks_position,
+    is_boolean,
     selects,
 )
-from .number import number
+from .terms import (
+    ARITHMETIC,
+    EVALUATION,
+    OF_ALL,
+    SUM,
+    Evaluation,
+    NumberBound,
+    Operand,
+    Parameter,
+    Term,
+    Where,
+    is_in_order,
+    is_relative,
+    named_by,
+    read_by,
+)
 
 MAX_CONJUNCTS: Final = 16
 """Conjuncts of a plan; a wider part of an expression becomes opaque. Each conjunct costs a row of the index."""
@@ -57,80 +77,8 @@ MAX_OPERATIONS: Final = 16
 CONDITION_BYTES: Final = 350
 """Size of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
-Where = tuple[str, ...]
-"""A path: the document element's name ("" for any name), child names, perhaps "@name" at the end. Relative if a step is
-"*" (children of any name) or "//name" (at any depth below; as first step any element)."""
-
-
-class Term(msgspec.Struct, frozen=True):
-    """Arithmetic: operands are paths (their first node's number), terms, and constants by parameter number; or COUNT or
-    SUM of the nodes at a path."""
-
-    operator: str
-    operands: tuple[Operand, ...]
-
-    def first_of(self) -> Iterator[Where]:
-        """The paths of whose nodes the first one is read."""
-        for operand in self.operands if self.operator not in OF_ALL else ():
-            if isinstance(operand, Term):
-                yield from operand.first_of()
-            elif isinstance(operand, tuple):
-                yield operand
-
-    def parameters(self) -> Iterator[int]:
-        """The numbers of the constants in it."""
-        for operand in self.operands:
-            if isinstance(operand, Term):
-                yield from operand.parameters()
-            elif isinstance(operand, int):
-                yield operand
-
-
-Operand = Where | Term | int
-
-
-def read_by(where: Where | Term) -> tuple[Where, ...]:
-    """The paths that a condition reads the nodes of."""
-    return tuple(where.first_of()) if isinstance(where, Term) else (where,)
-
-
-def _named_by(where: Operand) -> Iterator[Where]:
-    if isinstance(where, Term):
-        for operand in where.operands:
-            yield from _named_by(operand)
-    elif isinstance(where, tuple):
-        yield where
-
-
-def is_relative(where: Where) -> bool:
-    """Whether a step is another one than to a child or an attribute by name."""
-    return any(step[:1] in ("*", "/") for step in where)
-
-
-def _is_in_order(where: Where) -> bool:
-    """Whether nodes are found in the order of the document, in which they are added up."""
-    return not any(step.startswith("//") and after[0] != "@" for step, after in itertools.pairwise(where))
-
-
-def over(left: float, right: float) -> float:
-    """`div`, which IEEE 754 defines for a zero, too."""
-    if right:
-        return left / right
-    return math.nan if left == 0 or left != left else math.copysign(math.inf, left) * math.copysign(1.0, right)
-
-
-def modulo(left: float, right: float) -> float:
-    """`mod`: C's fmod(), NaN for what it is not defined for."""
-    return math.nan if right == 0 or math.isinf(left) else math.fmod(left, right)
-
-
-_ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "div": over,
-    "mod": modulo,
-}
+EVALUATION_BYTES: Final = 2 << 10
+"""Size of an evaluation with its cost."""
 
 EQUAL: Final = "="
 UNEQUAL: Final = "!="
@@ -145,14 +93,10 @@ CONTAINS: Final = "contains"
 STARTS_WITH: Final = "starts-with"
 NORMALIZED_EQUAL: Final = "normalize-space="
 SINGLE: Final = "single"
-COUNT: Final = "count"
-SUM: Final = "sum"
 HAS_CHILDREN: Final = "has-children"
 OPAQUE: Final = "opaque"
 
 RELATIONS: Final = frozenset([LESS, LESS_EQUAL, GREATER, GREATER_EQUAL])
-OF_ALL: Final = frozenset([COUNT, SUM])
-"""Functions of all nodes at a path."""
 NUMERIC: Final = RELATIONS | {NUMBER_EQUAL, NUMBER_UNEQUAL}
 
 _REQUIRES_NODE: Final = NUMERIC | {EQUAL, UNEQUAL, EXISTS}
@@ -171,6 +115,7 @@ _STRING_FUNCTIONS: Final = frozenset(
         "translate",
     ]
 )
+_NUMBER_FUNCTIONS: Final = frozenset(["count", "sum", "string-length", "number", "floor", "ceiling", "round"])
 _CONTEXT_FUNCTIONS: Final = frozenset(["position", "last", "lang"])
 
 
@@ -189,72 +134,6 @@ class Condition(msgspec.Struct, frozen=True):
 Conjunct = tuple[Condition, ...]
 
 
-class Parameter(msgspec.Struct, frozen=True):
-    """A constant of the expression: which literal, and read as what ("text", "filled text", "number", "minus"); or the
-    `bound` that is made of it."""
-
-    hole: int
-    kind: str
-    bound: _NumberBound | None = None
-
-    def number(self, token: str) -> float:
-        """The literal, written as `token`, as a number, without what `bound` makes of it."""
-        value = number(token[1:-1]) + 0.0 if token[0] in "'\"" else number(token)  # '-0' compares as 0: one constant
-        return -value if self.kind == "minus" else value
-
-
-class _NumberBound(msgspec.Struct, frozen=True):
-    """The last number x for which x, after all `moves`, compares as `test` with the constant: the greatest if it is an
-    upper bound, else the least.
-
-    Each move (operator, constant, whether the constant stands left) keeps the order of numbers or turns it around, and
-    so does its rounding; so those for which it holds are all up to the bound, or all from it on.
-    """
-
-    moves: tuple[tuple[str, Parameter | None, bool], ...]
-    test: str
-    is_upper: bool
-
-    def value(self, constant: float, holes: list[str]) -> float:
-        """The bound; NaN when it holds for no finite number, for all of them, or a move is by 0."""
-        moves = []
-        for operator, parameter, is_left in self.moves:
-            by = parameter.number(holes[parameter.hole]) if parameter is not None else -1.0
-            if not math.isfinite(by) or (by == 0 and operator in ("multiply", "div")):
-                return math.nan
-            moves.append((_ARITHMETIC[operator], by, is_left))
-
-        def holds(place: int) -> bool:
-            x = _at(place)
-            for function, by, is_left in moves:
-                x = function(by, x) if is_left else function(x, by)
-            return _HOLDS[self.test](x, constant)
-
-        good, bad = (-_LAST, _LAST) if self.is_upper else (_LAST, -_LAST)
-        if holds(bad) or not holds(good):
-            return math.nan
-        while abs(good - bad) > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if holds(middle) else (good, middle)
-        return _at(good)
-
-
-_HOLDS: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    LESS: lambda a, b: a < b,
-    LESS_EQUAL: lambda a, b: a <= b,
-    GREATER: lambda a, b: a > b,
-    GREATER_EQUAL: lambda a, b: a >= b,
-}
-
-_LAST: Final = 0x7FEFFFFFFFFFFFFF
-"""Place of the greatest finite double: they are numbered from 0 (for 0.0) up and down, as their bits are."""
-
-
-def _at(place: int) -> float:
-    value: float = struct.unpack("<d", abs(place).to_bytes(8, "little"))[0]
-    return value if place >= 0 else -value
-
-
 class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
     """The conjuncts of an expression and the parameters that its conditions refer to. Compared by identity."""
 
@@ -263,16 +142,39 @@ class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
     fixed: tuple[int, ...] = ()
     """Parameters inside of terms: only where these are equal as well, predicates read the same of a document."""
 
-    is_relative: bool = False
-    """Whether a path is relative."""
+    costs: Mapping[Where | Term, CostBound] = {}
+    """Bounds for its operands, each read once for a document: terms and relative paths."""
+
     is_opaque: bool = False
-    """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word, or
-    decides when an index has no room for more relative paths and terms."""
+    """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word,
+    evaluates operands, or decides when an index has no room for these."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether an index that has room for its operands needs no more of lxml than these, but where several nodes are
+        at one plain path."""
+        each = itertools.chain.from_iterable(self.conjuncts)
+        alone = (c.test == OPAQUE or (c.test == SINGLE and any(map(is_relative, read_by(c.where)))) for c in each)
+        return bool(self.costs) and not any(alone)
+
+    def shares(self, constants: Mapping[int, str | float]) -> dict[Where | Term, OperandShare]:
+        """Its operands with their constants, given by number."""
+        found: dict[Where | Term, OperandShare] = {}
+        for operand, cost in self.costs.items():
+            numbers = list(operand.parameters()) if isinstance(operand, Term) else []
+            seconds = functools.partial(cost.seconds, literal=longest(str(constants[each]) for each in numbers))
+            if isinstance(operand, Term):
+                alike = operand.given(dict.fromkeys(numbers, "0"))
+                found[operand.given(constants)] = OperandShare(alike, seconds)
+            else:
+                found[operand] = OperandShare(operand, seconds)
+        return found
 
     @property
     def size(self) -> int:
         """Memory in bytes, about."""
-        return CONDITION_BYTES * (1 + sum(map(len, self.conjuncts)) + len(self.parameters))
+        conditions = 1 + sum(map(len, self.conjuncts)) + len(self.parameters)
+        return CONDITION_BYTES * conditions + EVALUATION_BYTES * len(self.costs)
 
     def constants(self, holes: list[str]) -> tuple[str | float, ...] | None:
         """The values of the parameters, from the literals as written; None when a value does not fit the plan.
@@ -293,7 +195,7 @@ class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
             else:
                 if parameter.kind == "filled text" and len(token) == 2:
                     return None
-                values.append(token[1:-1])
+                values.append(token if parameter.kind == "written" else token[1:-1])
         return tuple(values)
 
 
@@ -302,16 +204,18 @@ def opaque_plan(reason: str) -> ConditionPlan:
     return ConditionPlan((_opaque(reason),), (), is_opaque=True)
 
 
-def analyse(expression: Expression, most: int = MAX_CONJUNCTS) -> ConditionPlan:
-    """The plan of `expression`, of `most` conjuncts, evaluated with the document element as context node."""
-    analysis = _Analysis(most)
-    conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
-    terms = (c.where for conjunct in conjuncts for c in conjunct if isinstance(c.where, Term))
-    fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
+def analyse(parsed: Parsed, namespaces: Mapping[str, str], most: int = MAX_CONJUNCTS) -> ConditionPlan:
+    """The plan of an expression, of `most` conjuncts, evaluated with the document element as context node."""
+    analysis = _Analysis(parsed, namespaces, most)
+    conjuncts = [_finished(c) for c in analysis.normal_form(parsed.tree, False, ("",))]
     each = [c for conjunct in conjuncts for c in conjunct]
-    relative = any(c.test != OPAQUE and any(map(is_relative, _named_by(c.where))) for c in each)
-    is_opaque = relative or any(c.test == OPAQUE or isinstance(c.where, Term) for c in each)
-    return ConditionPlan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), relative, is_opaque)
+    terms = [c.where for c in each if isinstance(c.where, Term)]
+    fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
+    costs: dict[Where | Term, CostBound] = {term: analysis.costs.get(term, _COST_OF_TERM) for term in terms}
+    paths = itertools.chain.from_iterable(named_by(c.where) for c in each if c.test != OPAQUE)
+    costs |= {path: _COST_OF_RELATIVE for path in paths if is_relative(path)}
+    is_opaque = bool(costs) or any(c.test == OPAQUE for c in each)
+    return ConditionPlan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), costs, is_opaque)
 
 
 def _opaque(reason: str) -> Conjunct:
@@ -329,8 +233,11 @@ _TRUE: Final[Conjunct] = ()
 class _Analysis:
     """Negation is pushed inwards while descending, so each condition is met once, with its sign."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, parsed: Parsed, namespaces: Mapping[str, str], most: int) -> None:
         self.parameters: dict[Parameter, int] = {}
+        self.costs: dict[Term, CostBound] = {}
+        self._parsed = parsed
+        self._namespaces = tuple(sorted(namespaces.items()))
         self._most = most
 
     def normal_form(self, expression: Expression, negated: bool, context: Where) -> _Disjunction:
@@ -344,7 +251,55 @@ class _Analysis:
                 return self._call(expression, negated, context)
             raise _NotPlainError(_named(expression))
         except _NotPlainError as reason:
-            return [_opaque(str(reason))]
+            return self._evaluated(expression, negated, context) or [_opaque(str(reason))]
+
+    def _evaluated(self, expression: Expression, negated: bool, context: Where) -> _Disjunction | None:
+        """A condition on what an expression, or the operand that it compares with a constant, is evaluated to; None if
+        that hangs on more than the nodes at a plain path, or costs too much."""
+        context = ("",) if _context_free(expression) else context
+        if is_relative(context) or expression is _OF_PARENT or asks_position(expression, inside=False):
+            return None
+        if _is_constant(expression):
+            return None
+        operator, left, right = _sides(expression)
+        if operator in (CONTAINS, STARTS_WITH):
+            where = self._evaluation(FunctionCall("string", (left,)), left, context)
+        elif operator:
+            where = self._evaluation(left, left, context)
+        else:
+            where = self._evaluation(FunctionCall("boolean", (expression,)), expression, context)
+        if where is None:
+            return None
+        if operator in (CONTAINS, STARTS_WITH):
+            condition = Condition(operator, where, self._parameter(right, "filled text"))
+        elif operator in ("=", "!=") and _is_number(left):
+            condition = Condition("n" + operator, where, self._parameter(right, "number"))
+        elif operator:
+            condition = self._compared(operator, where, right, "text")
+        else:
+            condition = Condition(EXISTS, where)
+        return [_with_sign(condition, negated, ())]
+
+    def _evaluation(self, whole: Expression, part: Expression, context: Where) -> Evaluation | None:
+        """The evaluation of `part`, or of the function `whole` of it."""
+        *steps, last = (LocationStep("child", name or "*") for name in context)
+        read = FunctionCall("sum", (whole,)) if selects(whole) else whole
+        asked = Path("/", (*steps, LocationStep("child", last.test, (read,)))) if steps else read
+        try:
+            terms = terms_of(asked, is_sorted=False, most=MAX_COST_OF_EVALUATION, literal=USUAL_LITERAL)
+        except TooCostlyError:
+            return None
+        cost = CostBound(lambda: terms)
+        if cost.seconds(REFERENCE, USUAL_LITERAL) > MAX_COST_OF_EVALUATION:
+            return None
+        pieces, holes = self._parsed.pieces_of(part)
+        if whole is not part and isinstance(whole, FunctionCall):
+            pieces = (f"{whole.name}({pieces[0]}", *pieces[1:])
+            pieces = (*pieces[:-1], f"{pieces[-1]})")
+        numbers = tuple(self._numbered(Parameter(hole, "written")) for hole in holes)
+        made = Evaluation(EVALUATION, numbers, context, pieces, self._namespaces)
+        self.costs[made] = cost
+        return made
 
     def _chain(self, chain: Chain, negated: bool, context: Where) -> _Disjunction:
         operator = chain.operators[0]
@@ -409,12 +364,12 @@ class _Analysis:
             moves.insert(0, (name, None if by is None else _constant(by, "number"), is_left))
             operator = _MIRRORED[operator] if turns else operator
         operand = self._operand(left, context)
-        if isinstance(operand, int):
+        if isinstance(operand, int | str):
             raise _NotPlainError("a constant")
         scopes = tuple(itertools.chain.from_iterable(_single(path) for path in read_by(operand)))
         constant = _constant(right, "number")
         if moves:
-            bound = _NumberBound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
+            bound = NumberBound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
             constant = msgspec.structs.replace(constant, bound=bound)
             operator = LESS_EQUAL if bound.is_upper else GREATER_EQUAL
         number = self._numbered(constant)
@@ -431,7 +386,7 @@ class _Analysis:
             return self._parameter(part, "number")
         if isinstance(part, Negate):
             return Term("-", (self._operand(part.operand, context),))
-        if isinstance(part, Chain) and part.operators[0] in _ARITHMETIC:
+        if isinstance(part, Chain) and part.operators[0] in ARITHMETIC:
             term = self._operand(part.operands[0], context)
             for operator, right in zip(part.operators, part.operands[1:], strict=True):
                 term = Term(operator, (term, self._operand(right, context)))
@@ -440,7 +395,7 @@ class _Analysis:
             return self._operand(part.arguments[0], context)
         if isinstance(part, FunctionCall) and part.name in OF_ALL and context == ("",):
             where = self._plain(part.arguments[0], context)
-            if part.name == SUM and not _is_in_order(where):
+            if part.name == SUM and not is_in_order(where):
                 raise _NotPlainError("a sum of nodes within each other")
             return Term(part.name, (where,))
         return self._plain(part, context)
@@ -468,7 +423,7 @@ class _Analysis:
             condition = self._compared(operator, where, right, "filled text")
         return [_with_sign(condition, negated, _single(where))]
 
-    def _compared(self, operator: str, where: Where, constant: Expression, kind: str) -> Condition:
+    def _compared(self, operator: str, where: Where | Term, constant: Expression, kind: str) -> Condition:
         if operator in RELATIONS:
             return Condition(operator, where, self._parameter(constant, "number"))
         if isinstance(constant, Literal):
@@ -608,7 +563,7 @@ def _is_arithmetic(part: Expression) -> bool:
         return _is_arithmetic(part.arguments[0])
     if isinstance(part, FunctionCall):
         return part.name in OF_ALL
-    return isinstance(part, Negate) or (isinstance(part, Chain) and part.operators[0] in _ARITHMETIC)
+    return isinstance(part, Negate) or (isinstance(part, Chain) and part.operators[0] in ARITHMETIC)
 
 
 def _constant(constant: Expression, kind: str) -> Parameter:
@@ -685,7 +640,7 @@ def _finished(conjunct: Conjunct) -> Conjunct:
     """Each condition once, and without HAS_CHILDREN.
 
     There is one document element: a condition that needs a child element of it, whatever its name, implies that it has
-    children, and what is left of HAS_CHILDREN is its name. Without such a condition lxml has to look.
+    children, and what is left of HAS_CHILDREN is its name. Without such a condition lxml has to look, once.
     """
     conjunct = tuple(dict.fromkeys(conjunct))
     asked = {c.where: None for c in conjunct if c.test == HAS_CHILDREN}
@@ -694,9 +649,50 @@ def _finished(conjunct: Conjunct) -> Conjunct:
     rest = tuple(c for c in conjunct if c.test != HAS_CHILDREN)
     needed = (c.where for c in rest if c.test in _REQUIRES_NODE and not c.negated)
     if not any(isinstance(where, tuple) and len(where) > 1 and where[1][0] != "@" for where in needed):
-        return (*rest, *_opaque("a step to any name"))
+        rest = (*rest, Condition(EXISTS, _SOME_CHILD))
     named = (Condition(EXISTS, where) for where in asked if where != ("",))
     return tuple(dict.fromkeys((*rest, *named)))
+
+
+def _sides(expression: Expression) -> tuple[str, Expression, Expression]:
+    """The operator or function by which an expression compares an operand with a constant; "" if it does not."""
+    if isinstance(expression, FunctionCall) and expression.name in (CONTAINS, STARTS_WITH):
+        left, right = expression.arguments
+        if isinstance(right, Literal):
+            return expression.name, left, right
+    if isinstance(expression, Chain) and expression.operators[0] in _MIRRORED and len(expression.operators) == 1:
+        operator, (left, right) = expression.operators[0], expression.operands
+        if _is_constant(left):
+            operator, left, right = _MIRRORED[operator], right, left
+        if _is_constant(right) and not is_boolean(left) and not _may_be_document(left):
+            return operator, left, right
+    return "", expression, expression
+
+
+def _may_be_document(expression: Expression) -> bool:
+    """Whether the document node may be among what is selected: lxml has no value for it."""
+    if isinstance(expression, Path):
+        last = expression.steps[-1] if expression.steps else _PARENT
+        return last.test == "node()" and last.axis not in ("child", "attribute")
+    if isinstance(expression, Filter):
+        return _may_be_document(expression.primary)
+    return selects(expression) and any(map(_may_be_document, getattr(expression, "operands", ())))
+
+
+def _is_number(expression: Expression) -> bool:
+    """Whether the value is a number whatever the document."""
+    if isinstance(expression, Chain):
+        return expression.operators[0] in ARITHMETIC
+    return isinstance(expression, Number | Negate) or (
+        isinstance(expression, FunctionCall) and expression.name in _NUMBER_FUNCTIONS
+    )
+
+
+_SOME_CHILD: Final = Evaluation(EVALUATION, (), ("",), ("boolean(*)",))
+_COST_OF_TERM: Final = CostBound(lambda: terms_of(Path("", (LocationStep("child", "*"),)), is_sorted=False))
+"""Bound for that, and for arithmetic (0.3 us)."""
+_COST_OF_RELATIVE: Final = CostBound(lambda: {(0, 0, 0, 0, 0): 2_000.0, (1, 0, 0, 0, 0): 300.0, (0, 1, 0, 1, 0): 1.0})
+"""Bound for a walk over all nodes, with the texts of some (1 us)."""
 
 
 def _is_constant(expression: Expression) -> bool:

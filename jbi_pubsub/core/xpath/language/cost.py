@@ -14,9 +14,6 @@ Rules:
   sorted, where one comparison may walk along all siblings; `=` between two sets compares each with each; contains()
   tries its pattern at each place; translate() looks each character up in a list.
 - The factors are measured (tests/core/test_xpath_cost.py does it again), and rounded up to about twice what was seen.
-- Budgets are of what evaluations take, not of their bounds: a sum of bounds is a document that is the worst for all of
-  them at once, which there is not. What is charged is a sixth of the bound: on figure 1 usual predicates take a twelfth
-  to a four-hundredth, costly ones on documents made for them a sixth to a twentieth.
 """
 
 from __future__ import annotations
@@ -24,13 +21,11 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from lxml import etree
 
-from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 
 from .grammar import CONSTANTS, SELF, Chain, Expression, Filter, FunctionCall, LocationStep, Negate, Path, selects
@@ -52,15 +47,11 @@ MAX_SECONDS_OF_BYTE: Final = 250e-9
 MAX_COST: Final = 0.02
 """Highest cost of an expression that is taken at all: seconds on a document of REFERENCE's extent."""
 
-CHARGED: Final = 1 / 6
-"""Part of a bound that a budget is charged: see the rules."""
+MAX_COST_OF_EVALUATION: Final = 0.0005
+"""Highest cost of a part of an expression that the index has evaluated for each document, whoever asks."""
 
-MAX_COST_OF_SUBSCRIBER: Final = 0.02
-MAX_COST_OF_REGISTRATION: Final = 0.08
-"""Limit of what one subscriber, and all subscribers to one registration, may have evaluated for an object of
-REFERENCE's extent, seconds of what is charged. A usual predicate that the index does not take is charged 3 to 20 us, so
-that a process may have a thousand of them. All bounds of a registration are within MAX_SECONDS_OF_OBJECT: what was
-taken is evaluated."""
+USUAL_LITERAL: Final = 16
+"""Characters that the longest literal of an expression is taken to have at least."""
 
 LOOK_EVERY: Final = 64
 """Terms, after which it is looked whether there are too many by now."""
@@ -174,6 +165,11 @@ def _seconds(terms: Iterable[tuple[Term, float]], extent: Extent, literal: int) 
         return 1e-9 * math.fsum(c * n**i * t**j * f**k * d**m * p**q for (i, j, k, m, q), c in terms)
     except OverflowError:
         return math.inf
+
+
+def longest(holes: Iterable[str]) -> int:
+    """The length of the longest literal, rounded up to a power of two."""
+    return 1 << (max(USUAL_LITERAL, max(map(len, holes), default=0)) - 1).bit_length()
 
 
 class TooCostlyError(Exception):
@@ -553,53 +549,3 @@ def _less(one: Term, other: Term) -> Term:
 def _weight(term: Term) -> tuple[int, int, int]:
     nodes, size, fan, depth, _ = term
     return nodes + size + fan, nodes + size, depth
-
-
-Charge = tuple[Hashable, float]
-"""An expression, by what makes it equal to others, and what is charged for it: the part CHARGED of its cost."""
-
-
-class CostBudget:
-    """Sum of what the expressions cost that somebody is charged for, equal ones once. Not for threads by itself.
-
-    `spent` is in seconds on a document of REFERENCE's extent.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._counts: Counter[Hashable] = Counter()
-        self.spent = 0.0
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def check(self, charges: Sequence[Charge], whose: str) -> None:
-        """Raises OversizeError when there is no room for these. `whose` names who is charged, for people."""
-        more = sum(cost for what, cost in charges if what not in self._counts)
-        if more and self.spent + more > self._limit:
-            sum_ms, limit_ms = 1000 * (self.spent + more), 1000 * self._limit
-            raise OversizeError(
-                f"the predicates and payload filters of {whose} may take {sum_ms:.1f} ms an object, the limit is "
-                f"{limit_ms:g} ms",
-                hint="Compare child steps with constants, which the index takes and which cost nothing here "
-                "(docs/matching.md), or cancel other subscriptions",
-                limit=self._limit,
-                spent=self.spent,
-                more=more,
-            )
-
-    def add(self, charges: Sequence[Charge]) -> None:
-        """They are there now."""
-        for what, cost in charges:
-            self.spent += 0.0 if what in self._counts else cost
-            self._counts[what] += 1
-
-    def remove(self, charges: Sequence[Charge]) -> None:
-        """They are gone."""
-        for what, cost in charges:
-            self._counts[what] -= 1
-            if self._counts[what] <= 0:
-                del self._counts[what]
-                self.spent -= cost
-        if not self._counts:
-            self.spent = 0.0  # what rounding left

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Container, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -30,36 +31,13 @@ memory; time is bounded by cost.py."""
 
 _BLANKS: Final = " \t\r\n"
 _NAME: Final = r"[^\W\d][\w.\-\u00b7]*"
-_TOKEN: Final = re.compile(
+TOKEN: Final = re.compile(
     r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]*)?)"  # number
     r"|(\"[^\"]*\"|'[^']*')"  # literal
     rf"|({_NAME}(?::(?!:)(?:{_NAME}|\*))?)"  # name
     r"|(\.\.|::|//|!=|<=|>=|[()\[\].@,/|+\-=<>*$])"  # symbol
     r"|([^ \t\r\n])"  # nothing that XPath knows
 )
-
-
-def with_prefixes(expression: str, renamed: Mapping[str, str]) -> str:
-    """The expression with other prefixes in its names: `renamed` maps those there are to those there are to be."""
-
-    def written(token: re.Match[str]) -> str:
-        prefix, colon, rest = (token[3] or "").partition(":")
-        return renamed.get(prefix, prefix) + colon + rest if colon else token[0]
-
-    return _TOKEN.sub(written, expression) if renamed else expression
-
-
-def without_top(expression: str, names: Container[str]) -> tuple[str, int]:
-    """The expression without the first step of paths that begin at the document element, where that is written as one
-    of the names; how many there were."""
-    tokens = [(token[0], token.start(), token.end()) for token in _TOKEN.finditer(expression)]
-    parts, at, count = [], 0, 0
-    for (first, start, _), (name, _, end), (then, _, _) in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        if first == "/" and name in names and then in ("/", "//"):
-            parts.append(expression[at:start])
-            at, count = end, count + 1
-    return "".join(parts) + expression[at:], count
-
 
 _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that are none of XML (XML 1.0 production 2): a document can't have them, and lxml refuses them."""
@@ -254,19 +232,22 @@ def check_namespaces(namespaces: Mapping[str, str], expression: str, argument: s
 
 class Parsed(msgspec.Struct, frozen=True, eq=False):
     """The tree of an expression; its literals and numbers as written, left to right; what stands between these in the
-    text that lxml is to evaluate, if that is not the expression as written; `text_of` a part of the tree as written."""
+    text that lxml is to evaluate, if that is not the expression as written; `text_of` a part of the tree as written,
+    `pieces_of` what of it stands between literals in the text for lxml, and their numbers."""
 
     tree: Expression
     holes: list[str]
     between: tuple[str, ...]
     text_of: Callable[[Expression], str]
+    pieces_of: Callable[[Expression], tuple[tuple[str, ...], range]]
 
 
 def parse(expression: str, namespaces: Mapping[str, str], argument: str) -> Parsed:
     """Raises PredicateError with the position (in characters, from 0) of the fault."""
     parser = _Parser(expression, namespaces, argument)
     tree = parser.tree()
-    return Parsed(tree, parser.holes, parser.between(), parser.text_of)
+    between = parser.pieces_of(None)[0] if parser.shortened else ()
+    return Parsed(tree, parser.holes, between, parser.text_of, parser.pieces_of)
 
 
 class _Parser:
@@ -278,7 +259,7 @@ class _Parser:
         self._depth = 0
         self._joined = 0
         self._spans: dict[int, tuple[int, int]] = {}
-        self._shortened: list[int] = []
+        self.shortened: list[int] = []
         self._hole_places: list[int] = []
         self._at = 0
         self._kinds: list[str] = []
@@ -292,20 +273,19 @@ class _Parser:
             raise self._fault("unexpected " + repr(self._lexemes[self._at]))
         return tree
 
-    def between(self) -> tuple[str, ...]:
-        """Text between the holes when `//name[...]` is written as `/descendant::name[...]`, wherever no condition may
-        be a position: libxml2 then visits elements alone, and finds them in document order, with nothing to sort. () if
-        there is no such place."""
-        if not self._shortened:
-            return ()
-        lexemes = ["*" if lexeme == "multiply" else lexeme for lexeme in self._lexemes]
-        for divider in self._shortened:
+    def pieces_of(self, part: Expression | None) -> tuple[tuple[str, ...], range]:
+        """Text of a part, or of the whole, between its holes, and their numbers. `//name[...]` without a position is
+        `/descendant::name[...]` there: libxml2 then visits elements alone, in document order, with nothing to sort."""
+        begin, end = self._spans[id(part)] if part is not None else (0, len(self._lexemes))
+        lexemes = ["*" if p and t == "multiply" else t for t, p in zip(self._lexemes, self._powers, strict=True)]
+        for divider in self.shortened:
             lexemes[divider] = "/descendant::"
             if lexemes[divider + 1 : divider + 3] == ["child", "::"]:
                 lexemes[divider + 1 : divider + 3] = ["", ""]
-        ends = [*self._hole_places, len(lexemes)]
-        begins = [0, *(place + 1 for place in self._hole_places)]
-        return tuple(" ".join(["", *lexemes[a:b], ""]) for a, b in zip(begins, ends, strict=True))
+        holes = range(bisect_left(self._hole_places, begin), bisect_left(self._hole_places, end))
+        places = self._hole_places[holes.start : holes.stop]
+        cuts = zip([begin, *(place + 1 for place in places)], [*places, end], strict=True)
+        return tuple(" ".join(["", *lexemes[a:b], ""]) for a, b in cuts), holes
 
     def text_of(self, part: Expression) -> str:
         """A part of the tree, as it was written."""
@@ -316,7 +296,7 @@ class _Parser:
         """Cut the text into tokens. Operators become kind "operator" by the rule of section 3.7."""
         previous = ""
         kinds, lexemes, powers = self._kinds, self._lexemes, self._powers
-        for number, literal, name, symbol, stranger in _TOKEN.findall(self._text):
+        for number, literal, name, symbol, stranger in TOKEN.findall(self._text):
             power = 0
             if name:
                 kind, lexeme = "name", name
@@ -473,7 +453,7 @@ class _Parser:
         step = self._step()
         if step.axis != "child" or not all(map(_is_no_position, step.predicates)):
             return _ANY_DEPTH, step
-        self._shortened.append(divider)
+        self.shortened.append(divider)
         return (LocationStep("descendant", step.test, step.predicates),)
 
     def _step_begins(self) -> bool:
@@ -567,7 +547,7 @@ class _Parser:
 
     def _position(self, number: int) -> int:
         """Where token `number` begins; found again only when somebody wants to know."""
-        found = next(itertools.islice(_TOKEN.finditer(self._text), number, None), None)
+        found = next(itertools.islice(TOKEN.finditer(self._text), number, None), None)
         return found.start() if found else len(self._text)
 
 
@@ -592,20 +572,19 @@ def _is_no_position(predicate: Expression) -> bool:
     )
 
 
-def asks_position(expression: Expression) -> bool:
-    """Whether position() or last() occur, about the expression's own context node or about one inside."""
+def asks_position(expression: Expression, *, inside: bool = True) -> bool:
+    """Whether position() or last() occur, about the expression's own context node or about one `inside`."""
+    if isinstance(expression, FunctionCall) and expression.name in ("position", "last"):
+        return True
+    asked: list[Expression] = [*getattr(expression, "operands", ()), *getattr(expression, "arguments", ())]
     if isinstance(expression, Path):
-        inside = any(asks_position(p) for step in expression.steps for p in step.predicates)
-        return inside or (not isinstance(expression.start, str) and asks_position(expression.start))
-    if isinstance(expression, Chain):
-        return any(map(asks_position, expression.operands))
-    if isinstance(expression, FunctionCall):
-        return expression.name in ("position", "last") or any(map(asks_position, expression.arguments))
-    if isinstance(expression, Negate):
-        return asks_position(expression.operand)
-    if isinstance(expression, Filter):
-        return asks_position(expression.primary) or any(map(asks_position, expression.predicates))
-    return False
+        asked += [] if isinstance(expression.start, str) else [expression.start]
+        asked += [p for step in expression.steps for p in step.predicates if inside]
+    elif isinstance(expression, Negate):
+        asked.append(expression.operand)
+    elif isinstance(expression, Filter):
+        asked += [expression.primary, *(expression.predicates if inside else ())]
+    return any(asks_position(each, inside=inside) for each in asked)
 
 
 def around(expression: str, position: int) -> str:
