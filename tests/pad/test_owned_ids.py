@@ -175,7 +175,7 @@ def test_an_object_under_anothers_id_is_refused(federation: Any, figures: Any, m
     # When the stranger publishes an object under the id that the publisher's next one will have
     with monkeypatch.context() as patched:
         forged = object_id_of(mine, 1)
-        patched.setattr(publishing, "Head", lambda _none, *others: Head(forged, *others))
+        patched.setattr(publishing, "Head", lambda _none, *others, **named: Head(forged, *others, **named))
         taken = stranger.publish(own, figures.figure_1, b"forged")
         stranger.flush()
     # Expect it to be refused: a mail of it would have the id of the mail to come
