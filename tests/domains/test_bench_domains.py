@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from jbi_pubsub.cli import bench
+from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.examples import domains
 from jbi_pubsub.examples.domains import APART, EVERYTHING, EXPERIMENTS, OVERLAPS, WANTED, DomainPair
 
@@ -178,7 +178,7 @@ def test_the_command_writes_plots_with_their_data_and_ends_with_one_if_something
     monkeypatch.setitem(domains.EXPERIMENTS, "latency", measured)
     # When it is asked for
     asked = ["domains", "latency", "--plot", str(tmp_path / "plots"), "--json"]
-    ran = CliRunner().invoke(bench.bench, asked, standalone_mode=False)
+    ran = CliRunner().invoke(jbi, ["bench", *asked], standalone_mode=False)
     # Expect one document, the same beside the plots, and the exit code
     assert ran.return_value == (0 if is_good else 1), ran.output
     said = json.loads(ran.output)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from jbi_pubsub.cli import bench
+from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import targeting
 from jbi_pubsub.examples.example import ExampleOutcome, OutcomeTable, Promise
@@ -216,7 +217,7 @@ def test_all_experiments_make_one_outcome_and_plots(
         monkeypatch.setitem(bench.EXPERIMENTS, name, experiment(name, kept=kept or name != "link"))
     # When
     asked = ["qos", "all", "--fast", "--plot", str(tmp_path / "plots"), "--json"]
-    ran = CliRunner().invoke(bench.bench, asked, standalone_mode=False)
+    ran = CliRunner().invoke(jbi, ["bench", *asked], standalone_mode=False)
     # Expect
     assert ran.return_value == (0 if kept else 1), ran.output
     told = json.loads(ran.output)
@@ -234,7 +235,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    ran = CliRunner().invoke(bench.bench, ["qos", "link", "--plot", str(tmp_path)], standalone_mode=False)
+    ran = CliRunner().invoke(jbi, ["bench", "qos", "link", "--plot", str(tmp_path)], standalone_mode=False)
     assert "jbi-pubsub[spark]" in str(getattr(ran.exception, "hint", ""))
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from jbi_pubsub.cli import bench
+from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.examples import overload
@@ -73,7 +74,7 @@ def test_the_command_exits_by_what_was_met(mode: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(bench.EXPERIMENTS, "cpu", run)
     # When
-    ran = CliRunner().invoke(bench.bench, ["qos", "cpu", "--rounds", "2", "--json"], standalone_mode=False)
+    ran = CliRunner().invoke(jbi, ["bench", "qos", "cpu", "--rounds", "2", "--json"], standalone_mode=False)
     # Expect
     assert ran.return_value == (1 if mode == "strict" else 0)
     assert json.loads(ran.output)["right"] == (mode == "off")
