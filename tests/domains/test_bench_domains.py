@@ -82,7 +82,7 @@ def test_who_polls_knows_later_by_more_messages_and_misses_some(pair: DomainPair
     assert (events["messages"], events["missed"]) == (4, 0)
     assert events["p50 ms"] >= 40
     # Expect who asks to send more, and to miss what was changed again before
-    assert polls["messages"] >= 8
+    assert polls["messages"] > 4
     assert polls["missed"] >= 2
     assert polls["p95 ms"] >= 80  # there and back
 
