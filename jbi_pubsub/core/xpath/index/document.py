@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from jbi_pubsub.core.xpath.language.number import number
 from jbi_pubsub.core.xpath.language.terms import Evaluation, Term, Where, is_relative
 
 from .operands import CostLimits, OperandReader
-from .relative import NO_STEP, Nodes, UnreadableError
+from .relative import MAX_NODES, NO_STEP, Nodes, UnreadableError
 from .relative import ReadingStep as Relative
 
 PRESENT: Final = 0
@@ -117,7 +117,7 @@ class Paths:
 
     def evaluated(self, slot: int, reading: int, operand: Evaluation, seconds: Callable[[Extent], float]) -> None:
         """The slot is one for an evaluation."""
-        reader = self._operands.get(operand) or OperandReader.of(operand, seconds)
+        reader = self._operands.get(operand) or OperandReader(operand, seconds)
         self._operands[operand] = reader.having((slot, reading))
 
     def layout(self, before: Layout) -> Layout:
@@ -273,14 +273,26 @@ def take(nodes: Nodes, values: Values, many: Many) -> None:
     """Note the values of nodes. Raises UnreadableError."""
     room = MAX_TEXT
     for (slot, reading), found in nodes:
-        if isinstance(found, float):
-            put(slot, found, values, many)
-            continue
         text = "" if reading == PRESENT else found if isinstance(found, str) else _text(found)
         room -= len(text)
         if room < 0:
             raise UnreadableError
         put(slot, number(text) if reading == NUMBER else text, values, many)
+
+
+def evaluate(reader: OperandReader, contexts: Iterable[Element], values: Values, many: Many) -> None:
+    """Note what an operand comes to for some context nodes. Raises what lxml does, and UnreadableError."""
+    for context in contexts:
+        value = reader.evaluate(context)
+        if isinstance(value, list):  # of nodes, each an element, a text, or a namespace, which is a pair
+            if len(value) > MAX_NODES:
+                raise UnreadableError
+            nodes = [each[1] if isinstance(each, tuple) else each for each in value]
+            take([(slot, node) for slot in reader.slots for node in nodes], values, many)
+        elif value is not False:
+            value = "" if value is True else value
+            for slot, reading in reader.slots:
+                put(slot, number(value) if reading == NUMBER and isinstance(value, str) else value, values, many)
 
 
 def _text(element: Element) -> str:

@@ -8,9 +8,7 @@ is decided alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
-
-from lxml import etree
+from typing import Any, Final
 
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import cost
@@ -18,7 +16,7 @@ from jbi_pubsub.core.xpath.language.cost import Extent
 from jbi_pubsub.core.xpath.language.terms import Evaluation
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 
-from .relative import MAX_NODES, Nodes, Slot, UnreadableError
+from .relative import MAX_NODES, Slot, UnreadableError
 
 MAX_EXTENTS: Final = 64
 """Extents of documents for which it is remembered what they are too large for; extents are rounded."""
@@ -49,40 +47,22 @@ class CostLimits:
 
 
 class OperandReader:
-    """Reader of one operand at some slots. Immutable; lxml lets one thread at a time evaluate it."""
+    """Reader of one operand: evaluates it for a context node, for some `slots`. Immutable; lxml lets one thread at a
+    time evaluate it."""
 
-    def __init__(
-        self, operand: Evaluation, seconds: Callable[[Extent], float], slots: tuple[Slot, ...], compiled: etree.XPath
-    ) -> None:
-        self.operand = operand
-        self.seconds = seconds
-        self._slots = slots
-        self._evaluate = compiled
-
-    @classmethod
-    def of(cls, operand: Evaluation, seconds: Callable[[Extent], float]) -> OperandReader:
-        """For no slot yet. `seconds`: most that reading it takes."""
-        return cls(operand, seconds, (), compiled_xpath(operand.pieces[0], dict(operand.namespaces)))
+    def __init__(self, operand: Evaluation, seconds: Callable[[Extent], float], slots: tuple[Slot, ...] = ()) -> None:
+        """`seconds`: most that reading it takes."""
+        self.operand: Final = operand
+        self.seconds: Final = seconds
+        self.slots: Final = slots
+        self.evaluate: Final[Callable[[Element], Any]] = compiled_xpath(operand.pieces[0], dict(operand.namespaces))
 
     def having(self, slot: Slot) -> OperandReader:
         """This one with a slot added."""
-        slots = tuple(dict.fromkeys((*self._slots, slot)))
-        return OperandReader(self.operand, self.seconds, slots, self._evaluate)
+        return OperandReader(self.operand, self.seconds, tuple(dict.fromkeys((*self.slots, slot))))
 
-    def read(self, root: Element, found: Nodes) -> None:
-        """Add the values in the document with document element `root`: nodes, texts or numbers, nothing for what is
-        false. Raises what lxml does, and UnreadableError."""
-        for context in self._contexts(root):
-            value = self._evaluate(context)
-            if isinstance(value, list):  # of nodes; a namespace is a pair
-                values = [each[1] if isinstance(each, tuple) else each for each in value]
-                if len(found) + len(values) > MAX_NODES:
-                    raise UnreadableError
-                found += [(slot, each) for slot in self._slots for each in values]
-            elif value is not False:
-                found += [(slot, value) for slot in self._slots]
-
-    def _contexts(self, root: Element) -> Sequence[Element]:
+    def contexts(self, root: Element) -> list[Element]:
+        """The nodes that it is evaluated for. Raises UnreadableError."""
         top, *below = self.operand.context
         found = [root] if top in ("", root.tag) else []
         for name in below:

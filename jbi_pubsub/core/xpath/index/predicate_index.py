@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -28,11 +28,11 @@ from jbi_pubsub.core.xpath.language.grammar import XML_NAMESPACE
 from jbi_pubsub.core.xpath.language.terms import OF_ALL, Evaluation, Operand, Term, Where
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
 
-from .document import EMPTY, Known, Layout, Many, Paths, Values, take
+from .document import EMPTY, Known, Layout, Many, Paths, Values, evaluate
 from .family import Family, Probe
 from .operands import CostLimits
 from .placement import Cookbook, Recipe, Row, choose
-from .relative import NO_STEP, Nodes, UnreadableError
+from .relative import NO_STEP, UnreadableError
 from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
@@ -113,13 +113,15 @@ class _Visit:
         root = self.root
         beyond, self._spent = self.within(layout.limits)
         self._read = layout.limits
+        contexts: dict[Where, Sequence[Element]] = {("",): (root,)}
         for place, reader in enumerate(layout.operands):
-            found: Nodes = []
+            context = reader.operand.context
             try:
                 if place in beyond:
                     raise UnreadableError
-                reader.read(root, found)
-                take(found, values, many)
+                if context not in contexts:
+                    contexts[context] = reader.contexts(root)
+                evaluate(reader, contexts[context], values, many)
             except (*FOREIGN_ERRORS, UnreadableError):
                 self.failed.add(reader.operand)
         self.evaluations += len(layout.operands) - len(beyond)
@@ -327,7 +329,6 @@ class PredicateIndex(Generic[K]):
         documents, evaluations, xpath, errors = (sum(t[i] for t in tallies) for i in range(4))
         fallback = len(self._owners_of(list(self._evaluated)))
         rows = sum(f.rows for f in self._cookbook.families.values())
-        per_key = PER_KEY_BYTES
         return {
             "documents": documents,
             "evaluations": evaluations,
@@ -342,7 +343,7 @@ class PredicateIndex(Generic[K]):
             "rows": rows,
             "families": len(self._cookbook.families),
             "paths": len(self._paths),
-            "bytes": per_key * len(self._placed) + sum(f.size() for f in self._cookbook.families.values()),
+            "bytes": PER_KEY_BYTES * len(self._placed) + sum(f.size() for f in self._cookbook.families.values()),
         }
 
     def explain(self, predicate: Predicate) -> dict[str, Any]:

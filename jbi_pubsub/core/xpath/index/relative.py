@@ -17,8 +17,8 @@ from jbi_pubsub.core.xpath.language.terms import Where
 Slot = tuple[int, int]
 """A slot and its reading (document.py)."""
 
-Nodes = list[tuple[Slot, Element | str | float]]
-"""Slots, each with one node there, an element or the text of another one; or with a value."""
+Nodes = list[tuple[Slot, Element | str]]
+"""Slots, each with one node there: an element, or the text of another one."""
 
 ANY: Final = "*"
 """A step to children of any name."""
