@@ -138,8 +138,7 @@ class Paths:
         terms = tuple((slot, *self._terms[slot]) for _, (slot, _) in asked if slot in self._terms)
         operands = tuple(self._operands[w] for w in dict.fromkeys(w for w, _ in asked) if isinstance(w, Evaluation))
         limits = CostLimits([reader.seconds for reader in operands])
-        relatives = tuple(where for where, _ in asked if isinstance(where, tuple))
-        return Layout(blank, named, anywhere, relative, terms, operands, limits, relatives)
+        return Layout(blank, named, anywhere, relative, terms, operands, limits, frozenset(where for where, _ in asked))
 
 
 class Layout(msgspec.Struct, frozen=True, eq=False):
@@ -147,8 +146,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
     `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read; `operands`
-    are what lxml evaluates, within `limits`; `relatives` the relative paths. `readers` read documents that need
-    not be parsed for it (see documents/).
+    are what lxml evaluates, within `limits`; `asked` are all of these, and the relative paths. `readers` read documents
+    that need not be parsed for it (see documents/).
     """
 
     blank: Values
@@ -158,7 +157,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
     operands: tuple[OperandReader, ...] = ()
     limits: CostLimits = CostLimits(())
-    relatives: tuple[Where, ...] = ()
+    asked: frozenset[Where | Term] = frozenset()
     readers: dict[int, Any] = msgspec.field(default_factory=dict)
 
     def read(self, root: Element) -> tuple[Values, Many]:

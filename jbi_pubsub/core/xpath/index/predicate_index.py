@@ -58,8 +58,6 @@ class _State(msgspec.Struct, frozen=True, eq=False):
     plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
-    changes: int
-    """Changes of the room for terms: a slot that was not read before may be now."""
 
 
 class _Visit:
@@ -105,7 +103,7 @@ class _Visit:
         try:
             return layout.read(document) if isinstance(document, Element) else document.read(layout)
         except UnreadableError:
-            self.failed.update(layout.relatives)
+            self.failed.update(where for where in layout.asked if isinstance(where, tuple))
             return plain.read(self.root)
 
     def evaluate(self, layout: Layout, values: Values, many: Many) -> None:
@@ -211,7 +209,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._state = _State(EMPTY, EMPTY, (), (), 0)
+        self._state = _State(EMPTY, EMPTY, (), ())
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -269,8 +267,7 @@ class PredicateIndex(Generic[K]):
             self._displace(rows, predicate, kind)
             if not kind.members:
                 del self._kinds[_kind_key(predicate)]
-                self._paths.room.give_back(kind.shares)
-                if self._paths.room.changes != self._state.changes:
+                if self._paths.room.give_back(kind.shares):
                     self._publish()
 
     def match(self, document: Element | Known, size: int = 0) -> list[K]:
@@ -362,7 +359,7 @@ class PredicateIndex(Generic[K]):
         return kind
 
     def _revision(self) -> tuple[int, int, int]:
-        return len(self._cookbook.families), len(self._paths), self._paths.room.changes
+        return len(self._cookbook.families), len(self._paths), self._paths.room.arrivals
 
     def _publish(self) -> None:
         known = dict((*self._state.simple, *self._state.several))
@@ -372,7 +369,7 @@ class PredicateIndex(Generic[K]):
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
         layout = self._paths.layout(self._state.layout)
         plain = msgspec.structs.replace(layout, relative=NO_STEP)
-        self._state = _State(layout, plain, tuple(simple), tuple(several), self._paths.room.changes)
+        self._state = _State(layout, plain, tuple(simple), tuple(several))
 
     def _place(self, key: K, predicate: Predicate, kind: _ShapePredicates) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
@@ -461,13 +458,14 @@ class PredicateIndex(Generic[K]):
             if state.layout.terms:
                 many = state.layout.compute(values, many)
             try:
-                rows = self._searched(state.simple, values, many), self._searched(state.several, values, many)
+                return self._searched(state.simple, values, many), self._searched(state.several, values, many)
             except IndexError:
                 if self._state is state:
                     raise
                 continue  # a row came in that reads a path added since: read the document again, with that path
-            if self._state.changes == state.changes:
-                return rows
+            finally:  # or one that asks for an operand that was not read by then
+                if self._state is not state:
+                    visit.failed |= self._state.layout.asked - state.layout.asked
 
     def _searched(self, families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
         """The rows of `families` that hold."""

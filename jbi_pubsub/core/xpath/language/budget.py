@@ -55,8 +55,7 @@ class OperandRoom:
         self._holders: Counter[Where | Term] = Counter()
         self._alike: Counter[Where | Term] = Counter()
         self.spent = 0.0
-        self.changes = 0
-        """Operands that have come or gone."""
+        self.arrivals = 0
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -81,23 +80,24 @@ class OperandRoom:
         for operand, share in shares.items():
             if operand not in self._holders:
                 self._alike[share.alike] += 1
-                self.changes += 1
+                self.arrivals += 1
             self._holders[operand] += 1
         return True
 
-    def give_back(self, shares: Shares) -> None:
-        """Undo `take`."""
+    def give_back(self, shares: Shares) -> bool:
+        """Undo `take`; whether nobody asks for some any more."""
+        held = len(self)
         for operand, share in shares.items():
             self._holders[operand] -= 1
             if not self._holders[operand]:
                 del self._holders[operand]
-                self.changes += 1
-                self._alike[share.alike] -= 1
                 self.spent -= CHARGED * share.seconds(REFERENCE)
+                self._alike[share.alike] -= 1
                 if not self._alike[share.alike]:
                     del self._alike[share.alike]
         if not self._holders:
             self.spent = 0.0  # what rounding left
+        return len(self) < held
 
 
 class Charge(NamedTuple):

@@ -74,6 +74,9 @@ MAX_STEPS: Final = 200
 MAX_OPERATIONS: Final = 16
 """Steps of a path and operations of a term; lxml decides on what has more."""
 
+MAX_EVALUATIONS: Final = 16
+"""Operands of one expression that are evaluated for each document; what has more lxml decides on."""
+
 CONDITION_BYTES: Final = 350
 """Size of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
@@ -257,20 +260,16 @@ class _Analysis:
         """A condition on what an expression, or the operand that it compares with a constant, is evaluated to; None if
         that hangs on more than the nodes at a plain path, or costs too much."""
         context = ("",) if _context_free(expression) else context
-        if is_relative(context) or expression is _OF_PARENT or asks_position(expression, inside=False):
+        if is_relative(context) or _is_constant(expression) or len(self.costs) >= MAX_EVALUATIONS:
             return None
-        if _is_constant(expression):
+        if expression is _OF_PARENT or asks_position(expression, inside=False):
             return None
         operator, left, right = _sides(expression)
-        if operator in (CONTAINS, STARTS_WITH):
-            where = self._evaluation(FunctionCall("string", (left,)), left, context)
-        elif operator:
-            where = self._evaluation(left, left, context)
-        else:
-            where = self._evaluation(FunctionCall("boolean", (expression,)), expression, context)
+        is_part = operator in (CONTAINS, STARTS_WITH)
+        where = self._evaluation("string" if is_part else "" if operator else "boolean", left, context)
         if where is None:
             return None
-        if operator in (CONTAINS, STARTS_WITH):
+        if is_part:
             condition = Condition(operator, where, self._parameter(right, "filled text"))
         elif operator in ("=", "!=") and _is_number(left):
             condition = Condition("n" + operator, where, self._parameter(right, "number"))
@@ -280,10 +279,10 @@ class _Analysis:
             condition = Condition(EXISTS, where)
         return [_with_sign(condition, negated, ())]
 
-    def _evaluation(self, whole: Expression, part: Expression, context: Where) -> Evaluation | None:
-        """The evaluation of `part`, or of the function `whole` of it."""
+    def _evaluation(self, function: str, part: Expression, context: Where) -> Evaluation | None:
+        """The evaluation of `part`, or of a function of it."""
         *steps, last = (LocationStep("child", name or "*") for name in context)
-        read = FunctionCall("sum", (whole,)) if selects(whole) else whole
+        read = FunctionCall(function or "sum", (part,)) if function or selects(part) else part
         asked = Path("/", (*steps, LocationStep("child", last.test, (read,)))) if steps else read
         try:
             terms = terms_of(asked, is_sorted=False, most=MAX_COST_OF_EVALUATION, literal=USUAL_LITERAL)
@@ -292,11 +291,10 @@ class _Analysis:
         cost = CostBound(lambda: terms)
         if cost.seconds(REFERENCE, USUAL_LITERAL) > MAX_COST_OF_EVALUATION:
             return None
-        pieces, holes = self._parsed.pieces_of(part)
-        if whole is not part and isinstance(whole, FunctionCall):
-            pieces = (f"{whole.name}({pieces[0]}", *pieces[1:])
-            pieces = (*pieces[:-1], f"{pieces[-1]})")
+        (first, *rest), holes = self._parsed.pieces_of(part)
+        *rest, end = (f"{function}({first}" if function else first, *rest)
         numbers = tuple(self._numbered(Parameter(hole, "written")) for hole in holes)
+        pieces = (*rest, end + ")" if function else end)
         made = Evaluation(EVALUATION, numbers, context, pieces, self._namespaces)
         self.costs[made] = cost
         return made

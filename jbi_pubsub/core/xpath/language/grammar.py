@@ -277,14 +277,15 @@ class _Parser:
         """Text of a part, or of the whole, between its holes, and their numbers. `//name[...]` without a position is
         `/descendant::name[...]` there: libxml2 then visits elements alone, in document order, with nothing to sort."""
         begin, end = self._spans[id(part)] if part is not None else (0, len(self._lexemes))
-        lexemes = ["*" if p and t == "multiply" else t for t, p in zip(self._lexemes, self._powers, strict=True)]
-        for divider in self.shortened:
-            lexemes[divider] = "/descendant::"
-            if lexemes[divider + 1 : divider + 3] == ["child", "::"]:
-                lexemes[divider + 1 : divider + 3] = ["", ""]
+        written = zip(self._lexemes[begin:end], self._powers[begin:end], strict=True)
+        lexemes = ["*" if power and lexeme == "multiply" else lexeme for lexeme, power in written]
+        for at in (divider - begin for divider in self.shortened if begin <= divider < end):
+            lexemes[at] = "/descendant::"
+            if lexemes[at + 1 : at + 3] == ["child", "::"]:
+                lexemes[at + 1 : at + 3] = ["", ""]
         holes = range(bisect_left(self._hole_places, begin), bisect_left(self._hole_places, end))
-        places = self._hole_places[holes.start : holes.stop]
-        cuts = zip([begin, *(place + 1 for place in places)], [*places, end], strict=True)
+        places = [place - begin for place in self._hole_places[holes.start : holes.stop]]
+        cuts = zip([0, *(place + 1 for place in places)], [*places, end - begin], strict=True)
         return tuple(" ".join(["", *lexemes[a:b], ""]) for a, b in cuts), holes
 
     def text_of(self, part: Expression) -> str:
