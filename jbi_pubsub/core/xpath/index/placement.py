@@ -29,7 +29,7 @@ from jbi_pubsub.core.xpath.language.terms import (
     is_relative,
     modulo,
     over,
-    read_by,
+    paths_in,
 )
 from jbi_pubsub.core.xpath.predicate import Predicate
 
@@ -173,7 +173,7 @@ class Cookbook:
 
     def _compute(self, slot: int, term: Term) -> None:
         """Say how a term is computed; its text is made of numbers and of the templates below, nothing of the user's."""
-        read = tuple(self._paths.slot(path, NUMBER) for path in term.first_of())
+        read = tuple(self._paths.slot(path, NUMBER) for path in paths_in(term, of_all=False))
         source = self._source(term)
         names = {"__builtins__": {}, "over": over, "modulo": modulo, "count": count, "sum": total}
         self._paths.computed(slot, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
@@ -288,7 +288,7 @@ def _implied(condition: Condition, used: set[Condition]) -> bool:
     where = condition.where
     if condition.test != conditions.EXISTS or condition.negated or isinstance(where, Term):
         return False
-    return any(path[: len(where)] == where for u in used for path in read_by(u.where))
+    return any(path[: len(where)] == where for u in used for path in paths_in(u.where, of_all=False))
 
 
 def _closed(test: str, constant: str | float) -> str | float:

@@ -116,12 +116,12 @@ class CostBudget:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._counts: Counter[Hashable] = Counter()
-        self._sharing: Counter[Hashable] = Counter()
+        self._sharing: set[Hashable] = set()
         self._room = OperandRoom()
         self._whole = 0.0
 
     def __len__(self) -> int:
-        return len(self._counts) + len(self._sharing)
+        return len(self._counts)
 
     @property
     def spent(self) -> float:
@@ -144,33 +144,34 @@ class CostBudget:
             )
 
     def _more(self, charge: Charge) -> float:
+        if charge.what in self._counts:
+            return 0.0
         shared = self._room.more(charge.shares) if charge.shares else None
-        whole = charge.cost if charge.what not in self._counts else 0.0
-        return whole if shared is None else shared if charge.is_shared else shared + whole
+        return charge.cost if shared is None else shared + charge.cost * (not charge.is_shared)
 
     def add(self, charges: Sequence[Charge]) -> None:
         """They are there now."""
         for charge in charges:
-            shares = bool(charge.shares) and self._room.take(charge.shares)
-            if shares:
-                self._sharing[charge.what] += 1
-            if not (shares and charge.is_shared):
-                self._whole += 0.0 if charge.what in self._counts else charge.cost
-                self._counts[charge.what] += 1
+            self._counts[charge.what] += 1
+            if self._counts[charge.what] > 1:
+                continue
+            if charge.shares and self._room.take(charge.shares):
+                self._sharing.add(charge.what)
+            self._whole += self._alone(charge)
 
     def remove(self, charges: Sequence[Charge]) -> None:
         """They are gone."""
         for charge in charges:
-            shares = charge.what in self._sharing
-            if shares:
+            self._counts[charge.what] -= 1
+            if self._counts[charge.what] > 0:
+                continue
+            del self._counts[charge.what]
+            self._whole -= self._alone(charge)
+            if charge.what in self._sharing:
+                self._sharing.remove(charge.what)
                 self._room.give_back(charge.shares)
-                self._sharing[charge.what] -= 1
-                if not self._sharing[charge.what]:
-                    del self._sharing[charge.what]
-            if not (shares and charge.is_shared):
-                self._counts[charge.what] -= 1
-                if self._counts[charge.what] <= 0:
-                    del self._counts[charge.what]
-                    self._whole -= charge.cost
         if not self._counts:
             self._whole = 0.0  # what rounding left
+
+    def _alone(self, charge: Charge) -> float:
+        return 0.0 if charge.is_shared and charge.what in self._sharing else charge.cost

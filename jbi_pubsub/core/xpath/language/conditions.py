@@ -63,8 +63,7 @@ from .terms import (
     Where,
     is_in_order,
     is_relative,
-    named_by,
-    read_by,
+    paths_in,
 )
 
 MAX_CONJUNCTS: Final = 16
@@ -118,7 +117,6 @@ _STRING_FUNCTIONS: Final = frozenset(
         "translate",
     ]
 )
-_NUMBER_FUNCTIONS: Final = frozenset(["count", "sum", "string-length", "number", "floor", "ceiling", "round"])
 _CONTEXT_FUNCTIONS: Final = frozenset(["position", "last", "lang"])
 
 
@@ -157,20 +155,18 @@ class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
         """Whether an index that has room for its operands needs no more of lxml than these, but where several nodes are
         at one plain path."""
         each = itertools.chain.from_iterable(self.conjuncts)
-        alone = (c.test == OPAQUE or (c.test == SINGLE and any(map(is_relative, read_by(c.where)))) for c in each)
+        alone = (c.test == OPAQUE or (c.test == SINGLE and any(map(is_relative, paths_in(c.where)))) for c in each)
         return bool(self.costs) and not any(alone)
 
     def shares(self, constants: Mapping[int, str | float]) -> dict[Where | Term, OperandShare]:
         """Its operands with their constants, given by number."""
         found: dict[Where | Term, OperandShare] = {}
         for operand, cost in self.costs.items():
-            numbers = list(operand.parameters()) if isinstance(operand, Term) else []
+            numbers = operand.parameters() if isinstance(operand, Term) else []
             seconds = functools.partial(cost.seconds, literal=longest(str(constants[each]) for each in numbers))
-            if isinstance(operand, Term):
-                alike = operand.given(dict.fromkeys(numbers, "0"))
-                found[operand.given(constants)] = OperandShare(alike, seconds)
-            else:
-                found[operand] = OperandShare(operand, seconds)
+            given = operand.given(constants) if isinstance(operand, Term) else operand
+            alike = operand.given(dict.fromkeys(numbers, "0")) if isinstance(operand, Evaluation) else given
+            found[given] = OperandShare(alike, seconds)
         return found
 
     @property
@@ -215,7 +211,7 @@ def analyse(parsed: Parsed, namespaces: Mapping[str, str], most: int = MAX_CONJU
     terms = [c.where for c in each if isinstance(c.where, Term)]
     fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
     costs: dict[Where | Term, CostBound] = {term: analysis.costs.get(term, _COST_OF_TERM) for term in terms}
-    paths = itertools.chain.from_iterable(named_by(c.where) for c in each if c.test != OPAQUE)
+    paths = itertools.chain.from_iterable(paths_in(c.where) for c in each if c.test != OPAQUE)
     costs |= {path: _COST_OF_RELATIVE for path in paths if is_relative(path)}
     is_opaque = bool(costs) or any(c.test == OPAQUE for c in each)
     return ConditionPlan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), costs, is_opaque)
@@ -271,7 +267,7 @@ class _Analysis:
             return None
         if is_part:
             condition = Condition(operator, where, self._parameter(right, "filled text"))
-        elif operator in ("=", "!=") and _is_number(left):
+        elif operator in ("=", "!=") and not selects(left) and _is_number(left):
             condition = Condition("n" + operator, where, self._parameter(right, "number"))
         elif operator:
             condition = self._compared(operator, where, right, "text")
@@ -364,7 +360,7 @@ class _Analysis:
         operand = self._operand(left, context)
         if isinstance(operand, int | str):
             raise _NotPlainError("a constant")
-        scopes = tuple(itertools.chain.from_iterable(_single(path) for path in read_by(operand)))
+        scopes = tuple(itertools.chain.from_iterable(_single(path) for path in paths_in(operand, of_all=False)))
         constant = _constant(right, "number")
         if moves:
             bound = NumberBound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
@@ -678,12 +674,8 @@ def _may_be_document(expression: Expression) -> bool:
 
 
 def _is_number(expression: Expression) -> bool:
-    """Whether the value is a number whatever the document."""
-    if isinstance(expression, Chain):
-        return expression.operators[0] in ARITHMETIC
-    return isinstance(expression, Number | Negate) or (
-        isinstance(expression, FunctionCall) and expression.name in _NUMBER_FUNCTIONS
-    )
+    """Whether the value is a number, of what neither is a set of nodes nor true or false."""
+    return not isinstance(expression, FunctionCall) or expression.name not in _STRING_FUNCTIONS
 
 
 _SOME_CHILD: Final = Evaluation(EVALUATION, (), ("",), ("boolean(*)",))

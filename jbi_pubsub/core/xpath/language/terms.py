@@ -42,25 +42,21 @@ class Term(msgspec.Struct, frozen=True):
     operator: str
     operands: tuple[Operand, ...]
 
-    def first_of(self) -> Iterator[Where]:
-        """The paths of whose nodes the first one is read."""
-        for operand in self.operands if self.operator not in OF_ALL else ():
+    def leaves(self, *, of_all: bool = True) -> Iterator[Where | int | str]:
+        """The paths and constants in it; without `of_all` none of those whose nodes are all read."""
+        for operand in self.operands if of_all or self.operator not in OF_ALL else ():
             if isinstance(operand, Term):
-                yield from operand.first_of()
-            elif isinstance(operand, tuple):
+                yield from operand.leaves(of_all=of_all)
+            else:
                 yield operand
 
     def given(self, constants: Mapping[int, float | str]) -> Term:
         """The same with the constants in it."""
         return Term(self.operator, tuple(_given(each, constants) for each in self.operands))
 
-    def parameters(self) -> Iterator[int]:
+    def parameters(self) -> list[int]:
         """The numbers of the constants in it."""
-        for operand in self.operands:
-            if isinstance(operand, Term):
-                yield from operand.parameters()
-            elif isinstance(operand, int):
-                yield operand
+        return [each for each in self.leaves() if isinstance(each, int)]
 
 
 class Evaluation(Term, frozen=True):
@@ -96,18 +92,10 @@ def _given(operand: Operand, constants: Mapping[int, float | str]) -> Operand:
     return repr(constants[operand]) if isinstance(operand, int) else operand
 
 
-def read_by(where: Where | Term) -> tuple[Where, ...]:
-    """The paths that a condition reads the nodes of."""
-    return tuple(where.first_of()) if isinstance(where, Term) else (where,)
-
-
-def named_by(where: Operand) -> Iterator[Where]:
-    """The paths that occur in it."""
-    if isinstance(where, Term):
-        for operand in where.operands:
-            yield from named_by(operand)
-    elif isinstance(where, tuple):
-        yield where
+def paths_in(where: Operand, *, of_all: bool = True) -> tuple[Where, ...]:
+    """The paths in it; without `of_all` only those of whose nodes the first one is read."""
+    leaves = where.leaves(of_all=of_all) if isinstance(where, Term) else (where,)
+    return tuple(each for each in leaves if isinstance(each, tuple))
 
 
 def is_relative(where: Where) -> bool:
