@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language.budget import OperandRoom
+from jbi_pubsub.core.xpath.language.budget import OperandRoom, Shares
 from jbi_pubsub.core.xpath.language.cost import Extent
 from jbi_pubsub.core.xpath.language.number import number
 from jbi_pubsub.core.xpath.language.terms import Evaluation, Term, Where, is_relative
@@ -94,10 +93,11 @@ class Paths:
 
     def __init__(self) -> None:
         self._slots: dict[tuple[Where | Term, int], int] = {}
+        self._blank: Values = [None]
+        self._free: dict[bool, list[int]] = {False: [], True: []}
         self._terms: dict[int, tuple[Compute, tuple[int, ...]]] = {}
-        self._operands: dict[Evaluation, OperandReader] = {}
+        self._operands: dict[Where | Term, OperandReader] = {}
         self.room = OperandRoom()
-        """Operands that are asked for; others are not read any more."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -107,8 +107,27 @@ class Paths:
         return len(self._slots) + needed > MAX_SLOTS
 
     def slot(self, where: Where | Term, reading: int) -> int:
-        """The slot for what is at `where`, read as `reading`."""
-        return self._slots.setdefault((where, reading), len(self._slots) + 1)
+        """The slot for what is at `where`, read as `reading`; of operands perhaps one that was another's."""
+        found = self._slots.get((where, reading))
+        if found is None:
+            free = self._free[reading == NUMBER] if isinstance(where, Term) or is_relative(where) else []
+            if not free:
+                free.append(len(self._blank))
+                self._blank.append(ABSENT_NUMBER if reading == NUMBER else None)
+            found = self._slots[where, reading] = free.pop()
+        return found
+
+    def release(self, shares: Shares) -> bool:
+        """Undo that the operands were taken; whether some are not read any more."""
+        if not self.room.give_back(shares):
+            return False
+        for (where, reading), slot in list(self._slots.items()):
+            if where in shares and where not in self.room:
+                del self._slots[where, reading]
+                self._free[reading == NUMBER].append(slot)
+                self._terms.pop(slot, None)
+                self._operands.pop(where, None)
+        return True
 
     def computed(self, slot: int, read: tuple[int, ...], compute: Callable[[], Compute]) -> None:
         """The slot is one for arithmetic over the slots `read`."""
@@ -122,10 +141,9 @@ class Paths:
 
     def layout(self, before: Layout) -> Layout:
         """Layout to read all slots there are now; `before` is an earlier layout of the same paths."""
-        blank, named, anywhere, relative = before.blank.copy(), dict(before.named), before.anywhere, NO_STEP
-        for (where, reading), slot in itertools.islice(self._slots.items(), len(blank) - 1, None):
-            blank.append(ABSENT_NUMBER if reading == NUMBER else None)
-            if isinstance(where, Term) or is_relative(where):
+        named, anywhere, relative = dict(before.named), before.anywhere, NO_STEP
+        for (where, reading), slot in self._slots.items():
+            if slot < len(before.blank) or isinstance(where, Term) or is_relative(where):
                 continue
             top, rest = where[0], where[1:]
             if top:
@@ -138,7 +156,8 @@ class Paths:
         terms = tuple((slot, *self._terms[slot]) for _, (slot, _) in asked if slot in self._terms)
         operands = tuple(self._operands[w] for w in dict.fromkeys(w for w, _ in asked) if isinstance(w, Evaluation))
         limits = CostLimits([reader.seconds for reader in operands])
-        return Layout(blank, named, anywhere, relative, terms, operands, limits, frozenset(where for where, _ in asked))
+        blank = self._blank.copy()
+        return Layout(blank, named, anywhere, relative, terms, operands, limits, frozenset(w for w, _ in asked))
 
 
 class Layout(msgspec.Struct, frozen=True, eq=False):
@@ -146,8 +165,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
     `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read; `operands`
-    are what lxml evaluates, within `limits`; `asked` are all of these, and the relative paths. `readers` read documents
-    that need not be parsed for it (see documents/).
+    are what lxml evaluates, within `limits`; `asked` are all of these and the relative paths.
+    `readers` read documents that need not be parsed for it (see documents/).
     """
 
     blank: Values

@@ -58,6 +58,7 @@ class _State(msgspec.Struct, frozen=True, eq=False):
     plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
+    arrivals: int
 
 
 class _Visit:
@@ -209,7 +210,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._state = _State(EMPTY, EMPTY, (), ())
+        self._state = _State(EMPTY, EMPTY, (), (), 0)
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -267,7 +268,7 @@ class PredicateIndex(Generic[K]):
             self._displace(rows, predicate, kind)
             if not kind.members:
                 del self._kinds[_kind_key(predicate)]
-                if self._paths.room.give_back(kind.shares):
+                if self._paths.release(kind.shares):
                     self._publish()
 
     def match(self, document: Element | Known, size: int = 0) -> list[K]:
@@ -369,7 +370,7 @@ class PredicateIndex(Generic[K]):
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
         layout = self._paths.layout(self._state.layout)
         plain = msgspec.structs.replace(layout, relative=NO_STEP)
-        self._state = _State(layout, plain, tuple(simple), tuple(several))
+        self._state = _State(layout, plain, tuple(simple), tuple(several), self._paths.room.arrivals)
 
     def _place(self, key: K, predicate: Predicate, kind: _ShapePredicates) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
@@ -428,14 +429,13 @@ class PredicateIndex(Generic[K]):
     def _new_row(self, key: K, check: Any) -> int:
         """A number for a row: one that was taken back, or a new one."""
         self._reclaim()
-        if self._free:
-            row = self._free.pop()
-            self._checks.of[row] = check
-            self._owners[row] = key
-            return row
-        self._checks.of.append(check)
-        self._owners.append(key)
-        return len(self._owners) - 1
+        if not self._free:
+            self._free.append(len(self._owners))
+            self._owners.append(key)
+            self._checks.append()
+        row = self._free.pop()
+        self._checks.of[row], self._checks.born[row], self._owners[row] = check, self._paths.room.arrivals, key
+        return row
 
     def _owners_of(self, rows: list[int]) -> list[K]:
         owners = self._owners
@@ -458,14 +458,14 @@ class PredicateIndex(Generic[K]):
             if state.layout.terms:
                 many = state.layout.compute(values, many)
             try:
-                return self._searched(state.simple, values, many), self._searched(state.several, values, many)
+                rows, several = (self._searched(each, values, many) for each in (state.simple, state.several))
             except IndexError:
                 if self._state is state:
                     raise
-                continue  # a row came in that reads a path added since: read the document again, with that path
-            finally:  # or one that asks for an operand that was not read by then
-                if self._state is not state:
-                    visit.failed |= self._state.layout.asked - state.layout.asked
+                continue  # a row came in that reads a path added since: read the document again
+            if self._paths.room.arrivals != state.arrivals:  # or that asks for an operand that was not read
+                rows, several = (self._checks.before(state.arrivals, each) for each in (rows, several))
+            return rows, several
 
     def _searched(self, families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
         """The rows of `families` that hold."""

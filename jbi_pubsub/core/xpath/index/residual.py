@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -79,9 +80,20 @@ class Checks:
 
     def __init__(self) -> None:
         self.of: list[Any] = []
+        self.born = array("Q")
+        """Operands that had come to the index when a row came."""
         self._entries: SizedCache[tuple[Holds, Constants], tuple[Holds, Constants, Check]]
         self._entries = SizedCache(MAX_ENTRIES_BYTES)
         self._functions: SizedCache[tuple[Any, ...], tuple[Holds, Check]] = SizedCache(MAX_FUNCTIONS_BYTES)
+
+    def append(self) -> None:
+        """Make room for one more row."""
+        self.of.append(None)
+        self.born.append(0)
+
+    def before(self, arrivals: int, rows: list[int]) -> list[int]:
+        """Those of the rows that came before an operand with that number."""
+        return [row for row in rows if self.born[row] <= arrivals]
 
     def prepared(self, check: Check) -> tuple[Holds, Check]:
         """The function for a shape of check, made once."""

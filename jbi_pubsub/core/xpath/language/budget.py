@@ -56,6 +56,7 @@ class OperandRoom:
         self._alike: Counter[Where | Term] = Counter()
         self.spent = 0.0
         self.arrivals = 0
+        """Operands that have come so far."""
 
     def __len__(self) -> int:
         return len(self._holders)
