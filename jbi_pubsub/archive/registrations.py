@@ -123,7 +123,7 @@ def additions_of(run: Iterable[tuple[int, Parcel]]) -> list[Addition]:
     additions: dict[str, Addition] = {}
     for position, parcel in run:
         head = parcel.head
-        payload = len(parcel.parts[-1]) - parcel.payload_at
+        payload = parcel.payload_size
         addition = additions.get(head.registration)
         if addition is None:
             additions[head.registration] = Addition(

@@ -75,7 +75,10 @@ class Gathering:
     def parcel(self, since: float) -> Parcel:
         """All of it, as its publisher has sent it. Raises ProtocolError."""
         if self._payload is None or self._head is None:
-            return Parcel.received(b"".join(self._chunks), since)
+            first, *more = self._chunks
+            if more and (len(first) < 4 or head_end(first) > len(first)):
+                first, more = b"".join(self._chunks), []
+            return Parcel.received(first, since, tuple(more))
         if self._seal:
             raise ProtocolError("bad information object: its payload was cut, which a delegate alone does")
         self._payload.finish()

@@ -347,8 +347,9 @@ _decode_head: Final = msgspec.msgpack.Decoder(Head).decode
 class Parcel(msgspec.Struct, eq=False, gc=False):
     """An information object on its way: its head read, its bytes as they go over the wire, not copied.
 
-    The last of `parts` ends with the payload; whoever passes the object on passes `parts` on. It can't be part of a
-    cycle, and the garbage collector need not look at it: a delegate keeps tens of thousands.
+    Whoever passes the object on passes `parts` on. The first one has all that is before the payload; that is the last
+    one, or what is behind `payload_at` in all of them. It can't be part of a cycle, and the garbage collector need not
+    look at it: a delegate keeps tens of thousands.
     """
 
     head: Head
@@ -357,7 +358,7 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
     size: int
     """Size of all parts; what lies in a file counts as what it costs in memory."""
     payload_at: int
-    """Where in the last part the payload begins."""
+    """Where in the parts the payload begins; 0: it is the last one."""
     since: float = 0.0
     """When it was published, by our own monotonic clock; 0.0: not known."""
     position: int = 0
@@ -368,12 +369,13 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
     """When it is lost if it still waits, by our own monotonic clock; 0.0: never."""
 
     @classmethod
-    def received(cls, data: Part, since: float = 0.0) -> Parcel:
-        """A parcel from the bytes of one, as its publisher sends it. Raises ProtocolError."""
+    def received(cls, data: Part, since: float = 0.0, more: tuple[Part, ...] = ()) -> Parcel:
+        """A parcel from the bytes of one, as its publisher sends it; `more`: what comes behind its head, in pieces.
+        Raises ProtocolError."""
         head, payload_at, seal = _read(data)
         if seal:
             raise ProtocolError("bad information object: its payload was cut, which a delegate alone does")
-        return cls(head, (data,), len(data), payload_at, since)
+        return cls(head, (data, *more), len(data) + sum(map(len, more)), payload_at, since)
 
     @classmethod
     def spooled_as(cls, head: Head, first: bytes, payload: SpooledPayload, since: float = 0.0) -> Parcel:
@@ -382,9 +384,18 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
 
     @property
     def payload(self) -> Part:
-        """The payload, not copied."""
-        last = self.parts[-1]
-        return memoryview(last)[self.payload_at :] if self.payload_at else last
+        """The payload; copied only if it came in pieces, and then once for all who ask."""
+        if not self.payload_at:
+            return self.parts[-1]
+        parts = self.parts
+        if len(parts) > 1:
+            self.parts = parts = (b"".join(parts),)
+        return memoryview(parts[0])[self.payload_at :]
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload."""
+        return self.size - self.payload_at if self.payload_at else len(self.parts[-1])
 
     @property
     def spooled(self) -> SpooledPayload | None:
@@ -402,7 +413,7 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
         """The same object with what a filter has left of its payload, and the delegate's statement about that. Keeps
         nothing of what was taken away."""
         head, first = self.head, self.parts[0]
-        is_received = len(self.parts) == 1
+        is_received = self.payload_at > 0
         if is_received:
             first = bytes(first[: self.payload_at])
         end = len(first)

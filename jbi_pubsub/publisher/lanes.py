@@ -23,7 +23,8 @@ from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import WEIGHTS, Strategy
 from jbi_pubsub.core.scheduling import PriorityRing
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS, chunks
+from jbi_pubsub.core.wire.cut import ParcelCut
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS
 from jbi_pubsub.protocol.publications import ABANDONED, AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE
 from jbi_pubsub.protocol.replies import Registered
 
@@ -46,24 +47,6 @@ PublicationItem = tuple[tuple[Part, ...], Parcel]
 """An object as it goes, and itself."""
 
 
-class ChunkCutter:
-    """A large object under way; a payload in a file is read as it goes, one chunk ahead."""
-
-    __slots__ = ("_chunks", "_next", "parcel")
-
-    def __init__(self, parcel: Parcel, size: int) -> None:
-        self.parcel = parcel
-        self._chunks = chunks(parcel.parts, size)
-        self._next: memoryview | None = next(self._chunks)
-
-    def cut(self) -> tuple[memoryview, bool]:
-        """The next chunk, and whether it is the last. Raises StorageError."""
-        chunk = self._next
-        assert chunk is not None
-        self._next = next(self._chunks, None)
-        return chunk, self._next is None
-
-
 class PublisherLane:
     """Objects of one registration, in order: `unfinished`, which are under way or at the delegate, and `parcels`, which
     wait."""
@@ -83,7 +66,7 @@ class PublisherLane:
         """Credit that those take, in bytes."""
         self.finished = 0
         """Objects that the delegate has (with credit: has done), or that are lost."""
-        self.cutter: ChunkCutter | None = None
+        self.cutter: ParcelCut | None = None
         self.granted = Registered()
         self.level = 0
         """Level of its turns, if its objects say no less; 0 is the least important."""
@@ -185,18 +168,18 @@ class PublisherLane:
             most_bytes -= parcel.size
         return run
 
-    def take_chunk(self, cutter: ChunkCutter, now: float) -> tuple[Part, ...]:
-        """The next item of a large object, which is over with the last one."""
+    def take_chunk(self, cutter: ParcelCut, size: int, now: float) -> tuple[Part, ...]:
+        """The next item of a large object, of about that size; the object is over with the last one."""
         try:
-            chunk, is_last = cutter.cut()
+            pieces, is_last = cutter.take(size)
         except StorageError as exc:  # our own disk: what has gone of it is of no use
             log.error("object %s is given up: %s", cutter.parcel.head.object_id, exc)
             self.cutter = None
             return (PUBLICATION.pack(ABANDONED, self.number, 0),)
         if not is_last:
-            return PUBLICATION.pack(CHUNK, self.number, 0), chunk
+            return PUBLICATION.pack(CHUNK, self.number, 0), *pieces
         self.cutter = None
-        return PUBLICATION.pack(LAST_CHUNK, self.number, _age(now, cutter.parcel.since)), chunk
+        return PUBLICATION.pack(LAST_CHUNK, self.number, _age(now, cutter.parcel.since)), *pieces
 
     def drop(self) -> None:
         """All that is not done is lost."""
@@ -325,7 +308,7 @@ class Lanes:
                 if (lane.expiration or lane.is_expiring) and lane.cutter is None and not self._prune(lane):
                     continue
                 if lane.cutter is not None or lane.parcels[0].size > self._chunk:
-                    items.append(self._take_chunk(lane))
+                    items.append(self._take_chunk(lane, max(self._chunk, max_bytes)))
                     size = sum(map(len, items[-1]))
                 else:
                     size = self._take_run(lane, min(RUN_ITEMS, max_items - len(items)), max_bytes, items)
@@ -363,15 +346,15 @@ class Lanes:
         self._bytes -= size
         return size
 
-    def _take_chunk(self, lane: PublisherLane) -> tuple[Part, ...]:
+    def _take_chunk(self, lane: PublisherLane, size: int) -> tuple[Part, ...]:
         cutter = lane.cutter
         if cutter is None:
             parcel = lane.pop()
-            cutter = lane.cutter = ChunkCutter(parcel, self._chunk)
+            cutter = lane.cutter = ParcelCut(parcel)
             self._cutters += 1
             self._count -= 1
             self._bytes -= parcel.size
-        item = lane.take_chunk(cutter, self._clock())
+        item = lane.take_chunk(cutter, size, self._clock())
         is_over = lane.cutter is None
         self._cutters -= is_over
         self.given_up += len(item) == 1

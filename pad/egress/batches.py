@@ -15,9 +15,10 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.quality import GrantedQos
+from jbi_pubsub.core.wire.cut import ParcelCut
 from jbi_pubsub.pad.egress.catch_up import HELD
 from jbi_pubsub.pad.egress.flights import Flights
-from jbi_pubsub.pad.egress.queue import Cut, SubscriptionQueue, Waiting
+from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting
 from jbi_pubsub.pad.egress.queues import SessionQueues
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import (
@@ -93,7 +94,7 @@ class Batches:
         self.flights = flights
         self.notices = notices
         self.size_of_chunk = self.piece = chunk
-        """Bytes of the largest item, and of a piece of a larger object."""
+        """Bytes of the largest item, and of a piece of a larger object, if there is room for no more."""
         self.freed = 0
         """Bytes that the current batch has taken out of queues."""
 
@@ -143,13 +144,13 @@ class Batches:
         if self.queues.is_expiring and queue.cutting is None:
             self._drop_expired(queue)
         if queue.cutting is not None:
-            item = self.next_chunk(queue)
+            item = self.next_chunk(queue, max(self.piece, max_bytes))
         elif queue.untold:
             item = self.next_loss(queue)
         elif not queue.may_send():
             return 0
         elif queue.front.head().parcel.size > self.size_of_chunk:
-            item = self.begin_chunks(queue)
+            item = self.begin_chunks(queue, max(self.piece, max_bytes))
         else:
             return self._take_run(queue, items, max_items, max_bytes)
         items.append(item)
@@ -216,22 +217,22 @@ class Batches:
         self.flights.add(tuple([queue.subscription for queue in together]) if first.counted else (), count)
         return sent
 
-    def begin_chunks(self, queue: SubscriptionQueue) -> Parts:
-        """The first piece of the large object that goes out next."""
+    def begin_chunks(self, queue: SubscriptionQueue, size: int) -> Parts:
+        """The first piece, of about that size, of the large object that goes out next."""
         waiting: Waiting = queue.front.take()
         waiting.places -= 1
         queue.took(1, waiting.parcel.size)
         self.freed += waiting.parcel.size if waiting.places == 0 else 0
         queue.goes(waiting.parcel)
-        queue.cutting = Cut(waiting.parcel)
-        return self.next_chunk(queue)
+        queue.cutting = ParcelCut(waiting.parcel)
+        return self.next_chunk(queue, size)
 
-    def next_chunk(self, queue: SubscriptionQueue) -> Parts:
-        """The next piece of a large object, as large as it may be by now."""
+    def next_chunk(self, queue: SubscriptionQueue, size: int) -> Parts:
+        """The next piece of a large object."""
         cut = queue.cutting
         assert cut is not None
         try:
-            pieces, is_last = cut.take(self.piece)
+            pieces, is_last = cut.take(size)
         except StorageError as exc:  # its subscriber is told so in place of the rest
             log.error("subscription %s: the rest of an object is lost: %s", queue.subscription.uid, exc)
             queue.cutting = None
@@ -241,7 +242,7 @@ class Batches:
             queue.cutting = None
         self.flights.add(queue.counted if is_last else (), 1)
         head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, queue.subscription.number)
-        return head + POSITION.pack(cut.position) if queue.feed is not None else head, *pieces
+        return head + POSITION.pack(cut.parcel.position) if queue.feed is not None else head, *pieces
 
 
 def item_head(together: Sequence[SubscriptionQueue]) -> bytes:

@@ -290,7 +290,7 @@ class LevelledBatches(Batches):
     def take_turn(self, queue: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Put what goes out next of that queue behind `items`; its bytes."""
         if queue.cutting is not None:
-            item = self.next_chunk(queue)
+            item = self.next_chunk(queue, self.piece)
         elif queue.untold:
             item = self.next_loss(queue)
             queue.urged = queue.urged and bool(queue.untold)
@@ -313,7 +313,7 @@ class LevelledBatches(Batches):
             parcel = waiting.parcel
             if parcel.size > largest:
                 first.cut_level = level
-                items.append(self.begin_chunks(first))
+                items.append(self.begin_chunks(first, self.piece))
                 return sum(map(len, items[-1]))
             if len(waiting.queues) > 1:
                 return self._take_shared(first, waiting, items)

@@ -19,7 +19,7 @@ import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
+from jbi_pubsub.core.wire.cut import ParcelCut
 from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Feed, Replay
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -127,35 +127,6 @@ def backlog_of(subscription: Subscription, share: int) -> Backlog:
     return Backlog(subscription.request, share, meter)
 
 
-class Cut:
-    """The rest of a large object: pieces as large as they may be by then."""
-
-    def __init__(self, parcel: Parcel) -> None:
-        self.position = parcel.position
-        self._chunks = chunks(parcel.parts, CHUNK_BYTES)
-        """The chunks; of what lies in a file no more is read than goes."""
-        self._views: deque[memoryview] = deque()
-        self._fill()
-
-    def take(self, size: int) -> tuple[list[memoryview], bool]:
-        """About so many bytes, and whether that was all. Raises StorageError."""
-        pieces: list[memoryview] = []
-        while self._views and size > 0:
-            view = self._views[0]
-            pieces.append(view[:size])
-            if len(view) <= size:
-                self._views.popleft()
-                self._fill()
-            else:
-                self._views[0] = view[size:]
-            size -= len(pieces[-1])
-        return pieces, not self._views
-
-    def _fill(self) -> None:
-        if not self._views and (chunk := next(self._chunks, None)) is not None:
-            self._views.append(chunk)
-
-
 class SubscriptionQueue:
     """Objects of one subscription that wait and are under way. Its session's lock covers it."""
 
@@ -182,7 +153,7 @@ class SubscriptionQueue:
         self.sent = self.consumed = 0
         self.untold: Counter[str] = Counter()
         self.ready = False
-        self.cutting: Cut | None = None
+        self.cutting: ParcelCut | None = None
 
     @property
     def counted(self) -> tuple[Subscription, ...]:

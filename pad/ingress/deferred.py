@@ -173,7 +173,7 @@ class DeferredShaping(DeferredPiece):
     __slots__ = ("selected",)
 
     def __init__(self, task: DeferredTask, run: JudgedRun, parcel: Parcel, selected: Sequence[Selected]) -> None:
-        super().__init__(task, run, parcel, max(1, len(selected[0].parcel.payload)))
+        super().__init__(task, run, parcel, max(1, selected[0].parcel.payload_size))
         self.selected = selected
 
     def do(self, work: DeferredWork, deliveries: Deliveries) -> None:

@@ -316,14 +316,14 @@ def shaped(
 
 def _is_to_shape(parcel: Parcel, settings: Settings) -> bool:
     """With `oversize` = "shape" that is what becomes of larger ones; else of all."""
-    if not settings.shapes or not len(parcel.payload):
+    if not settings.shapes or not parcel.payload_size:
         return False
     return settings.oversize == "drop" or settings.max_size is None or _length(parcel) > settings.max_size
 
 
 def _length(parcel: Parcel) -> int:
     """Metadata and payload."""
-    return len(parcel.head.metadata) + len(parcel.payload)
+    return len(parcel.head.metadata) + parcel.payload_size
 
 
 def _shape(

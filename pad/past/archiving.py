@@ -132,7 +132,7 @@ class Archiving:
         if registration.archived is None:
             return 0.0
         size = parcel.size
-        if size >= COST_LEAST and (size := max(size, len(parcel.payload))) > MEMORY_BYTES and self._beside is None:
+        if size >= COST_LEAST and (size := max(size, parcel.payload_size)) > MEMORY_BYTES and self._beside is None:
             raise OversizeError(
                 f"object of {size} bytes: an archive takes up to {MEMORY_BYTES}, and its registration is archived",
                 hint="Register with persist=False for larger ones", size=size, limit=MEMORY_BYTES,
@@ -163,14 +163,14 @@ class Archiving:
     def _recorded(self, parcel: Parcel) -> Parcel:
         """An object as it is appended: in memory, or without its payload, which is on disk already. Raises
         StorageError."""
-        if self._beside is None or len(parcel.payload) <= MEMORY_BYTES:
+        if self._beside is None or parcel.payload_size <= MEMORY_BYTES:
             return parcel.in_memory()
         return self._beside.keep(parcel)
 
     def whole(self, found: QueryResult) -> Parcel:
         """A result of a query, with its payload wherever that is. Raises ProtocolError, StorageError."""
         parcel = Parcel.received(found.data)
-        if parcel.head.payload_length <= MEMORY_BYTES or self._beside is None or len(parcel.payload):
+        if parcel.head.payload_length <= MEMORY_BYTES or self._beside is None or parcel.payload_size:
             return parcel
         return self._beside.whole(parcel)
 
@@ -260,7 +260,7 @@ class Archiving:
             head, type_ = parcel.head, TypeName(parcel.head.type_name, parcel.head.type_version)
             if not (head.type_name and head.registration and head.sequence):
                 raise ProtocolError(f"object {head.object_id} has no type, registration or number")
-            if len(parcel.payload) not in (0, head.payload_length):
+            if parcel.payload_size not in (0, head.payload_length):
                 raise ProtocolError(f"object {head.object_id} has another payload than its head says")
             if known.setdefault(head.registration, type_) != type_:
                 raise ProtocolError(f"object {head.object_id}: its registration is of {known[head.registration]}")

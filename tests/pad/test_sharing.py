@@ -188,7 +188,7 @@ def test_a_large_object_goes_to_each_in_chunks_of_its_own(
     parcel = _parcel(1, 2 * CHUNK_BYTES)
     session.offer([(s, parcel) for s in ours])
     reader = Subscriber(session)
-    while reader.read():
+    while reader.read(most_bytes=CHUNK_BYTES):
         pass
     reader.acknowledge({})
     assert [s.delivered for s in ours] == [1, 1]

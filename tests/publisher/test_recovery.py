@@ -424,7 +424,15 @@ def _put(queue: Lanes, number: int, parts: tuple[Any, ...]) -> None:
 
 
 def _all(queue: Lanes) -> list[tuple[Any, ...]]:
-    return queue.take(1000, 1 << 30)
+    return _some(queue, 1 << 30)
+
+
+def _some(queue: Lanes, most: int) -> list[tuple[Any, ...]]:
+    """Items as a link takes them that is not fast: a chunk at a time."""
+    items: list[tuple[Any, ...]] = []
+    while len(items) < most and (taken := queue.take(1, CHUNK_BYTES)):
+        items += taken
+    return items
 
 
 @pytest.mark.parametrize(("taken", "acknowledged"), [(t, a) for t in range(1, 6) for a in range(t + 1)])
@@ -434,7 +442,7 @@ def test_a_large_object_that_has_not_gone_whole_goes_again_whole(taken: int, ack
     queue = Lanes()
     _put(queue, 1, LARGE)
     _put(queue, 1, SMALL)
-    assert len(queue.take(taken, 1 << 30)) == taken
+    assert len(_some(queue, taken)) == taken
     queue.acknowledged(acknowledged)
     # When everything begins again with a delegate that knows nothing of it
     queue.restart()
@@ -449,10 +457,10 @@ def test_large_objects_of_several_registrations_each_go_again_once() -> None:
     queue = Lanes()
     for number in (1, 2):
         _put(queue, number, LARGE)
-    queue.acknowledged(len(queue.take(5, 1 << 30)))
+    queue.acknowledged(len(_some(queue, 5)))
     # When everything begins again twice
     queue.restart()
-    queue.take(3, 1 << 30)
+    _some(queue, 3)
     queue.restart()
     # Expect each of them once, and then nothing to wait for
     items = _all(queue)
@@ -499,6 +507,17 @@ def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_obj
     # Expect the large one whole
     rest = [item for batch in batches for item in batch] + _all(queue)
     assert _objects([i for i in rest if PUBLICATION.unpack(i[0])[1] == 1]) == [b"".join(LARGE)]
+
+
+def test_a_large_object_goes_in_pieces_as_large_as_the_link_is_fast() -> None:
+    # Given a large object; When a batch may have more than a chunk, as where the link is fast
+    queue = Lanes()
+    _put(queue, 1, LARGE)
+    [first] = queue.take(MAX_BATCH_ITEMS, 2 * CHUNK_BYTES)
+    # Expect one piece of that size, head and payload not copied, and the rest as the link takes it by then
+    assert sum(map(len, first[1:])) == 2 * CHUNK_BYTES
+    assert all(isinstance(part, memoryview) and part.obj in LARGE for part in first[1:])
+    assert _objects([first, *_all(queue)]) == [b"".join(LARGE)]
 
 
 def test_an_object_that_has_gone_is_not_kept() -> None:
