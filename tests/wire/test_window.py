@@ -124,3 +124,23 @@ def test_a_receiver_that_has_forgotten_all_is_begun_with_again() -> None:
     window.restart()
     assert (window.beyond(0), window.unacknowledged, window.may_add()) == ([], 0, True)
     assert items_of(window.add([[b"first"]])) == {1: b"first"}
+
+
+def test_a_batch_is_larger_where_the_link_is_fast_and_never_where_it_is_slow() -> None:
+    # Given a window that has heard nothing; Expect the usual batch
+    window = Window()
+    assert window.batch_bytes(1000) == 1000
+    # When two batches of 30,000 bytes together take a second until the second one has come
+    window.add([(b"x" * 15_000,)], 1.0)
+    window.add([(b"x" * 15_000,)], 1.0)
+    window.acknowledge(2, 2.0)
+    # Expect the usual one: more would take longer than a hundredth of a second
+    assert window.batch_bytes(1000) == 1000
+    # When they take a hundredth
+    window.add([(b"x" * 15_000,)], 3.0)
+    window.add([(b"x" * 15_000,)], 3.0)
+    window.acknowledge(4, 3.01)
+    # Expect up to four usual ones, of what goes in that time
+    assert window.batch_bytes(1000) == 4000
+    assert 30_000 <= window.batch_bytes(10_000) <= 30_100
+    assert window.batch_bytes(64_000) == 64_000

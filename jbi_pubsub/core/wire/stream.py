@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -36,7 +36,7 @@ from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.spool import MEMORY_BYTES, SpooledPayload
+from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.core.values import decoded
 
 from .deflate import DEFLATE, INFLATED_MOST, Compression
@@ -56,6 +56,8 @@ MAX_BATCH_ITEMS: Final = 500
 """Beyond about 100 objects a batch gains little (measured 1.1 us an object at 100)."""
 MAX_BATCH_BYTES: Final = 256 << 10
 """A batch of this size takes 0.3 s at 7 Mbit/s; larger ones would delay what comes behind."""
+FAST_BATCHES, FAST_SECONDS = 4, 0.01
+"""Usual batches that go as one where that takes no longer: each batch costs all parties as much as four objects."""
 WINDOW_BATCHES: Final = 8
 """Unacknowledged batches; 4 to 8 kept the sockets busy on loopback without filling memory."""
 PACED_BATCHES: Final = 256
@@ -63,12 +65,12 @@ PACED_BATCHES: Final = 256
 PARTIAL_BATCHES: Final = 2
 """Unacknowledged batches beside which one that is not full may go: a peer that is busy with two gains nothing from a
 third one, and the third gains by waiting (RFC 896 says the same of segments)."""
-WINDOW_BYTES: Final = 8 << 20
+WINDOW_BYTES: Final = 4 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
 MAX_ITEM_BYTES: Final = MEMORY_BYTES
 """Largest item, and the most that an object takes in memory. Checked before anything is allocated."""
-STEP_BYTES: Final = 1 << 20
-"""Most memory taken for what a frame announces before that has come."""
+STEP_BYTES: Final = 2 << 20
+"""Most memory taken for what a frame announces before that has come: room for the batches of a fast link in one."""
 ACK_BYTES: Final = 1 << 20
 """Largest acknowledgement: consumption of 100,000 subscriptions."""
 CHUNK_BYTES: Final = MAX_BATCH_BYTES
@@ -96,19 +98,6 @@ JOINED_BYTES: Final = 64 << 10
 """Parts of a batch below this size are joined: copying costs less than one more piece for the system to gather."""
 
 T = TypeVar("T")
-
-
-def chunks(parts: Sequence[Part], size: int) -> Iterator[memoryview]:
-    """The bytes of an item in views of at most `size` bytes, not copied: what a large item is sent in, so that it
-    does not hold up small ones of others behind it. What lies in a file is read as it goes. Raises StorageError."""
-    for part in parts:
-        source: object = part
-        if isinstance(source, SpooledPayload):
-            yield from source.chunks(size)
-            continue
-        view = memoryview(part)
-        for at in range(0, len(view), size):
-            yield view[at : at + size]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -392,7 +381,9 @@ class Batch:
     size: int
     frame: list[Part]
     made: float = 0.0
-    """When, in seconds of its sender's clock, where that looks at it."""
+    """When, in seconds of its sender's clock."""
+    under_way: int = 0
+    """Bytes that had to arrive until it had: its own, and those before it that were not acknowledged then."""
 
 
 class Window:
@@ -404,6 +395,7 @@ class Window:
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
         self._bytes = 0
+        self._rate = 0.0  # bytes a second that have arrived, by the last acknowledgement
         self.sequence = 0
         """Number of the last item sent, or about to be."""
         self.position = 0
@@ -438,19 +430,26 @@ class Window:
         count = len(items)
         parts[0] = _ITEMS_HEAD.pack(BATCH.size + size, ITEMS, self.sequence + 1, count)
         self.sequence += count
-        batch = Batch(self.sequence, count, size, joined(parts, size), now)
+        batch = Batch(self.sequence, count, size, joined(parts, size), now, self._bytes + size)
         self._batches.append(batch)
         self._bytes += size
         return batch
 
-    def acknowledge(self, position: int) -> int:
+    def batch_bytes(self, usual: int) -> int:
+        """Bytes that the next batch is filled up to: `usual`, or more where that takes no longer than FAST_SECONDS."""
+        return max(usual, min(FAST_BATCHES * usual, int(self._rate * FAST_SECONDS)))
+
+    def acknowledge(self, position: int, now: float = 0.0) -> int:
         """The receiver has all up to `position`; how many items it has more than before. Raises ProtocolError when it
         was never sent so many, or had acknowledged more."""
         if not self.position <= position <= self.sequence:
             raise ProtocolError(f"peer is at {position}, we are at {self.position}..{self.sequence}")
         count, self.position = position - self.position, position
         while self._batches and self._batches[0].last <= position:
-            self._bytes -= self._batches.popleft().size
+            gone = self._batches.popleft()
+            self._bytes -= gone.size
+            if now > gone.made:
+                self._rate = gone.under_way / (now - gone.made)
         return count
 
     def beyond(self, position: int) -> list[Batch]:
@@ -616,7 +615,7 @@ class Sender:
             return  # an idle line is no failure
         position = acknowledged(kind, body)
         with self._lock:
-            count = self._window.acknowledge(position)
+            count = self._window.acknowledge(position, time.monotonic())
         self._acked(count, body[8:])
 
     def _may_send(self) -> bool:
@@ -644,7 +643,8 @@ class Sender:
     def _send_what_waits(self) -> None:
         while True:
             while self._may_send():
-                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes)
+                size = self._window.batch_bytes(self._batch_bytes)
+                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, size)
                 if not self._held:
                     break
                 self._send()
