@@ -19,6 +19,7 @@ measure() {
 measure dissemination.txt "$here/dissemination.py"
 measure system_calls.txt "$here/system_calls.py"
 measure transport.txt "$here/transport.py"
+measure payloads.txt "$here/payloads.py"
 measure peers.md "$here/peers/table.py" --all --out "$folder/peers.jsonl" --plot "$folder/peers.svg"
 measure stall.md "$here/peers/table.py" --systems jbi --n 10 --stall --out "$folder/stall.jsonl"
 exit $failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import stat
 import threading
@@ -16,6 +17,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.wire import ServiceRef, transport
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
 from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.pad.server.endpoints import DelegateEndpoints
 
@@ -182,6 +184,25 @@ class _Theirs:
         return pid, 54321, group
 
 
+@pytest.mark.processes
+def test_both_ends_of_a_unix_socket_take_a_batch_at_once(folder: Path) -> None:
+    # Given a connection by a Unix socket
+    accepted: queue.Queue[socket.socket] = queue.Queue()
+    listener = UnixListener(folder, "a" * 32, adopt=lambda sock, _: accepted.put(sock))
+    listener.start()
+    try:
+        with transport.connect(listener.endpoint, 1.0) as ours, accepted.get(timeout=5.0) as theirs:
+            # When either end sends a usual batch, as far as the system lets it, and nobody reads
+            for end in (ours, theirs):
+                end.setblocking(False)
+                most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+                # Expect the system to take it, if it takes so much of anybody
+                assert end.send(bytes(MAX_BATCH_BYTES)) == MAX_BATCH_BYTES or most < 2 * MAX_BATCH_BYTES
+    finally:
+        listener.stop()
+
+
+@pytest.mark.processes
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="longer than the 107 bytes"):
         UnixListener(tmp_path / ("a" * 100), "b" * 32, adopt=lambda *_: None)

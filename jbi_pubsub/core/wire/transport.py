@@ -39,6 +39,10 @@ UNIX: Final = "unix"
 MAX_PATH: Final = 107
 """Bytes of a socket's path (unix(7): sun_path, with a zero byte at its end)."""
 
+SEND_BYTES: Final = 1 << 20
+"""Bytes that the system takes of who sends on a Unix socket before it is full: a batch, as over TCP. By itself it takes
+a fifth of that, and wakes who sends for the rest; it takes no more than its own limit (socket(7), wmem_max)."""
+
 _CREDENTIALS: Final = struct.Struct("3i")
 """pid, uid, gid of who listens (unix(7), SO_PEERCRED)."""
 
@@ -73,6 +77,7 @@ def _connect_unix(path: str, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         sock.connect(path)
         if hasattr(socket, "SO_PEERCRED"):  # Linux; elsewhere the rights of the folder have to do
             _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -140,5 +145,6 @@ class UnixListener:
                         log.warning("%s: accept failed, trying again: %s", self.path, exc)
                     self._stopping.wait(0.2)  # a full file table: others need the time to close
                     continue
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
                 self._count += 1
                 self._adopt(sock, f"unix:{self._count}")
