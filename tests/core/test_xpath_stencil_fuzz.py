@@ -70,6 +70,19 @@ ORDERS = tuple(
     "".join(random.Random(seed).sample([" x='1'", ' y="-90"', ' s="a x=1 t="', ' t="N"', ' u="2"'], seed % 6))
     for seed in range(30)
 )
+ODD_ATTRIBUTES = (
+    *(' n="1" n="2"', ' n=\'1\' m="" n="1"', ' xml:lang="en"', ' xsi:type="xs:int"', ' xml:id="q"', ' xmlns="urn:o"'),
+    *(
+        ' o:n="1"',
+        ' n="<"',
+        ' n="a>b"',
+        ' n="<?p i?>"',
+        ' n="<![CDATA[a]]>"',
+        ' xmlns:q="urn:q"',
+        " n=1",
+        ' x="a"m="b"',
+    ),
+)
 ATTRIBUTES = (
     ("", ()),
     ('<xs:attribute name="x" type="xs:int"/>', ("", ' x="1"', ' x="2"', " x='3' ")),
@@ -173,6 +186,9 @@ INVARIANT = """
 <xs:element name="who" type="xs:token"/>
 """
 
+WILD = 0.25
+"""Share of schemas with a wildcard at the top."""
+
 Make = Callable[[], str]
 """Writes one element or part, as often and as well as chance has it."""
 
@@ -190,8 +206,14 @@ class Kind:
         attributes, self._attributes = self._some_attributes()
         mixed = chance.choice(("", "", "", ' mixed="true"')) if "extension" not in content else ""
         tie = '<xs:unique name="u"><xs:selector xpath=".//a"/><xs:field xpath="."/></xs:unique>'
-        self._is_wild = chance.random() < 0.1
-        wild = '<xs:any processContents="lax" minOccurs="0" maxOccurs="unbounded"/>'
+        self._is_wild = chance.random() < WILD
+        taken = chance.choice(("##any", "##local", "urn:p ##targetNamespace", *("##other", "urn:o") * 4))
+        self._tops = {"##any": "", "##local": "", "urn:p ##targetNamespace": "p:"}.get(taken, "o:")
+        self._own = ' xmlns:o="urn:o" xmlns:p="urn:p"' if self._is_wild else ""
+        process = chance.choice(("lax", "lax", "lax", "skip", "strict"))
+        wild = f'<xs:any namespace="{taken}" processContents="{process}" minOccurs="0" maxOccurs="unbounded"/>'
+        if taken in ("##other", "urn:o") and chance.random() < 0.5:
+            wild += '<xs:element name="b" type="xs:int" minOccurs="0"/>'
         variant = (
             '<xs:element name="v" jbi:variance="variant" minOccurs="0" maxOccurs="2">'
             f"<xs:complexType{mixed}>{content.replace('@', attributes)}</xs:complexType></xs:element>"
@@ -316,6 +338,32 @@ class Kind:
         space = " " if chance.random() < self.noise / 20 else ""
         return f"<{name}{attributes}>{inside}</{name.partition(' ')[0]}{space}>{self._gap()}"
 
+    def _foreign(self, depth: int) -> str:
+        """An element that no schema knows."""
+        chance = self.chance
+        is_odd = chance.random() < self.noise / 4
+        odd = ("g", "r", "k", "who", "deep", "q:z", "xml:z", "v", "b", "z", "o:z", "p:z", "z:z")
+        top = self._tops if depth == 0 else chance.choice(("", "o:", "p:"))
+        name = (
+            chance.choice(odd)
+            if is_odd
+            else f"{top}{chance.choice('xyz')}{chance.choice(('', '-1.b', chance.randrange(9)))}"
+        )
+        is_odd = chance.random() < self.noise / 10
+        attributes = chance.choice(
+            ODD_ATTRIBUTES if is_odd else ("", "", ' n="1"', " m='a &amp; \u00e9' n=\"2\"", ' m=""')
+        )
+        text = lambda: chance.choice(("1", "\u00e9 &lt; ", "<![CDATA[<a>]]>", "\n"))  # noqa: E731
+        below = [self._gap, lambda: self._foreign(depth + 1)] if depth < 5 else [self._gap]
+        parts = [text, *below] if chance.random() < self.noise / 2 else chance.choice(([text], below))
+        inside = "".join(chance.choice(parts)() for _ in range(chance.randrange(4)))
+        end = chance.choice("zgo") if chance.random() < self.noise / 20 else name
+        return (
+            f"<{name}{attributes}/>"
+            if not inside and chance.random() < 0.5
+            else f"<{name}{attributes}>{inside}</{end}>"
+        )
+
     def _gap(self) -> str:
         chance = self.chance
         if chance.random() < self.noise / 20:
@@ -335,9 +383,15 @@ class Kind:
         parts = self._times(lambda: self._complex("v", self._attributes, self._content), 0, 2)
         if self._is_wild:
             wild = [self._element(name, ("1", "<y>1</y>")) for name in "zvo"]
-            parts = "".join(self._times(make, 0, 2) for make in wild)
+            foreign = [
+                lambda: self._foreign(0),
+                lambda: f"<o:w xmlns:o='urn:o'>{self._foreign(1)}{self._foreign(1)}</o:w>",
+            ]
+            parts = "".join(self._times(make, 0, 2) for make in chance.choice((wild, foreign, foreign, foreign[:1])))
+            parts += self._times(self._element("b", ("1", "2")), 0, int('name="b" type="xs:int"' in str(self.schema)))
         inside = self._gap() + keys + chance.choice(("", node)) + who + parts
         own = f' xmlns{":" * bool(self._prefix)}{self._prefix[:-1]}="{self._space}"' if self._space else ""
+        own += self._own
         text = f"<{self._prefix}r{own} {INSTANCE}>{inside}</{self._prefix}r>"
         if noise and chance.random() < 0.1:
             at = chance.randrange(len(text))

@@ -10,6 +10,7 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import open_type
 from jbi_pubsub.core.errors import JbiError, SchemaError
 from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath.index.document import EMPTY, TEXT, Paths
 from jbi_pubsub.protocol.conformity import Conformity
 
 YEAR = "123456789012345678"
@@ -101,3 +102,72 @@ def test_what_a_stencil_takes_the_validator_takes(base: str) -> None:
                 assert outcome(conformity, document) == expected[document], document
             traced += sum(stencil.fitted for stencil in conformity._known.stencils) - 1
     assert traced or base in ("xs:gYear", "xs:gYearMonth", "xs:duration")
+
+
+OPEN = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"><xs:element name="r">
+<xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>
+<xs:element name="v" type="xs:int" jbi:variance="variant" minOccurs="0"/>
+<xs:any namespace="##other" processContents="lax" minOccurs="0" maxOccurs="unbounded"/></xs:sequence></xs:complexType>
+</xs:element><xs:element name="g" type="xs:int"/><xs:attribute name="i" type="xs:int"/></xs:schema>"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "is_known"),
+    [
+        pytest.param("", True, id="nothing"),
+        pytest.param("<o:z9/>", True, id="another name"),
+        pytest.param(
+            "<o:a x='1' y=\"&lt;\"><b><!-- c --><?p i?><c>\u00e9</c>1</b></o:a>\n<o:b/>", True, id="any content"
+        ),
+        pytest.param("<o:a><g>x</g></o:a>", False, id="an element with a declaration, and a wrong value"),
+        pytest.param("<o:a><g>1</g></o:a>", False, id="an element with a declaration"),
+        pytest.param("<o:a i='x'/>", False, id="an attribute with a declaration, and a wrong value"),
+        pytest.param("<o:a><r><v>x</v></r></o:a>", False, id="a document element in it"),
+        pytest.param("<a/>", False, id="no namespace"),
+        pytest.param("<q:a/>", False, id="a prefix that is not declared"),
+        pytest.param("<o:a x='1' x='2'/>", False, id="an attribute twice"),
+        pytest.param("<o:a></o:b>", False, id="tags that do not match"),
+        pytest.param("<o:a><b></o:a></b>", False, id="tags that cross"),
+        pytest.param("<o:a>", False, id="no end tag"),
+        pytest.param("<o:a/>text", False, id="text beside it"),
+        pytest.param("<o:a/><![CDATA[ ]]>", False, id="a CDATA section beside it"),
+        pytest.param("<o:a>]]></o:a>", False, id="what may stand in no text"),
+        pytest.param("<o:a x='<![CDATA[1]]>'/>", False, id="a CDATA section in an attribute"),
+        pytest.param("<o:a x='<?p i?>'/>", False, id="an instruction in an attribute"),
+        pytest.param("<o:a xmlns='urn:o'/>", False, id="another namespace"),
+        pytest.param("<o:a xsi:type='xs:int'>x</o:a>", False, id="xsi:type"),
+        pytest.param("<o:a xml:id='1'/>", False, id="xml:id"),
+        pytest.param("<o:a/><v>1</v>", False, id="a declared element behind"),
+    ],
+)
+def test_what_a_wildcard_takes_is_skipped_if_it_is_well_formed_and_unknown(inside: str, is_known: bool) -> None:
+    # Given a type with a lax wildcard, and known documents with other elements there each time
+    kind = open_type(read_bundle(OPEN, marks=b'{"root": "r"}'))
+    spaces = 'xmlns:o="urn:o" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+    document = f"<r {spaces}><who>a</who>%s</r>"
+    known = [(document % f"<v>1</v><o:z{number}>1</o:z{number}>").encode() for number in range(8)]
+    known.append((document % "<o:z1/>").encode())
+    registered = kind.entries(parse_metadata(known[0]))
+    conformity, plain = (Conformity(kind, registered, validate=True) for _ in "12")
+    expected = outcome(plain, (document % inside).encode())
+    conformity._known.learn(known)
+    assert all(conformity._known.trace(each) is not None for each in known)
+    # Expect others to be known if nothing in them may be wrong, and the validator's answer for all
+    other = (document % inside).encode()
+    assert (conformity._known.trace(other) is not None) == is_known
+    assert outcome(conformity, other) == expected
+    assert not is_known or expected == ("", "")
+    # and what is asked of it to be read by the parser
+    traced = conformity._known.trace(known[0])
+    assert traced is not None
+    for place, is_read in ((("r", "v"), True), (("r", "{urn:o}z0"), False), (("//v",), False)):
+        paths = Paths()
+        paths.slot(place, TEXT)
+        layout = paths.layout(EMPTY)
+        for _ in "12":  # the second time it is known that it is wanted
+            traced = conformity._known.trace(known[0])
+            assert traced is not None
+            assert traced.read(layout) == layout.read(parse_metadata(known[0]))
+            for stencil in conformity._known.stencils:
+                conformity._known._read_more(stencil.missing)
+        assert (traced._root is None) == is_read

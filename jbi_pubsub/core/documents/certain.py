@@ -18,12 +18,11 @@ Rules:
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar, TypeVarTuple
 
-from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, SOLID, Particle, Texts
+from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, Particle, Texts, Wildcard
+from jbi_pubsub.core.documents.simple import Facets, UnclearError, builtin_texts, counted
 from jbi_pubsub.core.xml import XSD, Element
 
 MAX_DEPTH: Final = 64
@@ -39,51 +38,6 @@ MAX_REMEMBERED: Final = 8_000
 """Answers of each kind kept: more than there are kinds of elements in a document of which a stencil is made, but for
 a hostile one, which has the same looked up again for each leaf."""
 
-MAX_ENUMERATED_CHARS: Final = 2_000
-"""Most characters of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
-
-_DATE: Final = (
-    r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
-)
-_TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
-_ZONE: Final = r"(?:Z|[+-](?:0\d|1[0-3]):[0-5]\d)?"
-_ANY: Final = frozenset(("anyType", "anySimpleType"))
-_STRINGS: Final = frozenset(("string", "normalizedString", "token"))
-_LEXICAL: Final = {
-    "boolean": r"(?:true|false|[01])",
-    "float": r"[+-]?+\d{1,9}+(?>\.\d{1,9}+|)",
-    "double": r"[+-]?+\d{1,9}+(?>\.\d{1,9}+|)(?>[eE][+-]?+\d{1,2}+|)",
-    "dateTime": f"{_DATE}T{_TIME}{_ZONE}",
-    "date": f"{_DATE}{_ZONE}",
-    "time": f"{_TIME}{_ZONE}",
-    "language": r"[a-zA-Z]{1,8}(?:-[a-zA-Z0-9]{1,8})*+",
-    "NMTOKEN": r"[A-Za-z0-9._-]++",
-    "Name": r"[A-Za-z_][A-Za-z0-9._-]*+",
-    "NCName": r"[A-Za-z_][A-Za-z0-9._-]*+",
-    "integer": r"[+-]?\d{1,9}",
-    "long": r"[+-]?\d{1,9}",
-    "int": r"[+-]?\d{1,9}",
-    "short": r"[+-]?\d{1,4}",
-    "byte": r"[+-]?\d{1,2}",
-    "nonNegativeInteger": r"\d{1,9}",
-    "positiveInteger": r"[1-9]\d{0,8}",
-    "unsignedLong": r"\d{1,9}",
-    "unsignedInt": r"\d{1,9}",
-    "unsignedShort": r"\d{1,4}",
-    "unsignedByte": r"\d{1,2}",
-}
-"""Part of the lexical space of built-in types (part 2, section 3)."""
-
-_NUMBERS: Final = _LEXICAL.keys() - {"boolean", "dateTime", "date", "time", "language", "NMTOKEN", "Name", "NCName"} | {
-    "decimal"
-}
-_DECIMAL_DIGITS: Final = 18
-"""libxml2 takes 24, other processors at least these (part 2, section 3.2.3)."""
-_BOUNDS: Final = ("minInclusive", "minExclusive", "maxInclusive", "maxExclusive")
-_SIGNED: Final = {"decimal": True, "integer": True, "long": True, "int": True, "nonNegativeInteger": False}
-_FRACTION: Final = r"(?>\.\d{1,9}+|)"
-_SINGLE_SPACED: Final = f"{SOLID}++(?: {SOLID}++)*+"
-_WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
 _TYING: Final = ("key", "keyref", "unique", "redefine")
 _GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice", "all"))
 _IGNORED: Final = frozenset(
@@ -96,20 +50,13 @@ _LINKS: Final = (f"{{{XSD}}}include", f"{{{XSD}}}import")
 Path = Sequence[str]
 """Tags (Clark names) from the document element down."""
 
-_Facets = tuple[dict[str, list[str]], ...]
-"""The facets of a type's restrictions by name, the innermost restriction first."""
-
-
-class _UnclearError(Exception):
-    """Internal: something that is not understood here."""
-
 
 K = TypeVarTuple("K")
 V = TypeVar("V")
 
 
 class _Memory(Generic[*K, V]):
-    """The answers of a function, a bounded number of them; _UnclearError is one as well."""
+    """The answers of a function, a bounded number of them; UnclearError is one as well."""
 
     def __init__(self, ask: Callable[[*K], V]) -> None:
         self._ask = ask
@@ -120,14 +67,14 @@ class _Memory(Generic[*K, V]):
         if key not in answers:
             try:
                 answer: tuple[V] | None = (self._ask(*key),)
-            except _UnclearError:
+            except UnclearError:
                 answer = None
             if len(answers) >= MAX_REMEMBERED:
                 answers = self._answers = {}
             answers[key] = answer
         known = answers[key]
         if known is None:
-            raise _UnclearError
+            raise UnclearError
         return known[0]
 
 
@@ -158,10 +105,10 @@ class _Content:
         self.spaces.update(named.get(word, word) for word in words)
 
     def grow(self) -> None:
-        """Count a particle; _UnclearError if there are too many."""
+        """Count a particle; UnclearError if there are too many."""
         self._size += 1
         if self._size > MAX_PARTICLES:
-            raise _UnclearError
+            raise UnclearError
 
     def takes_any(self, tag: str) -> bool:
         """Whether a wildcard may match an element of that name."""
@@ -187,6 +134,7 @@ class LeafTypes:
             space = _target(root)
             for part in root.iterchildren("*"):
                 self._known[str(part.tag).rpartition("}")[2], f"{space}{part.get('name')}"] = part
+        self._names = frozenset(n.rpartition("}")[2] for kind, n in self._known if kind in ("element", "attribute"))
         ties = any(True for root in roots for _ in root.iter(*(f"{{{XSD}}}{name}" for name in _TYING)))
         is_whole = len(roots) == len(documents) and _are_all_read(documents, main)
         self._has_identities = any(_has_identities(root) for root in roots)
@@ -204,7 +152,7 @@ class LeafTypes:
             for tag in path[1:]:
                 found = self._step(found, tag)
             return ANY_TEXT if found is None else self._leaf(found)
-        except _UnclearError:
+        except UnclearError:
             return None
 
     def attribute(self, path: Path, name: str) -> Texts | None:
@@ -222,13 +170,12 @@ class LeafTypes:
             if kind is None:  # any attribute will do, but for one that is declared
                 return None if ("attribute", name) in self._known else ANY_TEXT
             return self._attribute(kind, name)
-        except _UnclearError:
+        except UnclearError:
             return None
 
     def content(self, path: Path, tags: Sequence[str]) -> Particle | None:
         """A content model of the element at `path`, in which each of `tags`, its children in a valid document, has one
-        place; EXACT where that is not understood. None: nothing is certain, not even that elements are valid each by
-        itself."""
+        place; EXACT where that is not understood. None: nothing is certain (see shape.Grammar)."""
         if self._unclear or self._has_identities or len(path) > MAX_DEPTH:
             return None
         try:
@@ -237,7 +184,7 @@ class LeafTypes:
                 return EXACT
             for tag in path[1:]:
                 found = self._step(found, tag)
-            model, named, takes_others = (ANY, frozenset[str](), True) if found is None else self._places(found)
+            model, named, takes_others = self._places(found)
             distinct = dict.fromkeys(tags)
             if named is None or (not takes_others and not named.issuperset(distinct)):
                 return EXACT
@@ -247,7 +194,7 @@ class LeafTypes:
                 if tag not in named and known is not None and known.get("substitutionGroup") is not None:
                     return EXACT  # it may stand for another one
             return model
-        except _UnclearError:
+        except UnclearError:
             return EXACT
 
     # -- elements -----------------------------------------------------------------------------------------------
@@ -262,7 +209,7 @@ class LeafTypes:
         found = content.declared.get(tag)
         is_any = content.takes_any(tag)
         if tag in content.declared and found is None:
-            raise _UnclearError
+            raise UnclearError
         if known is not None and (is_any or known.get("substitutionGroup") is not None):
             if found is None or _agree(found, known):
                 return found if found is not None else known
@@ -270,12 +217,12 @@ class LeafTypes:
             return None
         elif found is not None and not is_any:
             return found
-        raise _UnclearError  # one of that name may be this, and the next one that or anything
+        raise UnclearError  # one of that name may be this, and the next one that or anything
 
     def _type(self, declaration: Element) -> Element | None:
         """The definition of an element's type; None: any content."""
         if declaration.get("substitutionGroup") is not None and declaration.get("type") is None:
-            raise _UnclearError  # the head's type, if there is none inside
+            raise UnclearError  # the head's type, if there is none inside
         inside = list(declaration.iterchildren(f"{{{XSD}}}complexType", f"{{{XSD}}}simpleType"))
         if inside:
             return inside[0]
@@ -286,13 +233,13 @@ class LeafTypes:
         if space == XSD:
             if local == "anyType":
                 return None
-            raise _UnclearError  # a built-in simple type: `_of_element` knows it, and it has no children
+            raise UnclearError  # a built-in simple type: `_of_element` knows it, and it has no children
         return self._definition(f"{{{space}}}{local}" if space else local)
 
     def _definition(self, name: str) -> Element:
         found = self._known.get(("complexType", name), self._known.get(("simpleType", name)))
         if found is None:
-            raise _UnclearError
+            raise UnclearError
         return found
 
     def _content_of(self, kind: Element) -> _Content:
@@ -303,9 +250,9 @@ class LeafTypes:
 
     def _collect(self, part: Element, content: _Content, seen: set[Element], depth: int) -> None:
         """Add what a part of a content model holds, but for what definitions in `seen` have in it. Raises
-        _UnclearError if something is not understood."""
+        UnclearError if something is not understood."""
         if not depth:
-            raise _UnclearError
+            raise UnclearError
         if part in seen:
             return  # a group may be used in two places
         seen.add(part)
@@ -321,12 +268,12 @@ class LeafTypes:
                 space, local = _resolved(child, child.get("ref", ""))
                 group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
                 if group is None:
-                    raise _UnclearError
+                    raise UnclearError
                 self._collect(group, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}complexContent":
                 self._collect_derived(child, content, seen, depth - 1)
             elif child.tag not in _IGNORED:
-                raise _UnclearError
+                raise UnclearError
 
     def _collect_derived(self, derivation: Element, content: _Content, seen: set[Element], depth: int) -> None:
         for step in derivation.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
@@ -336,28 +283,28 @@ class LeafTypes:
                 base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
                 self._collect(base, content, seen, depth)
 
-    def _places_of(self, declaration: Element) -> tuple[Particle, frozenset[str] | None, bool]:
+    def _places_of(self, declaration: Element | None) -> tuple[Particle, frozenset[str] | None, bool]:
         """The content model of an element, the names that have a place there (None: some have several), and whether
         others may come."""
-        model = self._model_of(declaration)
+        model = _anything(self._names) if declaration is None else self._model_of(declaration)
         names = model.names if len(model.names) == len(model.tags()) else None
         return model, names, _takes_others(model)
 
     def _model_of(self, declaration: Element) -> Particle:
-        """The content model of an element of complex type. Raises _UnclearError."""
+        """The content model of an element of complex type. Raises UnclearError."""
         if declaration.get("fixed") is not None or declaration.get("default") is not None:
-            raise _UnclearError
+            raise UnclearError
         kind = self._type(declaration)
         if kind is None:
             return ANY
         if kind.tag != f"{{{XSD}}}complexType":
-            raise _UnclearError
+            raise UnclearError
         self._content(kind)  # so many particles, and no more
         return self._model_of_type(kind, MAX_DEPTH)
 
     def _model_of_type(self, kind: Element, depth: int) -> Particle:
         if not depth:
-            raise _UnclearError
+            raise UnclearError
         parts: list[Particle] = []
         for child in kind.iterchildren("*"):
             if child.tag == f"{{{XSD}}}complexContent":
@@ -372,7 +319,7 @@ class LeafTypes:
         if step.tag == f"{{{XSD}}}restriction":
             return own
         if step.tag != f"{{{XSD}}}extension":
-            raise _UnclearError
+            raise UnclearError
         space, local = _resolved(step, step.get("base", ""))
         base = self._model_of_type(self._definition(f"{{{space}}}{local}" if space else local), depth)
         return Particle("sequence", parts=(base, own))
@@ -380,25 +327,25 @@ class LeafTypes:
     def _model_of_part(self, part: Element, depth: int, *, is_once: bool) -> Particle:
         """One particle; `is_once`: what holds it comes once."""
         if not depth:
-            raise _UnclearError
+            raise UnclearError
         least, most = _occurs(part)
         if part.tag == f"{{{XSD}}}element" and (is_once or (least <= 1 and most in (1, None))):
             return Particle("element", least, most, self._particle(part)[0])
         if part.tag == f"{{{XSD}}}any" and is_once and (least, most) == (ANY.least, ANY.most):
-            return ANY
+            return _wildcard(part, self._names)
         if least > 1 or most not in (1, None):
-            raise _UnclearError  # counts within counts
+            raise UnclearError  # counts within counts
         is_once = is_once and (least, most) == (1, 1)
         if part.tag == f"{{{XSD}}}group":
             space, local = _resolved(part, part.get("ref", ""))
             group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
             inside = [] if group is None else _particles(group)
             if len(inside) != 1:
-                raise _UnclearError
+                raise UnclearError
             return Particle("sequence", least, most, "", (self._model_of_part(inside[0], depth - 1, is_once=is_once),))
         kind = {f"{{{XSD}}}sequence": "sequence", f"{{{XSD}}}choice": "choice"}.get(str(part.tag))
         if kind is None:
-            raise _UnclearError
+            raise UnclearError
         is_once = is_once and kind == "sequence"
         parts = tuple(self._model_of_part(each, depth - 1, is_once=is_once) for each in _particles(part))
         return Particle(kind, least, most, "", parts)
@@ -410,7 +357,7 @@ class LeafTypes:
             name = f"{{{space}}}{local}" if space else local
             found = self._known.get(("element", name))
             if found is None:
-                raise _UnclearError
+                raise UnclearError
             return name, found
         schema = element.getroottree().getroot()
         qualified = element.get("form", schema.get("elementFormDefault", "unqualified")) == "qualified"
@@ -434,7 +381,7 @@ class LeafTypes:
     def _declared(self, part: Element, name: str, depth: int) -> Element | None:
         """The declaration of an attribute in a type, or in a part of one."""
         if not depth or part.tag == f"{{{XSD}}}simpleType":
-            raise _UnclearError
+            raise UnclearError
         for names, child in self._segments(part):
             if name in names:
                 return names[name]
@@ -442,7 +389,7 @@ class LeafTypes:
                 continue
             local = str(child.tag).rpartition("}")[2]
             if local in ("attribute", "anyAttribute"):
-                raise _UnclearError
+                raise UnclearError
             inside: Element | None = None
             if local in ("simpleContent", "complexContent", "extension"):
                 inside = child
@@ -450,9 +397,9 @@ class LeafTypes:
                 space, local = _resolved(child, child.get("ref", ""))
                 inside = self._known.get(("attributeGroup", f"{{{space}}}{local}" if space else local))
                 if inside is None:
-                    raise _UnclearError
+                    raise UnclearError
             elif local == "restriction":
-                raise _UnclearError
+                raise UnclearError
             found = None if inside is None else self._declared(inside, name, depth - 1)
             if found is not None:
                 return found
@@ -486,16 +433,16 @@ class LeafTypes:
         kind = self._type(declaration)
         return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
-    def _of_type(self, place: Element, name: str, facets: _Facets, depth: int) -> Texts | None:
+    def _of_type(self, place: Element, name: str, facets: Facets, depth: int) -> Texts | None:
         """Texts of the type called `name` at `place`, under the facets of types derived from it."""
         space, local = _resolved(place, name)
         if space == XSD:
-            return _of_builtin(local, facets)
+            return builtin_texts(local, facets)
         return self._of_definition(self._definition(f"{{{space}}}{local}" if space else local), facets, depth)
 
-    def _of_definition(self, kind: Element, facets: _Facets, depth: int) -> Texts | None:
+    def _of_definition(self, kind: Element, facets: Facets, depth: int) -> Texts | None:
         if not depth:
-            raise _UnclearError
+            raise UnclearError
         if kind.tag == f"{{{XSD}}}complexType":
             steps = list(kind.iterchildren(f"{{{XSD}}}simpleContent"))
             extensions = [e for step in steps for e in step.iterchildren(f"{{{XSD}}}extension")]
@@ -510,7 +457,7 @@ class LeafTypes:
         room = MAX_FACETS - sum(len(values) for above in facets for values in above.values())
         for count, part in enumerate(restriction.iterchildren("*")):
             if count > room:
-                raise _UnclearError
+                raise UnclearError
             name = str(part.tag).rpartition("}")[2]
             if name == "simpleType":
                 inside = part
@@ -519,6 +466,20 @@ class LeafTypes:
         if inside is not None:
             return self._of_definition(inside, (*facets, own), depth - 1)
         return self._of_type(restriction, restriction.get("base", ""), (*facets, own), depth - 1)
+
+
+def _anything(declared: frozenset[str]) -> Particle:
+    """Content of an element without a declaration."""
+    return Particle("any", 0, None, wildcard=Wildcard(lambda _: True, declared, mixed=True))
+
+
+def _wildcard(part: Element, declared: frozenset[str]) -> Particle:
+    """One that takes any number of elements; of `declared` names none that may come unseen."""
+    if part.get("processContents", "").strip() not in ("lax", "skip"):
+        return ANY
+    content = _Content()
+    content.add_wildcard(part)
+    return Particle("any", 0, None, wildcard=Wildcard(content.takes_any, declared))
 
 
 def _target(schema: Element) -> str:
@@ -555,18 +516,18 @@ def _takes_others(model: Particle) -> bool:
         return True
     count = sum(map(_takes_others, model.parts))
     if count > 1:
-        raise _UnclearError
+        raise UnclearError
     return count == 1
 
 
 def _occurs(part: Element) -> tuple[int, int | None]:
     """Least and most times that a particle may come."""
-    least, most = _count(part.get("minOccurs", "1")), part.get("maxOccurs", "1").strip()
+    least, most = counted(part.get("minOccurs", "1")), part.get("maxOccurs", "1").strip()
     if most == "unbounded":
         return least, None
-    if _count(most) < max(1, least):
-        raise _UnclearError
-    return least, _count(most)
+    if counted(most) < max(1, least):
+        raise UnclearError
+    return least, counted(most)
 
 
 def _has_chameleons(roots: Sequence[Element]) -> bool:
@@ -589,105 +550,5 @@ def _resolved(place: Element, name: str) -> tuple[str, str]:
     prefix, _, local = name.strip().rpartition(":")
     space = place.nsmap.get(prefix or None, "")
     if prefix and not space:
-        raise _UnclearError
+        raise UnclearError
     return space or "", local
-
-
-def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
-    enumerations = [own["enumeration"] for own in restrictions if "enumeration" in own]
-    facets: dict[str, list[str]] = {}
-    for own in restrictions:
-        for facet, values in own.items():
-            if facet != "enumeration":
-                facets.setdefault(facet, []).extend(values)
-    if enumerations:
-        lexical = _SINGLE_SPACED if name in _STRINGS else _of_decimal({}) if name == "decimal" else _LEXICAL.get(name)
-        if lexical is None or facets:
-            return None
-        return _one_of(set(enumerations[0]).intersection(*enumerations), lexical)
-    if name in _ANY and not facets:
-        return ANY_TEXT
-    if name in _STRINGS:
-        return _of_string(facets)
-    bounds = {facet: facets.pop(facet) for facet in _BOUNDS if facet in facets}
-    if bounds and name not in _NUMBERS:
-        return None
-    if name == "float" and ("minExclusive" in bounds or "maxExclusive" in bounds):
-        return None  # what lies beside the bound may be the bound itself when rounded to 24 bits
-    lexical = _of_decimal(facets) if name == "decimal" else None if facets else _LEXICAL.get(name)
-    if lexical is None:
-        return None
-    lows = [_bound(value) for facet in _BOUNDS[:2] for value in bounds.get(facet, ())]
-    highs = [_bound(value) for facet in _BOUNDS[2:] for value in bounds.get(facet, ())]
-    above, below = max(lows, default=-math.inf), min(highs, default=math.inf)
-    is_decimal = name == "decimal" and not facets
-    is_whole = name != "decimal" and name in _SIGNED
-    sure = _sure(name, above, below, is_decimal=is_decimal) if is_decimal or is_whole else ""
-    is_open = above == 0 and any(_bound(value) == 0 for value in bounds.get("minExclusive", ()))
-    return Texts(lexical, above, below, "" if is_open else sure)
-
-
-def _sure(name: str, above: float, below: float, *, is_decimal: bool) -> str:
-    """Pattern for what is between whole bounds by its digits, without these; "" where that is not so easy."""
-    bounds = [bound for bound in (above, below) if not math.isinf(bound)]
-    if not bounds or not all(bound.is_integer() and abs(bound) < 10**9 for bound in bounds) or not above <= 0 < below:
-        return ""
-    sign = f"-{_less(-above)}|" if above < 0 and (is_decimal or _SIGNED[name]) else ""
-    return f"(?>{sign}{_less(below)}){_FRACTION if is_decimal else ''}"
-
-
-def _less(bound: float) -> str:
-    """Whole numbers below a whole one, from 0 on: digit by digit, the longest first."""
-    if math.isinf(bound):
-        return r"\d{1,9}+"
-    digits = str(int(bound))
-    rest = len(digits) - 1
-    parts = [f"{digits[:at]}[0-{int(d) - 1}]\\d{{{rest - at}}}" for at, d in enumerate(digits) if d != "0"]
-    return "(?>" + "|".join([*parts, *([rf"\d{{1,{rest}}}+"] if rest else [])]) + ")"
-
-
-def _one_of(values: set[str], lexical: str) -> Texts | None:
-    """Those of the values that are texts of the type for certain: of others, such as a year of 18 digits, libxml2 may
-    take the enumeration and fail on the document."""
-    plain = sorted(value for value in values if value.isascii() and re.fullmatch(lexical, value))
-    if not plain or sum(map(len, plain)) > MAX_ENUMERATED_CHARS:
-        return None
-    return Texts("(?:" + "|".join(map(re.escape, sorted(plain, key=len, reverse=True))) + ")")
-
-
-def _of_string(facets: dict[str, list[str]]) -> Texts | None:
-    if not facets:
-        return ANY_TEXT
-    if not facets.keys() <= {"length", "minLength", "maxLength"}:
-        return None
-    least = max([_count(v) for name in ("length", "minLength") for v in facets.get(name, ())], default=0)
-    most = [_count(v) for name in ("length", "maxLength") for v in facets.get(name, ())]
-    return Texts(f"{SOLID}{{{least},{min(most) if most else ''}}}") if not most or least <= min(most) else None
-
-
-def _of_decimal(facets: dict[str, list[str]]) -> str | None:
-    """Decimals within totalDigits and fractionDigits, the digits of either side of the point bounded apart."""
-    if not facets.keys() <= {"totalDigits", "fractionDigits"}:
-        return None
-    total = min([*map(_count, facets.get("totalDigits", ())), _DECIMAL_DIGITS])
-    fraction = min(map(_count, facets.get("fractionDigits", ())), default=total // 2)
-    if total - fraction < 1:
-        return None
-    after = rf"(?>\.\d{{1,{fraction}}}+|)" if fraction else ""
-    return rf"[+-]?+\d{{1,{total - fraction}}}+{after}"
-
-
-def _count(value: str) -> int:
-    if not _WHOLE.fullmatch(value.strip()):
-        raise _UnclearError
-    return int(value)
-
-
-def _bound(value: str) -> float:
-    try:
-        found = float(value)
-    except ValueError:
-        raise _UnclearError from None
-    if math.isnan(found):
-        raise _UnclearError
-    return found

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -29,6 +29,9 @@ from jbi_pubsub.core.xml import Element, has_plain_markup, is_utf8
 
 MAX_STARTS: Final = 3
 """Start tags of one element that differ in attributes: of more these may come in any order."""
+
+MAX_OTHERS: Final = 4
+"""Elements of different names that a wildcard takes in one element: of more none is told from others."""
 
 MAX_ATTRIBUTES: Final = 32
 """Attributes of an element that may come in any order."""
@@ -89,6 +92,15 @@ ANY_TEXT: Final = Texts(PLAIN + "*+")
 """Any text."""
 
 
+class Wildcard(NamedTuple):
+    """Elements that are valid whatever is in them, with text if they are `mixed` with it: those of namespaces that it
+    `takes` (asked with a tag), if neither they nor anything in them has one of the local names `declared`."""
+
+    takes: Callable[[str], bool]
+    declared: frozenset[str]
+    mixed: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class Particle:
     """A part of a content model, with how often it may come (`most` None: any number of times).
@@ -102,6 +114,8 @@ class Particle:
     most: int | None = 1
     tag: str = ""
     parts: tuple[Particle, ...] = ()
+    wildcard: Wildcard | None = dataclasses.field(default=None, compare=False)
+    """Elements that may come unseen, of "any"."""
 
     def tags(self) -> list[str]:
         """Tags of the elements that it names."""
@@ -111,6 +125,11 @@ class Particle:
     def names(self) -> frozenset[str]:
         """The same, without order: asked for each element of a document."""
         return frozenset(self.tags())
+
+    @functools.cached_property
+    def foreign(self) -> Wildcard | None:
+        """The wildcard in it, if something may come unseen."""
+        return next(filter(None, (self.wildcard, *(part.foreign for part in self.parts))), None)
 
 
 ANY: Final = Particle("any", 0, None)
@@ -193,7 +212,7 @@ class StartTag(NamedTuple):
         return self.required is None and all(each.texts is None for each in self.attributes)
 
     def key(self) -> bytes:
-        """What start tags of one kind have in common."""
+        """Bytes that start tags of one kind have in common."""
         if self.required is not None:
             return b"*" + self.end
         values = (b"\0" if each.texts else next(iter(each.seen)) for each in self.attributes)
@@ -241,7 +260,8 @@ def _is_in_sight(values: Mapping[bytes, str]) -> bool:
 class DocumentElement(msgspec.Struct, frozen=True, eq=False):
     """One element. A leaf has no `children`, and `texts` (if some are certain) or `fixed` (bytes and what they mean).
 
-    `starts` are its start tags, by how they are written; those of empty-element tags end in "/>".
+    `starts` are its start tags, by how they are written; those of empty-element tags end in "/>". With `skips`, what
+    the wildcard takes in its content is no child, and may be anything.
     """
 
     tag: str
@@ -255,6 +275,12 @@ class DocumentElement(msgspec.Struct, frozen=True, eq=False):
     children: tuple[Child, ...]
     comments: bool
     is_invariant: bool
+    skips: bool = False
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether there is nothing but text in it."""
+        return not self.children and not self.skips
 
     def merged(self, other: DocumentElement, *, loose: bool) -> DocumentElement:
         """The shape of documents of either kind; `loose`: start tags and texts are valid each by itself. Raises
@@ -266,21 +292,25 @@ class DocumentElement(msgspec.Struct, frozen=True, eq=False):
         if not loose and not (self.starts == other.starts and self.fixed == other.fixed):
             raise DifferError
         starts = _joined(self.starts, other.starts)
-        if bool(self.children) != bool(other.children):
-            return self._inner_and_leaf(other, starts)
-        if len(fixed) > MAX_FIXED:
-            raise DifferError
         content = self.content if self.content == other.content else EXACT
+        foreign = content.foreign if content is not None else None
+        is_one = self.is_leaf == other.is_leaf
+        if not is_one and not (foreign and foreign.mixed):
+            return self._inner_and_leaf(other, starts)
+        if len(fixed) > MAX_FIXED and is_one:
+            raise DifferError
         if content is EXACT and self.children and (self.content is None or other.content is None):
             raise DifferError
+        children, skips = _merged_or_skipped(self, other, content, foreign) if is_one else ((), True)
         return msgspec.structs.replace(
             self,
             starts=starts,
             fixed=fixed,
             end=self.end or other.end,
             content=content,
-            children=_merged(self.children, other.children, content),
+            children=children,
             comments=self.comments or other.comments,
+            skips=skips,
         )
 
     def _inner_and_leaf(self, other: DocumentElement, starts: dict[bytes, StartTag]) -> DocumentElement:
@@ -411,12 +441,15 @@ def _shape(at: _OpenElement, text: bytes | None, end: bytes, path: Sequence[str]
         if texts is None or not _is_one_of(texts, text):
             fixed = {text: element.text or ""}
     tags = [shape.tag for shape in shapes]
+    skips = False
     content, children = grammar.content(path, tags), tuple(map(Child, shapes))
     if content not in (None, EXACT) and shapes:
         try:
             children = _gathered(shapes, content)
         except DifferError:
-            content = EXACT
+            skips = content.foreign is not None
+            content = content if skips else EXACT
+            children = tuple(child for child in children if not skips or child.shape.tag in content.names)
     return DocumentElement(
         tag=str(element.tag),
         name=at.name,
@@ -429,6 +462,7 @@ def _shape(at: _OpenElement, text: bytes | None, end: bytes, path: Sequence[str]
         children=children,
         comments=bool(at.comments),
         is_invariant=grammar.is_invariant(path),
+        skips=skips,
     )
 
 
@@ -503,6 +537,27 @@ def _gathered(shapes: Sequence[DocumentElement], content: Particle) -> tuple[Chi
             found[shape.tag] = Child(known.shape.merged(shape, loose=True), 1, many=True)
         before = shape.tag if shape.tag not in declared else before
     return tuple(found.values())
+
+
+def _merged_or_skipped(
+    one: DocumentElement, other: DocumentElement, content: Particle | None, foreign: Wildcard | None
+) -> tuple[tuple[Child, ...], bool]:
+    """The children of two elements, and whether those that a wildcard takes are skipped: since they have become many,
+    or differ. Raises DifferError."""
+    skips = one.skips or other.skips
+    if not skips:
+        try:
+            children = _merged(one.children, other.children, content)
+        except DifferError:
+            skips = True
+    if foreign is None or content is None:
+        if skips:
+            raise DifferError
+        return children, False
+    if not skips and sum(child.shape.tag not in content.names for child in children) <= MAX_OTHERS:
+        return children, False
+    ours, theirs = ([c for c in each.children if c.shape.tag in content.names] for each in (one, other))
+    return _merged(ours, theirs, content), True
 
 
 def _merged(ours: Sequence[Child], theirs: Sequence[Child], content: Particle | None) -> tuple[Child, ...]:

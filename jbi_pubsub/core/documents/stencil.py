@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from jbi_pubsub.core.documents.foreign import foreign_content
 from jbi_pubsub.core.documents.plain import meaning
 from jbi_pubsub.core.documents.shape import (
     ANY_TEXT,
@@ -111,21 +112,31 @@ class _Run(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """Findings of one expression; `bounded` are those of its runs in which numbers have to lie between bounds."""
+    """Findings of one expression; `foreign` are groups with what has to match there as a whole, `checked` those of its
+    runs with numbers that have to lie between bounds, or such groups."""
 
     expression: re.Pattern[bytes]
     places: tuple[_Place, ...]
     bounds: tuple[_Bound, ...]
     runs: tuple[_Run, ...]
-    bounded: tuple[_Run, ...]
+    foreign: tuple[tuple[int, Callable[..., object]], ...]
+    checked: tuple[_Run, ...]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether something may not hold."""
+        return bool(self.bounds or self.foreign or self.checked)
 
     def holds(self, found: re.Match[bytes]) -> bool:
-        """Whether the numbers lie between their bounds."""
+        """Whether the numbers lie between their bounds, and what is foreign is well-formed."""
         for group, above, below, known in self.bounds:
             text = found[group]
             if text is not None and text not in known and not above < float(text) < below:
                 return False
-        for group, each in self.bounded:
+        for group, fits in self.foreign:
+            if found.end(group) > found.start(group) and not fits(found.string, *found.span(group)):
+                return False
+        for group, each in self.checked:
             if not all(map(each.holds, each.expression.finditer(found.string, *found.span(group)))):
                 return False
         return True
@@ -150,12 +161,15 @@ class Stencil:
         scope = writer.scope(re.escape(shape.declaration) + gap + body + gap)
         self._scope = scope
         self._fit = scope.expression.fullmatch
-        self._is_bounded = bool(scope.bounds or scope.bounded)
+        self._is_checked = scope.is_checked
         self._is_ascii = not is_utf8(shape.declaration)
         self._invariants = _groups_of(writer.invariants)
         self._leaves: dict[Path, bool] = {}
-        for path, is_leaf in _elements_of(shape.root, ()):
-            self._leaves[path] = self._leaves.get(path, True) and is_leaf
+        self._foreign: list[tuple[Path, frozenset[str]]] = []
+        for path, each in _shapes_of(shape.root, ()):
+            self._leaves[path] = self._leaves.get(path, True) and each.is_leaf
+            if each.skips and each.content is not None:
+                self._foreign.append((path, each.content.names))
 
     def wanting(self, wanted: WantedParts) -> Stencil:
         """The same, for documents of which `wanted` is read. Raises OverflowError."""
@@ -166,7 +180,7 @@ class Stencil:
     def trace(self, data: bytes, written: bytes) -> Traced | None:
         """The document, if it fits; `written`: in plain form."""
         found = self._fit(written)
-        if found is None or len(data) > MAX_METADATA_BYTES or (self._is_bounded and not self._scope.holds(found)):
+        if found is None or len(data) > MAX_METADATA_BYTES or (self._is_checked and not self._scope.holds(found)):
             return None
         return Traced(self, data, found) if not self._is_ascii or data.isascii() else None
 
@@ -178,7 +192,7 @@ class Stencil:
         """Elements that a document that fits may have, by path: whether they are leaves, and the names of their
         attributes. Several of one path may differ."""
         return [
-            (path, not each.children, frozenset(name for start in each.starts.values() for name in _attributes(start)))
+            (path, each.is_leaf, frozenset(name for start in each.starts.values() for name in _attributes(start)))
             for path, each in _shapes_of(self.shape.root, ())
         ]
 
@@ -196,6 +210,8 @@ class Stencil:
 
     def _reader(self, layout: Layout) -> _SlotReader | WantedParts | None:
         """Also: what has to be wanted for that."""
+        if any(layout.reads_below(path, names) for path, names in self._foreign):
+            return None
         texts: list[Path] = []
         tags: list[Path] = []
         for path, is_leaf in self._leaves.items():
@@ -339,6 +355,7 @@ class _Writer:
         self._places: list[_Place] = []
         self._bounds: list[_Bound] = []
         self._runs: list[_Run] = []
+        self._foreign: list[tuple[int, Callable[..., object]]] = []
         self.invariants: list[int] = []
 
     def scope(self, body: bytes) -> _Scope:
@@ -347,8 +364,9 @@ class _Writer:
         if self._room[0] < 0:
             raise OverflowError
         expression = re.compile(body.replace(_GROUP, b"("))
-        bounded = tuple(run for run in self._runs if run.each.bounds or run.each.bounded)
-        return _Scope(expression, tuple(self._places), tuple(self._bounds), tuple(self._runs), bounded)
+        checked = tuple(run for run in self._runs if run.each.is_checked)
+        found = tuple(self._places), tuple(self._bounds), tuple(self._runs), tuple(self._foreign)
+        return _Scope(expression, *found, checked)
 
     def element(self, shape: DocumentElement, above: Path, *, is_certain: bool) -> bytes:
         """One element; `is_certain`: it is always there."""
@@ -364,7 +382,7 @@ class _Writer:
             written = _one_of([self._start(start, path, tells=tells, is_text=False) for start in opening])
             forms.append(written + self._content(shape, path) + re.escape(shape.end))
         if empty:
-            is_text = path in self._wanted.texts and not shape.children
+            is_text = path in self._wanted.texts and shape.is_leaf
             forms.append(_one_of([self._start(start, path, tells=tells, is_text=is_text) for start in empty]))
         return _one_of(forms)
 
@@ -412,7 +430,7 @@ class _Writer:
 
     def _content(self, shape: DocumentElement, path: Path) -> bytes:
         """Expression for what stands between the tags of an element."""
-        if not shape.children:
+        if shape.is_leaf:
             return self._text(shape, path)
         gap = _GAP if shape.comments else SPACE
         if shape.content in (None, EXACT):
@@ -420,7 +438,8 @@ class _Writer:
             return gap + b"".join(inside)
         assert shape.content is not None
         children = {child.shape.tag: child for child in shape.children}
-        model = _ContentGroups(children, shape.content.names, path, gap)
+        foreign = foreign_content(shape, shape.content) if shape.skips else None
+        model = _ContentGroups(children, shape.content.names, path, gap, foreign)
         return gap + model.body(shape.content)(self, True)
 
     def _text(self, shape: DocumentElement, path: Path) -> bytes:
@@ -448,6 +467,12 @@ class _Writer:
         self._groups += 1
         return _GROUP + written + b")"
 
+    def foreign(self, outside: bytes, inside: bytes) -> bytes:
+        """Expression for what is only looked at as a whole: it is as long as `outside` says, and as `inside` says."""
+        self._room[0] -= len(inside)
+        self._foreign.append((self._groups + 1, re.compile(inside).fullmatch))
+        return self._grouped(outside)
+
     def run(self, body: _Body, times: bytes) -> bytes:
         """Expression for what may come again and again."""
         each = _Writer(self._wanted, self._room)
@@ -455,7 +480,7 @@ class _Writer:
         group = self._groups
         written = body(each, False)
         plain = b"(?:" + written.replace(_GROUP, b"(?:") + b")" + times
-        is_read = bool(each._places or each._bounds or each._runs)
+        is_read = bool(each._places or each._bounds or each._runs or each._foreign)
         if is_read:
             self._runs.append(_Run(group, each.scope(written)))
         if each.invariants:
@@ -473,11 +498,15 @@ class _ContentGroups(NamedTuple):
     named: frozenset[str]
     path: Path
     gap: bytes
+    foreign: tuple[bytes, bytes] | None
 
     def body(self, particle: Particle) -> _Body:
         """Writer of a part of the model that can come."""
         if particle.kind == "element":
             return self._times(self._child(self.children[particle.tag]), particle.least, particle.most)
+        if particle.kind == "any" and self.foreign is not None:
+            foreign = self.foreign
+            return lambda writer, _: writer.foreign(*foreign)
         if particle.kind == "any":
             others = [child for tag, child in self.children.items() if tag not in self.named]
             return _sequence([self._times(self._child(c), c.least, None if c.many else 1) for c in others])
@@ -490,7 +519,7 @@ class _ContentGroups(NamedTuple):
         if particle.kind == "element":
             return particle.tag in self.children
         if particle.kind == "any":
-            return not self.named.issuperset(self.children)
+            return self.foreign is not None or not self.named.issuperset(self.children)
         can = list(map(self.can_come, particle.parts))
         is_whole = all(here or not part.least for here, part in zip(can, particle.parts, strict=True))
         return any(can) and (is_whole or particle.kind == "choice")
@@ -543,10 +572,6 @@ def _read(text: str, reading: int) -> Any:
 
 def _one_of(forms: Sequence[bytes]) -> bytes:
     return forms[0] if len(forms) == 1 else b"(?>" + b"|".join(forms) + b")"
-
-
-def _elements_of(shape: DocumentElement, above: Path) -> Iterable[tuple[Path, bool]]:
-    return ((path, not each.children) for path, each in _shapes_of(shape, above))
 
 
 def _attributes(start: StartTag) -> Iterable[str]:

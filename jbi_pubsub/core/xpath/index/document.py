@@ -207,6 +207,17 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         further, named = self.relative.at(path)
         return slots + further, attributes + named
 
+    def reads_below(self, path: Sequence[str], but: frozenset[str]) -> bool:
+        """Whether something in elements at `path` may be read, other than children with these tags and what is in
+        them."""
+        found = False
+        for top in (self.named.get(path[0]), self.anywhere):
+            node = top
+            for tag in path[1:]:
+                node = node.below.get(tag) if node is not None and node.below else None
+            found = found or (node is not None and node.below is not None and not but.issuperset(node.below))
+        return found or self.relative is not NO_STEP
+
     def remember(self, key: int, reader: Any) -> Any:
         """Keep what reads documents of one kind by this layout, for a few kinds."""
         if len(self.readers) >= MAX_READERS:
