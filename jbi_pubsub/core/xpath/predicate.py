@@ -186,7 +186,7 @@ class Predicate:
     def charge(self) -> Charge:
         """The charge to a budget, if it `evaluates`."""
         plan = self.plan
-        shares = plan.shares(dict(enumerate(self.constants))) if plan.costs else {}
+        shares = conditions.shares_of(plan, tuple([self.constants[number] for number in plan.fixed]))
         return Charge(self.identity, CHARGED * self.cost, shares, plan.is_shared)
 
     @property

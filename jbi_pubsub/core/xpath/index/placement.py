@@ -114,7 +114,7 @@ class Cookbook:
     def recipes(self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]) -> Placing:
         """A recipe for each conjunct of `plan`, with the constants that it calls `fixed`."""
         literals = dict(zip(plan.fixed, fixed, strict=True))
-        shares, room = plan.shares(literals), self._paths.room
+        shares, room = conditions.shares_of(plan, fixed), self._paths.room
         has_room = room.more(shares) is not None
         conjuncts = [tuple(_given(c, literals, has_room=has_room) for c in each) for each in plan.conjuncts]
         choices = [choose(c) for c in conjuncts]

@@ -55,7 +55,6 @@ class _State(msgspec.Struct, frozen=True, eq=False):
     """State that readers need and writers replace as a whole."""
 
     layout: Layout
-    plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
     arrivals: int
@@ -98,14 +97,14 @@ class _Visit:
         document = self._document
         return document if isinstance(document, Element) else document.root
 
-    def read(self, layout: Layout, plain: Layout) -> tuple[Values, Many]:
-        """Values of the document by the layout; if that costs too much, by `plain`, without relative paths."""
+    def read(self, layout: Layout) -> tuple[Values, Many]:
+        """Values of the document by the layout; if that costs too much, without relative paths."""
         document = self._document
         try:
             return layout.read(document) if isinstance(document, Element) else document.read(layout)
         except UnreadableError:
             self.failed.update(where for where in layout.asked if isinstance(where, tuple))
-            return plain.read(self.root)
+            return msgspec.structs.replace(layout, relative=NO_STEP).read(self.root)
 
     def evaluate(self, layout: Layout, values: Values, many: Many) -> None:
         """Fill in what lxml evaluates, as far as the document is not too large for it."""
@@ -210,7 +209,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._state = _State(EMPTY, EMPTY, (), (), 0)
+        self._state = _State(EMPTY, (), (), 0)
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -369,8 +368,7 @@ class PredicateIndex(Generic[K]):
         for form, family in self._cookbook.families.items():
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
         layout = self._paths.layout(self._state.layout)
-        plain = msgspec.structs.replace(layout, relative=NO_STEP)
-        self._state = _State(layout, plain, tuple(simple), tuple(several), self._paths.room.arrivals)
+        self._state = _State(layout, tuple(simple), tuple(several), self._paths.room.arrivals)
 
     def _place(self, key: K, predicate: Predicate, kind: _ShapePredicates) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
@@ -451,7 +449,7 @@ class PredicateIndex(Generic[K]):
         """The rows that hold for the document: of predicates with one row, and of those with several."""
         while True:
             state = self._state
-            values, many = visit.read(state.layout, state.plain)
+            values, many = visit.read(state.layout)
             values[0] = visit
             if state.layout.operands:
                 visit.evaluate(state.layout, values, many)

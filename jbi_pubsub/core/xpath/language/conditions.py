@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from .budget import OperandShare
+from .budget import OperandShare, Shares
 from .cost import MAX_COST_OF_EVALUATION, REFERENCE, USUAL_LITERAL, CostBound, TooCostlyError, longest, terms_of
 from .grammar import (
     BOOLEAN_FUNCTIONS,
@@ -77,10 +77,8 @@ MAX_EVALUATIONS: Final = 16
 """Operands of one expression that are evaluated for each document; what has more lxml decides on."""
 
 CONDITION_BYTES: Final = 350
-"""Size of a condition with its path, and as much again in the recipe that is made of it (measured)."""
-
 EVALUATION_BYTES: Final = 2 << 10
-"""Size of an evaluation with its cost."""
+"""Size of a condition with its path, and as much again in its recipe; of an evaluation (both measured)."""
 
 EQUAL: Final = "="
 UNEQUAL: Final = "!="
@@ -158,17 +156,6 @@ class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
         alone = (c.test == OPAQUE or (c.test == SINGLE and any(map(is_relative, paths_in(c.where)))) for c in each)
         return bool(self.costs) and not any(alone)
 
-    def shares(self, constants: Mapping[int, str | float]) -> dict[Where | Term, OperandShare]:
-        """Its operands with their constants, given by number."""
-        found: dict[Where | Term, OperandShare] = {}
-        for operand, cost in self.costs.items():
-            numbers = operand.parameters() if isinstance(operand, Term) else []
-            seconds = functools.partial(cost.seconds, literal=longest(str(constants[each]) for each in numbers))
-            given = operand.given(constants) if isinstance(operand, Term) else operand
-            alike = operand.given(dict.fromkeys(numbers, "0")) if isinstance(operand, Evaluation) else given
-            found[given] = OperandShare(alike, seconds)
-        return found
-
     @property
     def size(self) -> int:
         """Memory in bytes, about."""
@@ -196,6 +183,19 @@ class ConditionPlan(msgspec.Struct, frozen=True, eq=False):
                     return None
                 values.append(token if parameter.kind == "written" else token[1:-1])
         return tuple(values)
+
+
+@functools.lru_cache(1024)
+def shares_of(plan: ConditionPlan, fixed: tuple[str | float, ...]) -> Shares:
+    """The operands of a plan with the constants that it calls so."""
+    constants, found = dict(zip(plan.fixed, fixed, strict=True)), {}
+    for operand, cost in plan.costs.items():
+        numbers = operand.parameters() if isinstance(operand, Term) else []
+        seconds = functools.partial(cost.seconds, literal=longest(str(constants[each]) for each in numbers))
+        given = operand.given(constants) if isinstance(operand, Term) else operand
+        alike = operand.given(dict.fromkeys(numbers, "0")) if isinstance(operand, Evaluation) else given
+        found[given] = OperandShare(alike, seconds)
+    return found
 
 
 def opaque_plan(reason: str) -> ConditionPlan:
