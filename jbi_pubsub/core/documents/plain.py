@@ -57,10 +57,10 @@ def meaning(text: bytes) -> str:
 
 def _is_utf8(data: bytes) -> bool:
     try:
-        data.decode()
+        text = data.decode()
     except UnicodeDecodeError:
         return False
-    return b"\xef\xbf" not in data or not (b"\xef\xbf\xbe" in data or b"\xef\xbf\xbf" in data)
+    return "\ufffe" not in text and "\uffff" not in text
 
 
 def _section(found: re.Match[bytes]) -> bytes:
