@@ -246,7 +246,7 @@ def test_a_measurement_that_fails_is_told_and_the_others_are_made(tmp_path: Path
         env={**os.environ, "PYTHON": str(python)}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, "transport.txt: FAILED" in done.stderr, done.stderr.count("FAILED")) == (1, True, 1)
-    assert len(list((tmp_path / "out").iterdir())) == 5
+    assert len(list((tmp_path / "out").iterdir())) == 6
 
 
 @pytest.fixture
