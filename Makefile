@@ -36,6 +36,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 	$(BIN)/python tools/ratchet.py
 	$(BIN)/python tools/rows.py --check
+	$(BIN)/python tools/words.py
 
 fmt: $(VENV)/test.stamp
 	$(BIN)/ruff check --fix .
