@@ -78,11 +78,13 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]  # all are strings
 
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{home}", __name__), name)
+if not TYPE_CHECKING:  # a type checker would take any name
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{home}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -249,6 +249,10 @@ def _terminated(number: int, _frame: object) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Our errors become one readable line, never a traceback."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    elif arguments[:1] == ["version"]:
+        arguments = ["--version"]
     try:
         result = jbi.main(args=list(arguments), prog_name="jbi", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -82,6 +82,12 @@ def checked_attributes(said: ObjectAttributes | None) -> ObjectAttributes | None
     return said
 
 
+def check_type_name(name: str | None) -> None:
+    """Raises ConfigurationError for one that no type has; "" and None stand for none."""
+    if name and name != name.strip():
+        raise ConfigurationError(f"type_name is {name[:80]!r}", hint="A name has no space at its ends")
+
+
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Part that the platform adds to an object. `published` is seconds since the epoch at the publisher.
 

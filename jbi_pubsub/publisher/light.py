@@ -269,6 +269,9 @@ class PublisherAdapterLight:
         for publication in gone:
             self._forget_if_idle(publication.info_type)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}{', closed' if self._closed else ''}>"
+
     def status(self) -> dict[str, Any]:
         """Connections and registrations as plain data."""
         with self._lock:

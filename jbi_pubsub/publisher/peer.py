@@ -210,6 +210,9 @@ class PublisherAdapter:
         """Wait until subscribers have what was published; how many objects still wait after `timeout` seconds."""
         return self._server.delegate.drain(timeout)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self._server.address}{', closed' if self._closed else ''}>"
+
     def status(self) -> dict[str, Any]:
         """Everything about this publisher as plain data."""
         told: dict[str, Any] = msgspec.to_builtins(self._server.status())

@@ -19,7 +19,16 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, OversizeError, SchemaError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, ObjectAttributes, Parcel, SchemaBundle, TypeName, pack
+from jbi_pubsub.core.info_object import (
+    DEFAULT_VERSION,
+    Head,
+    ObjectAttributes,
+    Parcel,
+    SchemaBundle,
+    TypeName,
+    check_type_name,
+    pack,
+)
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
@@ -108,7 +117,8 @@ class RegistrationOptions(NamedTuple):
         self, types: TypeRepository, known: Callable[[TypeName], SchemaBundle | None], *, validate: bool
     ) -> InformationType | UntypedGate:
         """The type of the schema; without one, of that which is `known` by the name. Raises SchemaError,
-        TypeConflictError, ArgumentError."""
+        TypeConflictError, ConfigurationError, ArgumentError."""
+        check_type_name(self.type_name)
         if self.schema is None:
             if not self.type_name or self.marks is not None or self.locations is not None:
                 raise ArgumentError(

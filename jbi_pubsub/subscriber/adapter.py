@@ -32,7 +32,7 @@ from .archives import ArchiveQueries, Explanations
 from .first_level import FirstLevel
 from .listeners import ListenerPool, SubscriptionUid
 from .moments import Moment
-from .options import Conditions, SubscriptionOptions, amended_request, subscription_request
+from .options import Conditions, SubscriptionOptions, amended_request, seconds_of, subscription_request
 from .placed import subscription_of
 from .published import Matching, PublishedTypes
 from .query import Count, Query, QueryDraft, QueryListener
@@ -152,8 +152,7 @@ class SubscriberAdapter:
         AdapterStateError for a durable one that is open here: no state is left then.
         """
         self._check_open()
-        seconds = options.get("timeout")
-        seconds = self._config.lookup.timeout if seconds is None else seconds
+        seconds = seconds_of(options.get("timeout"), self._config.lookup.timeout)
         deadline = time.monotonic() + seconds
         request = subscription_request(options, self._config, now=time.time())
         is_derived = request.language == "xpath" and request.view != "combined"
@@ -354,13 +353,15 @@ class SubscriberAdapter:
         leaves it for the next time. Raises UnknownUidError."""
         self._subscriptions.cancel(self._find(subscription))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}{', closed' if self._closed else ''}>"
+
     def status(self) -> dict[str, Any]:
         """Subscriptions and sessions as plain data."""
-        return {"name": self._name, **self._subscriptions.status()}
+        return {"name": self._name} | self._subscriptions.status()
 
     def close(self) -> None:
         """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases.
-
         Safe to call twice. Of a parent's adapter a forked child closes nothing.
         """
         if self._closed or not self._birthplace.is_here():
@@ -390,7 +391,6 @@ class SubscriberAdapter:
 
     def _check_open(self) -> None:
         if not self._birthplace.is_here():
-            hint = "Open a new one after the fork"
-            raise AdapterStateError("this SubscriberAdapter belongs to the parent process", hint=hint)
+            raise AdapterStateError("this SubscriberAdapter is the parent process's", hint="Open one after the fork")
         if self._closed:
             raise AdapterStateError("this SubscriberAdapter is closed")

@@ -18,7 +18,7 @@ from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.constraint import as_xpath
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION, Order
-from jbi_pubsub.core.info_object import InfoObject, has_zeros
+from jbi_pubsub.core.info_object import InfoObject, check_type_name, has_zeros
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_filter, compile_predicate
@@ -184,6 +184,7 @@ class Conditions(TypeOptions, ContentOptions, total=False):
 
 def subscription_request(given: SubscriptionOptions, config: Config, *, now: float) -> SubscriptionRequest:
     """Request of a subscription, without its template. Raises PredicateError, ConfigurationError, StorageError."""
+    check_type_name(given.get("type_name"))
     given = _in_xpath(given)
     queue, durable, recipients = config.queue, given.get("durable"), tuple(given.get("recipients") or ())
     start = start_at(given.get("start"), now=now, latest_by=given.get("latest_by") or "")

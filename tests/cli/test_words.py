@@ -198,6 +198,12 @@ def test_the_examples_of_the_help_are_right_as_written(
         command = found
 
 
+def test_help_and_version_are_answered_as_words(said: Callable[..., Any]) -> None:
+    assert said("version") == said("--version")
+    assert said("help", "pad") == said("pad", "--help")
+    assert said("help") == said("--help")
+
+
 def test_the_version(said: Callable[..., Any]) -> None:
     answer = said("--version")
     assert answer.code == 0
