@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError
+from jbi_pubsub.core.wire.deflate import Compression
 from jbi_pubsub.core.wire.stream import (
     BATCH,
     FRAME,
@@ -144,3 +145,5 @@ def test_a_batch_is_larger_where_the_link_is_fast_and_never_where_it_is_slow() -
     assert window.batch_bytes(1000) == 4000
     assert 30_000 <= window.batch_bytes(10_000) <= 30_100
     assert window.batch_bytes(64_000) == 64_000
+    # but for what is compressed, which has a largest batch
+    assert window.batch_bytes(1000, Compression()) == 1000

@@ -572,11 +572,11 @@ class HubSender:
             self._wanting = True
             return None
         self._wanting = False
-        items = self._take(MAX_BATCH_ITEMS, self._window.batch_bytes(self._batch_bytes))
+        items = self._take(MAX_BATCH_ITEMS, self._window.batch_bytes(self._batch_bytes, self.compression))
         return self._window.add(items, self._hub._clock()) if items else None
 
     def _is_full(self, batch: Batch) -> bool:
-        return batch.count >= MAX_BATCH_ITEMS or batch.size >= self._window.batch_bytes(self._batch_bytes)
+        return batch.count >= MAX_BATCH_ITEMS or batch.size >= self._batch_bytes
 
     def _flush(self, connection: _Connection) -> None:
         took = connection.write()

@@ -435,9 +435,9 @@ class Window:
         self._bytes += size
         return batch
 
-    def batch_bytes(self, usual: int) -> int:
-        """Bytes that the next batch is filled up to: `usual`, or more where that takes no longer than FAST_SECONDS."""
-        return max(usual, min(FAST_BATCHES * usual, int(self._rate * FAST_SECONDS)))
+    def batch_bytes(self, usual: int, compression: Compression | None = None) -> int:
+        """Bytes that the next batch is filled up to: `usual`, or more in clear where that takes up to FAST_SECONDS."""
+        return max(usual, (compression is None) * min(FAST_BATCHES * usual, int(self._rate * FAST_SECONDS)))
 
     def acknowledge(self, position: int, now: float = 0.0) -> int:
         """The receiver has all up to `position`; how many items it has more than before. Raises ProtocolError when it
@@ -643,7 +643,7 @@ class Sender:
     def _send_what_waits(self) -> None:
         while True:
             while self._may_send():
-                size = self._window.batch_bytes(self._batch_bytes)
+                size = self._window.batch_bytes(self._batch_bytes, self.compression)
                 self._held = self._held or self._source.take(MAX_BATCH_ITEMS, size)
                 if not self._held:
                     break
