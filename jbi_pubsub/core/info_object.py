@@ -69,19 +69,6 @@ class ObjectAttributes(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     """False: nothing makes way for it or waits for it, and it is sent once."""
 
 
-def checked_attributes(said: ObjectAttributes | None) -> ObjectAttributes | None:
-    """Attributes of an object that is published here. Raises ConfigurationError for what is out of range."""
-    if said is not None:
-        try:
-            msgspec.convert(msgspec.to_builtins(said), ObjectAttributes)
-        except msgspec.ValidationError as exc:
-            raise ConfigurationError(
-                f"attributes of an object: {_with_name(str(exc), ObjectAttributes)}",
-                hint="priority 1 (least) to 5, or 0; timeout in seconds; reliable True or False",
-            ) from exc
-    return said
-
-
 def check_type_name(name: str | None) -> None:
     """Raises ConfigurationError for one that no type has; "" and None stand for none."""
     if name and name != name.strip():
@@ -452,7 +439,7 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
             raise ProtocolError("bad information object: its head is cut off")
         head = _decode_head(memoryview(data)[4 : 4 + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
+        raise ProtocolError(f"bad information object: {with_name(str(exc))}") from exc
     object_id = head.own_id or prefix_of(head.registration)  # what it is made from: its number is digits
     if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
         raise ProtocolError(f"bad information object: {object_id!r} is no object id")
@@ -490,7 +477,7 @@ def _platform(head: Head, metadata: bytes, seal: bytes, position: int, archive: 
     )
 
 
-def _with_name(problem: str, of: type[msgspec.Struct] = Head) -> str:
+def with_name(problem: str, of: type[msgspec.Struct] = Head) -> str:
     """Message of msgspec about `$[2]`, with the name of that field."""
     found, fields = _PLACE.search(problem), of.__struct_fields__
     name = fields[int(found[1])] if found and int(found[1]) < len(fields) else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
+from jbi_pubsub.core.info_object import ObjectAttributes, with_name
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import compile_predicate
 
@@ -196,6 +197,19 @@ ATTRIBUTES_MOST: Final = 32
 """Most attributes of a contract."""
 TEXT_MOST: Final = 200
 """Characters of an attribute's name or value, a shape, or what is to be replaced by."""
+
+
+def checked_attributes(said: ObjectAttributes | None) -> ObjectAttributes | None:
+    """Attributes of an object that is published here. Raises ConfigurationError for what is out of range."""
+    if said is not None:
+        try:
+            converted(msgspec.to_builtins(said), ObjectAttributes)
+        except msgspec.ValidationError as exc:
+            raise ConfigurationError(
+                f"attributes of an object: {with_name(str(exc), ObjectAttributes)}",
+                hint="priority 1 (least) to 5, or 0; timeout in seconds; reliable True or False",
+            ) from exc
+    return said
 
 
 def checked_wish(wish: Wish) -> tuple[PayloadShape, ...]:

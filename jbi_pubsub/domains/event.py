@@ -15,6 +15,7 @@ from lxml import etree
 from jbi_pubsub.core.constraint.expression import WORDS
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import ObjectAttributes
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 
 from .service_type import PROPERTY_NAME, PropertyValue
@@ -66,7 +67,7 @@ class StructuredEvent:
         if not said:
             return None
         try:
-            return msgspec.convert(list({**_UNSAID, **said}.values()), ObjectAttributes)
+            return converted(list({**_UNSAID, **said}.values()), ObjectAttributes)
         except msgspec.ValidationError as exc:
             raise MetadataError(
                 f"event of {self.domain[:80]}: its qos is {said!r:.200}",

@@ -21,9 +21,9 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.core.info_object import ObjectAttributes, checked_attributes
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.core.process import Birthplace
-from jbi_pubsub.core.quality import Wish
+from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.protocol.sending import Sending

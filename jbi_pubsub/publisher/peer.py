@@ -18,9 +18,9 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.core.info_object import ObjectAttributes, Parcel, checked_attributes
+from jbi_pubsub.core.info_object import ObjectAttributes, Parcel
 from jbi_pubsub.core.process import Birthplace
-from jbi_pubsub.core.quality import Wish
+from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.server.server import DisseminationServer
