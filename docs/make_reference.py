@@ -450,7 +450,7 @@ def _escaped(text: str) -> str:
 ROOMS: Final = (
     "core", "trust", "lookup", "protocol", "network", "archive", "policy", "qos", "pad", "pad.model", "pad.matching",
     "pad.egress", "pad.mail", "pad.past", "pad.ingress", "pad.delegate", "pad.server", "codegen", "spark", "publisher",
-    "subscriber", "domains", "capi", "web", "bridge", "node", "hla", "cli", "examples",
+    "subscriber", "aio", "domains", "capi", "web", "bridge", "node", "hla", "cli", "examples",
 )  # fmt: skip
 """From the ground floor up."""
 

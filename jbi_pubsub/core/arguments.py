@@ -64,7 +64,8 @@ SHOWN: Final = 60
 
 HAND_OVER: Final = (
     "A call only makes what nobody awaits or iterates. Give a plain function, which hands over to an event loop by "
-    "loop.call_soon_threadsafe; or no listener, and take objects by `await asyncio.to_thread(adapter.receive, ...)`"
+    "loop.call_soon_threadsafe; or no listener, and take objects by `async for` (jbi_pubsub.aio), or by "
+    "`await asyncio.to_thread(adapter.receive, ...)`"
 )
 """Advice on what to do instead of an `async def` as a callback."""
 

@@ -219,7 +219,7 @@ class DelegateConnection:
         self._sender.push()
         if queued < len(run):
             raise BackPressureError(
-                f"the delegate takes no more: {self.queue.waiting} objects wait since {timeout:g} s",
+                f"the delegate takes no more: {self.queue.waiting} objects wait for it",
                 hint="Publish more slowly, or give a longer timeout",
                 published=queued,
             )

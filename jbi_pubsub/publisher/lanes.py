@@ -235,6 +235,8 @@ class Lanes:
         self._turns = LaneTurns()
         self._creditors = 0
         """Lanes with credit."""
+        self.wakers: set[Callable[[], None]] = set()
+        """Called, under the lock, when there may be room. They must not wait."""
         self.given_up = 0
         """Objects that were not sent, or not again, by the terms of their registrations or for want of a file."""
         self._batch_most = MAX_BATCH_ITEMS
@@ -265,6 +267,11 @@ class Lanes:
                 self._count += 1
                 self._bytes += parcel.size
         return len(run)
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for wake in tuple(self.wakers):
+            wake()
 
     def _has_room(self, number: int, size: int) -> bool:
         lane = self._lanes.get(number) if self._creditors else None
@@ -316,7 +323,7 @@ class Lanes:
                 self._turns.charge(level, size)
                 if lane.parcels or lane.cutter is not None:
                     self._turns.admit(lane)
-            self._changed.notify_all()
+            self._tell()
         return items
 
     def _next_turn(self) -> tuple[int, PublisherLane]:
@@ -369,7 +376,7 @@ class Lanes:
                 if is_done and lane.unfinished and lane.unfinished[0] is parcel:
                     lane.finish()
                     self._remove_if_idle(lane)
-            self._changed.notify_all()
+            self._tell()
 
     def _prune(self, lane: PublisherLane) -> bool:
         """Under the lock: give up what has waited too long; whether anything is left."""
@@ -423,7 +430,7 @@ class Lanes:
                     lane.finish()
                 if lane.is_stalled:
                     self._turns.admit(lane)
-            self._changed.notify_all()
+            self._tell()
 
     def weigh(self, importance: Mapping[int, int], strict: bool | None = None) -> None:
         """Set how important registrations are by now, and whether the most important goes first (None: as before): from
@@ -472,7 +479,7 @@ class Lanes:
             for lane in lanes:
                 if lane.parcels and not lane.is_held_back:
                     self._turns.admit(lane)
-            self._changed.notify_all()
+            self._tell()
 
     def release(self, number: int) -> None:
         """The delegate takes the registration now."""
@@ -499,7 +506,7 @@ class Lanes:
                 self._bytes -= lane.size
                 lane.drop()
             self._remove_if_idle(lane)
-            self._changed.notify_all()
+            self._tell()
             return lost
 
     def wait_taken(self, timeout: float, number: int | None = None) -> int:

@@ -40,15 +40,26 @@ class DeliveryConnection:
         """`lose_session(why, session id)`: the delegate does not know that session any more."""
         self.receiver: Receiver | None = None
         """The one that is connected."""
+        self._owes_report = False
         self._link = link
         self._flows = flows
         self._reader = reader
         self._lose_session = lose_session
 
     def report(self) -> None:
-        """Have what was consumed acknowledged at once."""
+        """Have what was consumed acknowledged at once; if the delegate's line takes nothing now, by the session's
+        thread: whoever takes an object waits for no socket."""
         receiver = self.receiver
-        if receiver is not None:
+        if receiver is not None and not receiver.report_unless_full():
+            with self._link.changed:
+                self._owes_report = self._link.is_dirty = True
+                self._link.changed.notify_all()
+
+    def report_if_owed(self) -> None:
+        """Report what could not be at once. On the session's thread, which may wait."""
+        with self._link.changed:
+            is_owed, self._owes_report, receiver = self._owes_report, False, self.receiver
+        if is_owed and receiver is not None:
             receiver.report()
 
     def close(self, timeout: float) -> None:

@@ -82,6 +82,7 @@ class MergedResults:
     def __init__(self, parts: Sequence[QueryPart], draft: QueryDraft) -> None:
         request = draft.request
         self.parts = parts
+        self.timeout = draft.timeout
         self._merge = Merge(
             len(parts), newest_first=request.order == "newest", limit=request.limit, key=key_of(request)
         )
@@ -141,10 +142,12 @@ class Query:
         self._state: State = "running"
         self._error: JbiError | None = None
         self._until = time.monotonic() + draft.timeout
-        self._timeout = draft.timeout
         self._listener = listener
         self._listeners = listeners
         self._submitted = self._is_told = self._is_paused = False
+        self.wakers: set[Callable[[], None]] = set()
+        """Called, under the lock, when there may be a result, or an end: of those who do not wait in `get_next`. They
+        must not wait."""
         self._count = count
         self._calls = ListenerCalls("a query")
         self._again: InfoObject | None = None
@@ -281,6 +284,19 @@ class Query:
             if part.error is not None:
                 log.warning("a query goes on without the archive at %s: %s", part.address, part.error)
 
+    def take_now(self) -> InfoObject | None:
+        """The next result if it is here; None when there is none now, or none any more: see `state`."""
+        return self._take(0.0 if self.seconds_left > 0 else self._until)
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until it ends by itself."""
+        return self._until - time.monotonic()
+
+    def check_outcome(self) -> None:
+        """Raises why it has ended, if that was not as it should."""
+        self._raise()
+
     def close(self) -> None:
         """The adapter closes."""
         self._end("cancelled", AdapterStateError("this SubscriberAdapter is closed"))
@@ -357,7 +373,7 @@ class Query:
             raise self._error
         if self._state == "timed_out":
             raise WireTimeoutError(
-                f"the query was not done within {self._timeout:g} s",
+                f"the query was not done within {self._results.timeout:g} s",
                 hint="Give it a longer timeout=, or ask for less; explain_query says what takes its time",
             )
 
@@ -379,7 +395,9 @@ class Query:
             self._announce()
 
     def _announce(self) -> None:
-        """Under the lock: have the listener told."""
+        """Under the lock: have the listener told, and the wakers."""
+        for wake in tuple(self.wakers):  # others come and go
+            wake()
         if self._listener is not None and not self._submitted and not (self._is_paused and self._state == "running"):
             self._submitted = True
             self._listeners.submit(self)

@@ -42,6 +42,9 @@ class ObjectQueue:
         self.changed = threading.Condition()
         self.waiting: deque[tuple[InfoObject, Consumer]] = deque()
         self.is_closed = False
+        self.wakers: set[Callable[[], None]] = set()
+        """Called, under the lock, when there may be something to take, or never will be: of those who do not wait in
+        `take`. They must not wait."""
         self.calls = ListenerCalls(f"subscription {uid}")
         self._uid = uid
         self._notices: deque[LossNotice | GrantedQos] = deque()
@@ -102,6 +105,11 @@ class ObjectQueue:
             consumed(count)
         return [obj for obj, _ in taken]
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to be taken now."""
+        return self._is_paused
+
     def pause(self) -> None:
         """Have what comes wait, within the bound, and whoever waits get None, until `resume`. The listener is not being
         called any more when this returns, unless it takes longer than some seconds, or calls this itself."""
@@ -124,6 +132,7 @@ class ObjectQueue:
             self.waiting.clear()
             self._notices.clear()
             self.changed.notify_all()
+            self._wake()
             if self._served_by is not threading.current_thread():
                 self.changed.wait_for(lambda: self._served_by is None, CLOSE_SECONDS)
 
@@ -155,9 +164,14 @@ class ObjectQueue:
         """Something waits: for the listener, or for those who take."""
         if self._listener is None:
             self.changed.notify(len(self.waiting))
+            self._wake()
         elif not self._is_submitted and not self._is_paused and (self.waiting or self._notices):
             self._is_submitted = True
             self._listeners.submit(self)
+
+    def _wake(self) -> None:
+        for wake in tuple(self.wakers):  # others come and go
+            wake()
 
     def _is_given_up(self, obj: InfoObject, consumed: Consumer, why: BaseException) -> bool:
         """The listener has failed on an object: told as lost if that was the last time, else it comes again when this

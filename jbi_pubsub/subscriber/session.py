@@ -243,6 +243,7 @@ class DelegateSession:
         self.registry.reconcile(session_id)
         self.queries.reconcile(session_id)
         self.losses.ask_for_mail()
+        self.connection.report_if_owed()
 
     def _wait_for_work(self) -> None:
         link = self.link

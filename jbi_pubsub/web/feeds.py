@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, LossNotice
+from jbi_pubsub.core.loop_signal import LoopSignal
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.subscriber import SubscriptionUid
 
@@ -82,20 +83,6 @@ class EventQueue:
         self.events.clear()
         self.size = 0
         return taken
-
-
-class LoopSignal:
-    """An asyncio.Event that any thread may set."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._event = asyncio.Event()
-        self.wait, self.clear = self._event.wait, self._event.clear
-
-    def set(self) -> None:
-        """Wake who waits; nothing when the loop has ended."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._event.set)
 
 
 class EventFeed:

@@ -1,0 +1,180 @@
+"""The adapters for asyncio, over a real delegate: what comes, what is cancelled, and that nothing holds up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.aio import AsyncPublisherAdapter, AsyncPublisherAdapterLight, AsyncSubscriberAdapter
+from jbi_pubsub.core.config import ArchiveSection
+from jbi_pubsub.core.errors import AdapterStateError, ArgumentError, BackPressureError, MetadataError, UnknownUidError
+from jbi_pubsub.publisher import lanes
+
+pytestmark = pytest.mark.processes
+TYPE = "Intel_Imagery"
+
+
+class Heartbeat:
+    """A task that measures the longest time for which the loop did not turn."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def __aenter__(self) -> Heartbeat:
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._task.cancel()
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, loop.time() - began - 0.001)
+
+
+async def registered(publisher: AsyncPublisherAdapterLight, figures: Any, **options: Any) -> Any:
+    at = await publisher.connect_to_delegate("alpha", "rome")
+    return await publisher.register_publisher(at, figures.schema, figures.figure_1, **options)
+
+
+def test_objects_of_both_publishers_come_in_order_while_the_loop_turns(federation: Any, figures: Any) -> None:
+    async def run() -> None:
+        # Given a subscription, a publisher through a delegate, and a peer
+        federation.pad()
+        config = federation.config
+        async with (
+            AsyncSubscriberAdapter(config) as subscriber,
+            AsyncPublisherAdapterLight(config) as light,
+            AsyncPublisherAdapter(config) as peer,
+        ):
+            wanted = await subscriber.register_subscriber(type_name=TYPE)
+            by_delegate = await registered(light, figures)
+            by_itself = await peer.register_publisher(figures.schema, figures.figure_1)
+            assert await subscriber.wait_matched(wanted, 2, 60.0) == 2
+            assert await light.wait_for_subscribers(by_delegate, 1, 60.0) == 1
+            # When one publishes a thousand objects, as the loop lets it
+            async with Heartbeat() as heart:
+                for number in range(1_000):
+                    await light.publish(by_delegate, figures.figure_1, b"%d" % number)
+                await light.flush(60.0)
+                got = [obj.payload async for obj in subscriber.objects(wanted, timeout=1.0)]
+            await peer.publish(by_itself, figures.figure_1, b"peer")
+            last = await subscriber.receive(wanted, 60.0)
+            # Expect all of them in order, and a loop that had its turns
+            assert got == [b"%d" % number for number in range(1_000)]
+            assert last is not None
+            assert last.payload == b"peer"
+            assert heart.longest < 0.5  # a busy machine takes 50 ms now and then
+
+    asyncio.run(run())
+
+
+def test_who_is_cancelled_has_taken_nothing_and_closing_ends_who_iterates(federation: Any, figures: Any) -> None:
+    async def run() -> None:
+        # Given somebody who waits for an object
+        federation.pad()
+        async with AsyncPublisherAdapterLight(federation.config) as publisher:
+            subscriber = await AsyncSubscriberAdapter(federation.config).open()
+            wanted = await subscriber.register_subscriber(type_name=TYPE)
+            reports = await registered(publisher, figures)
+            assert await publisher.wait_for_subscribers(reports, 1, 60.0) == 1
+            stream = subscriber.objects(wanted)
+            # When the time of one is over, and another is cancelled
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.02)
+            task = asyncio.create_task(subscriber.receive(wanted, 60.0))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await subscriber.receive(wanted, 0.0) is None
+            # Expect the next object to come, to the same stream
+            await publisher.publish(reports, figures.figure_1, b"1")
+            assert (await asyncio.wait_for(anext(stream), 60.0)).payload == b"1"
+            # When the adapter is closed while one iterates, expect the end, and AdapterStateError from then on
+            rest = asyncio.create_task(anext(stream, None))
+            await asyncio.sleep(0)
+            await subscriber.close()
+            assert await asyncio.wait_for(rest, 60.0) is None
+            with pytest.raises(AdapterStateError):
+                await subscriber.receive(wanted)
+
+    asyncio.run(run())
+
+
+def test_without_room_a_publisher_is_awaited_and_told_and_one_that_is_cancelled_has_published_nothing(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "QUEUE_ITEMS", 2)
+
+    async def run() -> None:
+        # Given a delegate that has gone, and a queue that is full
+        pad = federation.pad()
+        async with AsyncPublisherAdapterLight(federation.config) as publisher:
+            reports = await registered(publisher, figures)
+            await asyncio.to_thread(pad.stop)
+            with pytest.raises(BackPressureError):
+                await asyncio.gather(*(publisher.publish(reports, figures.figure_1, timeout=0.1) for _ in range(20)))
+            before = publisher.status()["registrations"][reports]["published"]
+            # When one is cancelled that waits
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(publisher.publish(reports, figures.figure_1, timeout=60.0), 0.05)
+            # Expect that it has published nothing
+            assert publisher.status()["registrations"][reports]["published"] == before
+            await publisher.close(0.0)
+
+    asyncio.run(run())
+
+
+def test_results_of_a_query_come_as_they_do_to_a_blocking_one(federation: Any, figures: Any, tmp_path: Path) -> None:
+    async def run() -> None:
+        # Given ten objects in an archive
+        config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder=str(tmp_path)))
+        federation.pad(config=config)
+        async with (
+            AsyncSubscriberAdapter(federation.config) as subscriber,
+            AsyncPublisherAdapterLight(federation.config) as publisher,
+        ):
+            reports = await registered(publisher, figures, persist=True)
+            for number in range(10):
+                await publisher.publish(reports, figures.figure_1, b"%d" % number)
+            await publisher.flush(60.0)
+            expected = [b"%d" % number for number in range(10)]
+            # Expect them by iterating, and in parts, with an end
+            assert [obj.payload async for obj in subscriber.query()] == expected
+            async with await subscriber.open_query() as query:
+                first, rest = await query.get_next(3), await query.get_next(100)
+                assert [obj.payload for obj in (*first, *rest)] == expected
+                assert (await query.get_next(), query.state) == ([], "finished")
+            assert await subscriber.count() == 10
+
+    asyncio.run(run())
+
+
+def test_errors_are_those_of_the_blocking_adapters(federation: Any, figures: Any, tmp_path: Path) -> None:
+    async def run() -> None:
+        federation.pad()
+        async with (
+            AsyncSubscriberAdapter(federation.config) as subscriber,
+            AsyncPublisherAdapterLight(federation.config) as publisher,
+        ):
+            reports = await registered(publisher, figures)
+            with pytest.raises(UnknownUidError):
+                subscriber.objects("none")  # type: ignore[arg-type]
+            with pytest.raises(ArgumentError):
+                await subscriber.register_subscriber(type_name=1)  # type: ignore[arg-type]
+            with pytest.raises(MetadataError):
+                await publisher.publish(reports, tmp_path / "none.xml")
+            with pytest.raises(UnknownUidError):
+                await publisher.publish("none", figures.figure_1)  # type: ignore[arg-type]
+        with pytest.raises(AdapterStateError, match="is not open"):
+            await AsyncSubscriberAdapter(federation.config).receive("x")  # type: ignore[arg-type]
+
+    asyncio.run(run())
