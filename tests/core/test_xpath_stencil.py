@@ -183,7 +183,7 @@ def test_a_leaf_takes_only_the_texts_that_it_may_hold() -> None:
         pytest.param("a note", "&#233;&#x1F600;&#38;amp;&#60;", "\u00e9\U0001f600&amp;<", id="characters by number"),
         pytest.param("a note", "a <![CDATA[<b> & \u00e9]]> note", "a <b> & \u00e9 note", id="a CDATA section"),
         pytest.param("a note", "<![CDATA[&amp; ]]]]><![CDATA[>]]>", "&amp; ]]>", id="several"),
-        pytest.param("<empty/>", "<?p i?>\n<?q a ? > & < b?><empty/><?p?>", "a note", id="instructions"),
+        pytest.param("<empty/>", "<?p i?>\n<?q a ? > & b?><empty/><?p?>", "a note", id="instructions"),
     ],
 )
 def test_what_may_be_written_in_many_ways_is_known_in_each(old: str, new: str, text: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -171,3 +172,19 @@ def test_what_a_wildcard_takes_is_skipped_if_it_is_well_formed_and_unknown(insid
             for stencil in conformity._known.stencils:
                 conformity._known._read_more(stencil.missing)
         assert (traced._root is None) == is_read
+
+
+@pytest.mark.parametrize("piece", ["<![CDATA[x", "<?p ", "<?p ?", "&#", "<!--", "<o:a>", "<o:a/>", "]", "ATTRIBUTES"])
+def test_hostile_documents_take_time_in_proportion_to_their_bytes(piece: str) -> None:
+    # Given a type with a wildcard, whose documents are known
+    kind = open_type(read_bundle(OPEN, marks=b'{"root": "r"}'))
+    known = [f'<r xmlns:o="urn:o"><who>a</who><o:z{number}>1</o:z{number}></r>'.encode() for number in range(8)]
+    conformity = Conformity(kind, kind.entries(parse_metadata(known[0])), validate=True)
+    conformity._known.learn(known)
+    # When one comes that begins the same thing again and again
+    many = "<o:a" + "".join(f' x{number}=""' for number in range(60_000)) if piece == "ATTRIBUTES" else piece * 60_000
+    hostile = known[0].replace(b">1<", f"><o:a>{many}[?&<".encode())
+    start = time.process_time()
+    assert conformity._known.trace(hostile) is None
+    # Expect a fraction of a second: in proportion to the square it would be minutes
+    assert time.process_time() - start < 2

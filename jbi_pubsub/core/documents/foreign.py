@@ -18,7 +18,7 @@ _TEXT: Final = rb"[ -%'-;=?-~\t\r\n\x80-\xff]"
 _VALUE: Final = rb"""(?:"[ !#-%'-;=?-~\x80-\xfc\xff]*+"|'[ -%(-;=?-~\x80-\xfc\xff]*+')"""
 _ELEMENT: Final = (
     rb"<((?>%b)%b[A-Za-z_][A-Za-z0-9._-]*+)"
-    rb"(?:[ \t\r\n]++%b([A-Za-z_][A-Za-z0-9._-]*+)=%b(?![^<>]*?[ \t\r\n]\%d[ \t\r\n]*+=))*+[ \t\r\n]*+"
+    rb"(?:[ \t\r\n]++%b([A-Za-z_][A-Za-z0-9._-]*+)=%b(?![^<>]*?[ \t\r\n]\%d[ \t\r\n]*+=)){0,8}+[ \t\r\n]*+"
     rb"(?:/>|>(?:%b++|%b%b)*+</\%d[ \t\r\n]*+>)"
 )
 """An element of any name, with attributes and elements in it."""

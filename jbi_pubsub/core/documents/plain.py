@@ -26,11 +26,12 @@ _MARKS: Final = CDATA + REFERENCE
 _TO: Final = bytes.maketrans(b"".join(_SPECIAL.values()), _INSTEAD)
 _FROM: Final = bytes.maketrans(_INSTEAD, b"".join(_SPECIAL.values()))
 
-_SECTION: Final = re.compile(rb"<!\[CDATA\[(?![ \t\r\n]*+\]\]>)((?:[^\]]|\](?!\]>))*+)\]\]>")
+_SECTION: Final = re.compile(rb"<!\[CDATA\[(?![ \t\r\n]*+\]\]>)((?:[^\]<]++|\](?!\]>)|<(?!!\[))*+)\]\]>")
 _INSTRUCTION: Final = re.compile(
     rb"<\?(?![xX][mM][lL][\s?])[A-Za-z_][A-Za-z0-9._-]{0,99}"
-    rb"(?:[ \t\r\n][ ->@-~\t\r\n\x80-\xf4]*+(?:\?++[ -=@-~\t\r\n\x80-\xf4][ ->@-~\t\r\n\x80-\xf4]*+)*+)?+\?>"
+    rb"(?:[ \t\r\n][ -;=>@-~\t\r\n\x80-\xf4]*+(?:\?++[ -;=@-~\t\r\n\x80-\xf4][ -;=>@-~\t\r\n\x80-\xf4]*+)*+)?+\?>"
 )
+"""Neither goes on behind the begin of another one, so that all are found in linear time."""
 _REFERENCE: Final = re.compile(rb"&(?:#(?:x([0-9A-Fa-f]{1,6})|([0-9]{1,7}))|(amp|lt|gt|quot|apos));")
 
 HEAD: Final = 60
