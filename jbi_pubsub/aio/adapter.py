@@ -82,7 +82,7 @@ class AsyncAdapter(Generic[A]):
         self._is_closed = True
         leaving = ThreadPoolExecutor(1, thread_name_prefix="aio-close")  # the other threads may all be waiting
         try:
-            await asyncio.get_running_loop().run_in_executor(leaving, close)
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(leaving, close))
         finally:
             leaving.shutdown(wait=False)
             self._threads.shutdown(wait=False)
@@ -111,7 +111,8 @@ class AsyncAdapter(Generic[A]):
         return self._inner
 
     async def _call(self, call: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-        """Result of a call that may wait. When it is cancelled nobody waits for that any more; the call goes on."""
+        """Result of a call that may wait. When it is cancelled nobody waits for it any more; it goes on if a thread has
+        begun with it."""
         self._adapter()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(call, *given, **named))
@@ -144,6 +145,19 @@ def awaited(
     @functools.wraps(call)
     async def made(self: AsyncAdapter[Any], /, *given: P.args, **named: P.kwargs) -> R:
         return await self._call(call, self._adapter(), *given, **named)
+
+    return made
+
+
+def ended(
+    call: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[AsyncAdapter[Any], P], Coroutine[Any, Any, R]]:
+    """The same for a method that gives something up: it is done, though the task that awaits it is being cancelled."""
+    in_time = awaited(call)
+
+    @functools.wraps(call)
+    async def made(self: AsyncAdapter[Any], /, *given: P.args, **named: P.kwargs) -> R:
+        return await asyncio.shield(in_time(self, *given, **named))
 
     return made
 

@@ -7,7 +7,7 @@ from functools import partial
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.publisher import PublisherAdapter, RegistrationUid
 
-from .adapter import AsyncAdapter, awaited
+from .adapter import AsyncAdapter, awaited, ended
 
 
 class AsyncPublisherAdapter(AsyncAdapter[PublisherAdapter]):
@@ -21,7 +21,7 @@ class AsyncPublisherAdapter(AsyncAdapter[PublisherAdapter]):
     register_publisher = awaited(PublisherAdapter.register_publisher)
     publish = awaited(PublisherAdapter.publish)
     publish_many = awaited(PublisherAdapter.publish_many)
-    unregister_publisher = awaited(PublisherAdapter.unregister_publisher)
+    unregister_publisher = ended(PublisherAdapter.unregister_publisher)
     flush = awaited(PublisherAdapter.flush)
 
     async def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:

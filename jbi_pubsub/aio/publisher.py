@@ -16,7 +16,7 @@ from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.publisher.payloads import Payload
 from jbi_pubsub.publisher.publication import metadata_bytes
 
-from .adapter import AsyncAdapter, awaited, until_set, woken
+from .adapter import AsyncAdapter, awaited, ended, until_set, woken
 
 AT_HAND_BYTES: Final = 1 << 16
 """Metadata or payload up to that size is looked at in the loop; what is larger, or in a file, is made ready by a
@@ -72,8 +72,8 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
 
     connect_to_delegate = awaited(PublisherAdapterLight.connect_to_delegate)
     register_publisher = awaited(PublisherAdapterLight.register_publisher)
-    unregister_publisher = awaited(PublisherAdapterLight.unregister_publisher)
-    disconnect = awaited(PublisherAdapterLight.disconnect)
+    unregister_publisher = ended(PublisherAdapterLight.unregister_publisher)
+    disconnect = ended(PublisherAdapterLight.disconnect)
     flush = awaited(PublisherAdapterLight.flush)
 
     async def publish(

@@ -15,7 +15,7 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.subscriber import Conditions, QueryListener, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.queue import ObjectQueue
 
-from .adapter import AsyncAdapter, awaited, until_set, woken
+from .adapter import AsyncAdapter, awaited, ended, until_set, woken
 from .query import AsyncQuery
 
 log = logging.getLogger("jbi_pubsub.aio")
@@ -80,7 +80,7 @@ class AsyncSubscriberAdapter(AsyncAdapter[_OpenSubscriber]):
 
     register_subscriber = awaited(SubscriberAdapter.register_subscriber)
     amend_subscription = awaited(SubscriberAdapter.amend_subscription)
-    cancel_subscription = awaited(SubscriberAdapter.cancel_subscription)
+    cancel_subscription = ended(SubscriberAdapter.cancel_subscription)
     pause = awaited(SubscriberAdapter.pause)
     matching = awaited(SubscriberAdapter.matching)
     qos = awaited(SubscriberAdapter.qos)
