@@ -207,6 +207,22 @@ def test_the_archive_is_measured_beside_other_stores(monkeypatch: pytest.MonkeyP
     assert report["data, words_bytes"] < 600
 
 
+@pytest.mark.long
+@pytest.mark.processes
+def test_adapters_for_asyncio_are_measured_beside_the_blocking_ones() -> None:
+    # When both have published two lots of objects
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "aio.py", "--rounds", "1", "--count", "500", "--json"],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("JBI_")},
+    )  # fmt: skip
+    # Expect a ratio of each way
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [*report] == ["through a delegate", "peer publisher", "peer, publish_many"]
+    assert all(row["ratio"] > 0 for row in report.values())
+
+
 @pytest.mark.slow
 def test_a_delegate_with_an_archive_is_measured_as_it_is_met(tmp_path: Path) -> None:
     # When all is measured with a thousand objects
