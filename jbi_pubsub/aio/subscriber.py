@@ -63,7 +63,7 @@ class ObjectStream(AsyncIterator[InfoObject]):
 
 class AsyncSubscriberAdapter(AsyncAdapter[_OpenSubscriber]):
     """Receives information objects, in an asyncio event loop: a SubscriberAdapter whose calls are awaited, but for
-    those that never wait (`objects`, `drain`, `acknowledge`, `resume`, `queue_size`, `losses`, `cancel` of a query).
+    those that never wait (`objects`, `drain`, `acknowledge`, `resume`, `queue_size`, `losses`, `cancel` of a query)::
 
         async with AsyncSubscriberAdapter() as subscriber:
             wanted = await subscriber.register_subscriber(type_name="report")
