@@ -456,7 +456,7 @@ class PredicateIndex(Generic[K]):
             if state.layout.terms:
                 many = state.layout.compute(values, many)
             try:
-                rows, several = (self._searched(each, values, many) for each in (state.simple, state.several))
+                rows, several = self._searched(state.simple, values, many), self._searched(state.several, values, many)
             except IndexError:
                 if self._state is state:
                     raise
