@@ -52,7 +52,7 @@ HOMES: Final = {
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "node": ("node", "Run everything in one process: a node."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
-    "policy": ("policy", "Check and explain who may do what, and who matters."),
+    "policy": ("policy", "Check and explain access rules and quality of service."),
     "publish": ("publish", "Publish information objects from files."),
     "query": ("query", "Show what archives have."),
     "services": ("services", "List what is registered in the lookup services."),

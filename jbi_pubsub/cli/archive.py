@@ -365,7 +365,7 @@ class _Rebuild(AnyArchive):
 
 @command(archive, _Rebuild)
 def rebuild(given: _Rebuild) -> None:
-    """Throw the index of an archive away, and make it anew from what is kept. Queries go on meanwhile, slower.
+    """Delete the index of an archive, and build it again from the archived objects. Queries still work, slower.
 
     \b
     jbi archive rebuild

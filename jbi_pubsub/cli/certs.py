@@ -75,7 +75,7 @@ def init(given: _Init) -> None:
     folder = given.folder
     made = Authority.init(folder, given.name, now=time.time(), days=given.days, passphrase=given.passphrase())
     click.echo(f"authority {made.certificate.subject} in {folder}, valid until {_day(made.certificate.not_after)}")
-    click.echo(f"Keep {folder} to yourself: whoever has it can issue certificates, if its key has no passphrase.")
+    click.echo(f"Keep {folder} secret: with it anybody can issue certificates, if its key has no passphrase.")
 
 
 class _Issue(_SigningKey, _Authority, JsonArguments, first=True):
@@ -179,7 +179,7 @@ class _Revoke(_SigningKey, _Authority):
 
 @command(certs, _Revoke)
 def revoke(given: _Revoke) -> None:
-    """Revoke the key of a party: nobody who has the new list takes it any more.
+    """Revoke the key of a party: no process with the new list accepts it any more.
 
     \b
     jbi certs revoke bravo

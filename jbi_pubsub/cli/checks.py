@@ -402,7 +402,7 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
         hosts = (checkup.config.lookup.host, checkup.config.pad.host)
         beyond = [host for host in hosts if not host.startswith("127.") and host not in ("localhost", "::1")]
         if beyond:
-            text = f"servers listen on {', '.join(beyond)} in clear: whoever reaches them may do everything"
+            text = f"servers listen on {', '.join(beyond)} in clear: every client that reaches them has all rights"
             yield Finding("tls", "warning", text, "jbi certs init DIR, then set [tls] certificate, key and ca")
         else:
             yield Finding("tls", "skipped", "not set: servers are for this host alone")
@@ -464,7 +464,7 @@ def _policy_file(checkup: Checkup, name: str) -> Iterator[Finding]:
         yield Finding("policy", "warning", f"others may write {path}", f"chmod go-w {path}")
     rules, matters = said.get("access", []), said.get("policy", [])
     if matters and checkup.config.qos.mode == "off":
-        text = f"{path} says who matters, but [qos] mode is off: nobody here asks"
+        text = f"{path} has policies for quality of service, but [qos] mode is off: they have no effect"
         yield Finding("policy", "warning", text, "Leave [qos] mode out, or start delegates with --policy")
     count = len(rules) if isinstance(rules, list) else 0
     yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")

@@ -242,7 +242,7 @@ class _Federation:
                     yield each
         except AccessDeniedError as error:
             raise AccessDeniedError(
-                f"{where} does not tell us who wants what: {error.message}",
+                f"{where} does not show its subscriptions: {error.message}",
                 hint="Export as somebody who may `administer` (docs/access.md)",
             ) from error
         except JbiError:

@@ -136,7 +136,7 @@ class _Explore(JsonArguments):
         "A bridge's file, whose [policy] counts; default: smart.", "--policy", metavar="FILE", type=FILE
     )
     cells: tuple[str, ...] = repeated("One cell of the policy.", "--set", metavar="PROBLEM=SOLUTION")
-    scenario: str | None = option("What happens; --scenario list shows what there is.", metavar="NAME")
+    scenario: str | None = option("Scenario to run; `--scenario list` shows all.", metavar="NAME")
     script: Path | None = option("What happens, in your words.", metavar="FILE", type=FILE)
     matrix: bool = flag("All problems and solutions.")
     report: Path | None = option("Write a page with charts here.", metavar="DIR", type=FOLDER)

@@ -36,7 +36,7 @@ OWN_COLUMNS: Final = ("rule", "allow", "action")
 
 @click.group(cls=NearNames)
 def policy() -> None:
-    """Check and explain who may do what, and who matters; manage that for a whole information space.
+    """Check and explain access rules and quality of service, and manage them for many delegates.
 
     \b
     jbi policy check policy.toml
@@ -123,7 +123,7 @@ def _show_rules(path: Path, rules: AccessRules, matters: PolicySet) -> None:
 
 
 class _PolicyQuestion(Arguments):
-    user: str = option("Who asks, by the name in the certificate; none: who has none.", default="")
+    user: str = option("User, by the name in the certificate; without it, a client without a certificate.", default="")
     action: str = option(f"One of {', '.join(ACTIONS)}.", default="", metavar="ACTION")
     type_name: str = option("Information object type.", "--type", default="")
     version: str = option("Its version.", default="")
@@ -131,7 +131,7 @@ class _PolicyQuestion(Arguments):
     client: str = option("What the application calls itself.", default="")
     component: str = option('At whom: "name@location", "lookup" or "peer".', default="")
     domain: str = option("Domain that mail is for.", "--recipient", default="")
-    role: str = option("The duty that he says he has; what the file says of him wins.", default="")
+    role: str = option("Role that the client claims; a role in the file takes precedence.", default="")
     delivery: str = option("How a subscription gets objects: queue or mail.", shown="queue")
     attributes: tuple[str, ...] = repeated("Attribute of the contract.", "--attribute", metavar="NAME=VALUE")
 
@@ -153,7 +153,7 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
     metadata: Path | None = option("Suppose objects with that metadata.", type=click.Path(path_type=Path))
     bandwidth: str | None = option('Suppose a link of that bandwidth, "300 kbps".', metavar="RATE")
     resources: tuple[str, ...] = repeated("Suppose cpu, loss, queue, ... .", "--resource", metavar="NAME=VALUE")
-    uid: str | None = option("With --at: a subscription or registration that stands.", "--subscription", metavar="UID")
+    uid: str | None = option("With --at: an active subscription or registration.", "--subscription", metavar="UID")
     file: Path | None = CONFIGURED
     at: str | None = option("Ask a running server instead; you must be its administrator.", metavar="HOST:PORT")
 

@@ -153,7 +153,7 @@ class _Locators(_RegistrarChange):
 
 @command(admin, _Locators)
 def locators(given: _Locators) -> None:
-    """Show or change the lookup services that it joins beside those that discovery finds.
+    """Show or change the lookup services that it joins in addition to those that discovery finds.
 
     \b
     jbi lookup admin locators

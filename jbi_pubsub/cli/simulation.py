@@ -38,7 +38,7 @@ def _page_file(context: click.Context, parameter: click.Parameter, path: Path | 
 class _Simulate(JsonArguments):
     file: Path = argument(type=click.Path(path_type=Path))
     workload: str = option(
-        "What is published, and for whom: the paper's demonstration, or lines of JSON.",
+        "Publications and subscriptions: the paper's demonstration, or lines of JSON.",
         shown="demo",
         metavar="demo|FILE",
     )

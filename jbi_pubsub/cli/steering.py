@@ -125,7 +125,7 @@ class _PolicySet(_Change, first=True):
 @command(None, _PolicySet, "set")
 def set_value(given: _PolicySet) -> None:
     """Change one value of a policy file, or where none is configured, of the policies that a manager keeps; all else
-    stays as it is. Whoever follows does so within a second.
+    stays as it is. Processes that follow it apply the change within a second.
 
     --at names a manager, or a delegate with a policy file of its own: that writes the value into its file, and goes by
     it at once.

@@ -153,8 +153,8 @@ def _match_data(given: _StudyMatch, path: Path) -> None:
 
 
 class _StudyGenerate(JsonArguments):
-    registrations: int = option("Who publishes.", type=click.IntRange(1), shown=100)
-    subscriptions: int = option("Who wants something.", type=click.IntRange(0), shown=1_000)
+    registrations: int = option("Number of publishers' registrations.", type=click.IntRange(1), shown=100)
+    subscriptions: int = option("Number of subscriptions.", type=click.IntRange(0), shown=1_000)
     publications: int = option("Objects, in all.", type=click.IntRange(0), shown=100_000)
     seed: int = option("Another one is another data set.", type=click.IntRange(0), shown=1)
     skew: float = option(
@@ -169,7 +169,7 @@ class _StudyGenerate(JsonArguments):
 
 @command(study, _StudyGenerate)
 def generate(given: _StudyGenerate) -> None:
-    """Make up a data set: imagery, tracks, target lists, alerts, and who wants them.
+    """Make up a data set: imagery, tracks, target lists, alerts, and subscriptions to them.
 
     \b
     jbi study generate --out data
@@ -190,7 +190,7 @@ class _StudyExport(JsonArguments):
     payloads: bool = option(
         "Whether payloads are kept, or only their length.", "--payloads/--no-payloads", default=True
     )
-    resume: bool = flag("Keep what is there, and go on.")
+    resume: bool = flag("Keep the objects that are written, and continue.")
     parent: int = option("End with that process, which is ours.", type=int, default=0, hidden=True)
     out: Path = out_option("study-data")
 

@@ -76,7 +76,7 @@ def _changed(path: Path, change: Callable[[dict[str, Account]], None]) -> None:
 def add(given: _Password) -> None:
     """Add a user, or give one another password.
 
-    Whoever is logged in by the old one is out within a second.
+    Sessions with the old password end within a second.
 
     \b
     jbi users add alice --file users.txt
@@ -93,7 +93,7 @@ def add(given: _Password) -> None:
 def remove(given: _User) -> None:
     """Remove a user.
 
-    Whoever is logged in as that is out within a second.
+    Sessions of this user end within a second.
 
     \b
     jbi users remove alice --file users.txt
