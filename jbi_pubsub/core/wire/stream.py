@@ -69,7 +69,7 @@ WINDOW_BYTES: Final = 4 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
 MAX_ITEM_BYTES: Final = MEMORY_BYTES
 """Largest item, and the most that an object takes in memory. Checked before anything is allocated."""
-STEP_BYTES: Final = 2 << 20
+STEP_BYTES: Final = 3 << 19
 """Most memory taken for what a frame announces before that has come: room for the batches of a fast link in one."""
 ACK_BYTES: Final = 1 << 20
 """Largest acknowledgement: consumption of 100,000 subscriptions."""
