@@ -24,7 +24,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.history import MAX_POSITION, Consumer
-from jbi_pubsub.core.sqlite import transaction
+from jbi_pubsub.core.sqlite import storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
 
 log = logging.getLogger("jbi_pubsub.archive")
@@ -290,15 +290,8 @@ class Catalogue:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                yield
-        except StorageError:
-            raise
-        except (sqlite3.Error, OSError, ValueError) as exc:  # msgspec's are ValueErrors
-            raise StorageError(
-                f"the archive's catalogue {self.path}: {exc}", hint="Check the disk", path=str(self.path)
-            ) from exc
+        with storage_errors("the archive's catalogue", self.path, "Check the disk"), self._lock:
+            yield
 
 
 def _opened(

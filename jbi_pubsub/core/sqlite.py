@@ -37,6 +37,18 @@ def transaction(base: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             base.execute("ROLLBACK")
 
 
+@contextmanager
+def storage_errors(what: str, path: Path | None, hint: str) -> Iterator[None]:
+    """Whatever a file, or what is in it, fails with is a StorageError that says `what` is in it; ours stay as they
+    are."""
+    try:
+        yield
+    except StorageError:
+        raise  # is an OSError, and says all of it already
+    except (sqlite3.Error, OSError, KeyError, ValueError) as exc:  # msgspec's are ValueErrors
+        raise StorageError(f"{what} {path}: {exc}", hint=hint, path=str(path)) from exc
+
+
 def check_tables(base: sqlite3.Connection, ours: set[str], what: str) -> None:
     """Raises StorageError for a file that holds something else's tables."""
     found = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -7,15 +7,15 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.intervals import RangeSet
-from jbi_pubsub.core.sqlite import check_tables, opened, transaction
+from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -110,16 +110,9 @@ class ClientJournal:
         with self._lock:
             self._base.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except (OSError, sqlite3.Error, ValueError) as exc:  # a file may hold anything
-            in_use = "locked" in str(exc)
-            hint = "Another process has it open: close that client first" if in_use else "Give another file"
-            raise StorageError(f"journal {self._path}: {exc}", hint=hint) from exc
+    def _translated(self) -> AbstractContextManager[None]:
+        hint = "Another client may have it open: close that first, or give another file"
+        return storage_errors("journal", self._path, hint)
 
 
 class _Had:

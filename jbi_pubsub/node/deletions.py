@@ -8,15 +8,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final, NamedTuple
 
 import msgspec
 
-from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.sqlite import check_tables, opened, transaction
+from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 
 from .assistance import IDS_MOST, VERSION, DeletionBody
 
@@ -92,11 +91,5 @@ class NodeDeletions:
         with self._lock, self._translated():
             self._base.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as exc:
-            raise StorageError(
-                f"{self._path}: {exc}", hint="Make room, or see to who may write there", path=str(self._path)
-            ) from exc
+    def _translated(self) -> AbstractContextManager[None]:
+        return storage_errors("deletions in", self._path, "Make room, or see to who may write there")

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.sqlite import opened, transaction
+from jbi_pubsub.core.sqlite import opened, storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
 
 from .space import HISTORY_MOST, Version
@@ -114,15 +114,6 @@ class History:
         with self._lock, self._translated():
             self._base.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise  # is an OSError, and says all of it already
-        except (OSError, sqlite3.Error, UnicodeError, msgspec.DecodeError) as exc:
-            raise StorageError(
-                f"policy history in {self.path}: {exc}",
-                hint="Check the disk and the file, and that no other manager uses it; or choose another --state",
-                path=str(self.path),
-            ) from exc
+    def _translated(self) -> AbstractContextManager[None]:
+        hint = "Check the disk and the file, and that no other manager uses it; or choose another --state"
+        return storage_errors("policy history in", self.path, hint)

@@ -11,16 +11,15 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.sqlite import check_tables, opened
+from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import PortPlace
@@ -151,18 +150,9 @@ class SubscriptionStore:
         with self._lock, self._translated():
             self._base.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise  # is an OSError, and says all of it already
-        except (OSError, sqlite3.Error, msgspec.DecodeError) as exc:
-            raise StorageError(
-                f"e-mail subscriptions in {self.path}: {exc}",
-                hint="Check the disk and the file, or choose another [pad] state",
-                path=str(self.path),
-            ) from exc
+    def _translated(self) -> AbstractContextManager[None]:
+        hint = "Check the disk and the file, or choose another [pad] state"
+        return storage_errors("e-mail subscriptions in", self.path, hint)
 
 
 def _encoded(whose: Whose | None) -> bytes | None:

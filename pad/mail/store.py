@@ -7,15 +7,14 @@ by the caller; a file that can't be read or written is a StorageError, never a s
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.sqlite import check_tables, opened, transaction
+from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.mail.journal import Changes
 from jbi_pubsub.pad.mail.letters import Ledger, Letter
@@ -128,15 +127,5 @@ class MailStore:
             finally:
                 self._base.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except (sqlite3.Error, OSError, KeyError, ValueError) as exc:  # msgspec's are ValueErrors
-            raise StorageError(
-                f"mail queue in {self.path}: {exc}",
-                hint="Check the disk and the file; another delegate may use it",
-                path=str(self.path),
-            ) from exc
+    def _translated(self) -> AbstractContextManager[None]:
+        return storage_errors("mail queue in", self.path, "Check the disk and the file; another delegate may use it")
