@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from jbi_pubsub.core.arguments import Document
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, JbiError
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.publisher.payloads import Payload
 from jbi_pubsub.publisher.publication import metadata_bytes
@@ -83,15 +84,17 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
         payload: Payload = None,
         *,
         timeout: float | None = None,
+        attributes: ObjectAttributes | None = None,
     ) -> str:
         """Publish an object; its id: see PublisherAdapterLight.publish. Calls of one registration are served in their
         order; one that is cancelled has published nothing. While there is no room it waits, for `timeout` seconds at
         most, and no thread does. Raises as the blocking one."""
         adapter = self._adapter()
+        publish = partial(adapter.publish, registration, timeout=0.0, attributes=attributes)
         is_at_hand = _is_at_hand(metadata) and _is_at_hand(payload)
         if is_at_hand and registration not in self._orders and not self._is_turn_over():
             try:
-                return adapter.publish(registration, metadata, payload, timeout=0.0)
+                return publish(metadata, payload)
             except BackPressureError:
                 pass  # there may be room in time
         async with self._orders.setdefault(registration, asyncio.Lock()):
@@ -100,16 +103,15 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
             until = time.monotonic() + seconds
             if not is_at_hand:
                 metadata, payload = await self._call(adapter.made_ready, registration, metadata, payload, seconds)
-            return await self._publish_when_room(registration, metadata, payload, until)
+            return await self._publish_when_room(registration, partial(publish, metadata, payload), until)
 
-    async def _publish_when_room(
-        self, registration: RegistrationUid, metadata: Document | None, payload: Payload, until: float
-    ) -> str:
+    async def _publish_when_room(self, registration: RegistrationUid, publish: Callable[[], str], until: float) -> str:
         with woken(self._adapter().wakers(registration), asyncio.get_running_loop()) as signal:
             while True:
                 signal.clear()
                 try:
-                    return self._adapter().publish(registration, metadata, payload, timeout=0.0)
+                    self._adapter()  # it may have been closed meanwhile
+                    return publish()
                 except BackPressureError:
                     if not await until_set(signal, until):
                         raise

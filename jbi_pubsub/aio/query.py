@@ -74,6 +74,8 @@ class AsyncQuery(AsyncIterator[InfoObject]):
         """The next result; None when there is none any more, or none by then (monotonic seconds)."""
         await self._adapter._give_turn()
         query = self.blocking
+        if (obj := query.take_now()) is not None:
+            return obj
         with woken(query.wakers, asyncio.get_running_loop()) as signal:
             while True:
                 signal.clear()

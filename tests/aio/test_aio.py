@@ -12,10 +12,12 @@ import pytest
 from jbi_pubsub.aio import AsyncPublisherAdapter, AsyncPublisherAdapterLight, AsyncSubscriberAdapter
 from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import AdapterStateError, ArgumentError, BackPressureError, MetadataError, UnknownUidError
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.publisher import lanes
 
 pytestmark = pytest.mark.processes
 TYPE = "Intel_Imagery"
+IMPORTANT = ObjectAttributes(priority=4)
 
 
 class Heartbeat:
@@ -62,13 +64,14 @@ def test_objects_of_both_publishers_come_in_order_while_the_loop_turns(federatio
             # When one publishes a thousand objects, as the loop lets it
             async with Heartbeat() as heart:
                 for number in range(1_000):
-                    await light.publish(by_delegate, figures.figure_1, b"%d" % number)
+                    await light.publish(by_delegate, figures.figure_1, b"%d" % number, attributes=IMPORTANT)
                 await light.flush(60.0)
-                got = [obj.payload async for obj in subscriber.objects(wanted, timeout=1.0)]
+                came = [obj async for obj in subscriber.objects(wanted, timeout=1.0)]
             await peer.publish(by_itself, figures.figure_1, b"peer")
             last = await subscriber.receive(wanted, 60.0)
             # Expect all of them in order, and a loop that had its turns
-            assert got == [b"%d" % number for number in range(1_000)]
+            assert [obj.payload for obj in came] == [b"%d" % number for number in range(1_000)]
+            assert {obj.platform.attributes for obj in came} == {IMPORTANT}
             assert last is not None
             assert last.payload == b"peer"
             assert heart.longest < 0.5  # a busy machine takes 50 ms now and then
