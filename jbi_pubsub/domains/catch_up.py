@@ -3,8 +3,9 @@
 Theory of operation: the subscription is there first, and holds what comes. Then archives are asked, here and behind
 bridges, for what was published since the newest object that was had; what is new by the journal is given, in the order
 of time. A bridge may need a moment until it brings what is wanted: what was published in it is asked for by a second
-look. Then what was held is given, and all that comes. With the first object of a registration, archives are asked for
-it once more: they may not have been in reach before. Until all archives have answered they are asked again.
+look. Then what was held is given, and all that comes; so it is where archives say nothing for a while. With the first
+object of a registration, archives are asked for it once more: they may not have been in reach before. Until all
+archives have answered they are asked again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SETTLE_SECONDS: Final = 2.0
 AGAIN_FIRST: Final = 60.0
 AGAIN_MOST: Final = 600.0
 """Seconds until archives are asked again, if not all have answered."""
+QUIET_SECONDS: Final = 10.0
+"""Silence of archives in which what comes is given, before what they may still have."""
 STOP_SECONDS: Final = 5.0
 """For a listener to return."""
 
@@ -60,7 +63,7 @@ class CatchUp:
         self._query: Query | None = None
         self._calls = ListenerCalls(name)
         self._backoff = Backoff(AGAIN_FIRST, AGAIN_MOST)
-        self._job = Job(f"catch up {name[:60]}", math.inf, self._look, slow=True)
+        self._job = Job(f"catch up {name[:60]}", AGAIN_FIRST, self._look, slow=True)
         if record.since is None:
             self._is_open.set()
 
@@ -113,7 +116,7 @@ class CatchUp:
             return SETTLE_SECONDS
         self._is_open.set()
         with self._lock:
-            if not is_whole:
+            if not is_whole or self._stopping.is_set():
                 self._unasked |= asked
                 return self._backoff.pause()
             self._is_complete = True
@@ -127,13 +130,16 @@ class CatchUp:
         """Give what archives have that is new; whether all of them have answered. Raises JbiError."""
         with self._past(self._record.since or 0.0, registrations) as query:
             self._query = query
-            for obj in query:
-                with self._lock:
-                    while obj not in self._record and not self._stopping.is_set():
-                        self._take(obj)
-                if self._stopping.is_set():
-                    return False
-            return not query.partial
+            while not self._stopping.is_set():
+                if found := query.get_next(timeout=QUIET_SECONDS):
+                    with self._lock:
+                        while found[0] not in self._record and not self._stopping.is_set():
+                            self._take(found[0])
+                elif query.state == "running":
+                    self._is_open.set()
+                else:
+                    return query.state == "finished" and not query.partial
+            return False
 
     def _take(self, obj: InfoObject) -> None:
         """Give the listener an object, which it has then, or else comes again."""
@@ -171,8 +177,8 @@ class ClientInterest:
         try:
             self._subscription = domain.listen(type_, constraint, listener, durable=durable)
         except BaseException:
-            if record is not None and record.since is None:
-                record.forget()
+            if record is not None:
+                record.forget() if record.since is None else record.close()
             raise
         if self._catch_up is not None:
             self._catch_up.start()
@@ -181,6 +187,8 @@ class ClientInterest:
         """Tell nothing any more; what comes from now on is told the next time, where it is remembered."""
         if self._catch_up is not None:
             self._catch_up.stop()
+        if self._record is not None:
+            self._record.close()
 
     def end(self) -> None:
         """Be of no interest any more."""

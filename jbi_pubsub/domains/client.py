@@ -22,7 +22,7 @@ from .application import APPLICATION
 from .catch_up import ClientInterest
 from .channel import DomainChannel, EventListener, ListenerQueue, ObjectListener, told
 from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent, quoted
-from .history import ConsumptionRecord, consumed
+from .history import ConsumptionRecord, consumed, events_of
 from .journal import ClientJournal
 from .service_type import PropertyValue, ServiceType
 from .trader import Offer, OfferQuery
@@ -62,9 +62,13 @@ class Client:
         self._followed: dict[str, _Followed] = {}
         self._groups: dict[str, ClientInterest] = {}
         self._queues: WeakSet[ListenerQueue] = WeakSet()
-        self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._answered))
-        self._consumption = ConsumptionRecord(domain, name)
-        self.join(name)
+        with ExitStack() as undo:
+            self._answers = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._answered))
+            undo.callback(domain.unlisten, self._answers)
+            self._consumption = ConsumptionRecord(domain, name)
+            undo.callback(self._consumption.stop)
+            self.join(name)
+            undo.pop_all()
 
     # -- applications ---------------------------------------------------------------------------------------------
 
@@ -198,19 +202,23 @@ class Client:
         found.stop()
 
     def history(
-        self, since: Moment | None = None, *, kind: Literal["produced", "consumed"] = "produced"
+        self,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        *,
+        kind: Literal["produced", "consumed"] = "produced",
     ) -> Iterator[StructuredEvent]:
-        """Events as archives have them: "produced": its commands, then what it said to others; "consumed": those that
-        its listeners have had since then. Each in the order of time. Raises UnknownUidError where nobody archives these
-        types."""
+        """Events between these times, as archives have them: "produced": its commands, then what it said to others;
+        "consumed": those that its listeners had then. Each in the order of time. Raises UnknownUidError where nobody
+        archives these types."""
         if kind == "consumed":
-            yield from consumed(self._domain, self.name, since)
+            yield from consumed(self._domain, self.name, since, until)
             return
         unknown: list[UnknownUidError] = []
         for type_ in (STEERING, COLLABORATION):
             try:
-                with self._domain.past(type_, f"client == {quoted(self.name)}", since) as objects:
-                    yield from (StructuredEvent.read(each.metadata, each.payload) for each in objects)
+                with self._domain.past(type_, f"client == {quoted(self.name)}", since, until) as objects:
+                    yield from events_of(objects)
             except UnknownUidError as exc:  # it has said nothing of this kind, perhaps
                 unknown.append(exc)
         if len(unknown) > 1:

@@ -144,13 +144,13 @@ class Domain:
         in which it remembers what it has had, so that it may go on in another domain; made if it is not there. Raises
         LookupNotFoundError, AccessDeniedError, AdapterStateError, StorageError (another process has it open)."""
         kept = None if journal is None else ClientJournal(Path(journal), name)
-        try:
-            made = Client(self, name, heard, kept)
-            self._add(made)
-        except BaseException:
+        with ExitStack() as undo:
             if kept is not None:
-                kept.close()
-            raise
+                undo.callback(kept.close)
+            made = Client(self, name, heard, kept)
+            undo.callback(made.away)
+            self._add(made)
+            undo.pop_all()
         return made
 
     def publish(self, event: StructuredEvent, type_: str) -> str:

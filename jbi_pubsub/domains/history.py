@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
-from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, PredicateError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber.moments import Moment
+from jbi_pubsub.subscriber.query import Query
 
 from .channel import DomainChannel
 from .event import CONSUMED, StructuredEvent, quoted
@@ -26,6 +27,8 @@ BATCH_MOST: Final = 1_000
 """Objects of one batch."""
 WAITING_MOST: Final = 10_000
 """Objects whose batch was not published yet; of more the first are left out, and logged."""
+DENIED_SECONDS: Final = 600.0
+"""Until it is tried again to publish what rules of access have denied."""
 MARGIN: Final = 0.001
 """Seconds by which times that were rounded may be off."""
 
@@ -59,7 +62,8 @@ class ConsumptionRecord:
         self._job.stop()
         self._publish()
 
-    def _publish(self) -> None:
+    def _publish(self) -> float:
+        """What waits, in batches; seconds until the next ones."""
         with self._lock:
             batches, self._waiting = self._waiting, {}
             left_out, self._left_out = self._left_out, 0
@@ -71,13 +75,13 @@ class ConsumptionRecord:
                 try:
                     self._domain.publish(self._event(watched, batch), CONSUMED)
                 except AccessDeniedError as exc:
-                    log.warning("%s keeps no history of what it consumes: %s", self._client, exc)
-                    self._job.stop()
-                    return
+                    log.warning("what %s consumes is not in its history: %s", self._client, exc)
+                    return DENIED_SECONDS
                 except JbiError as exc:
                     log.info("what %s has consumed is published later: %s", self._client, exc)
                     with self._lock:  # what has come meanwhile is behind it
                         self._waiting[watched] = batch | dict(rest) | self._waiting.get(watched, {})
+        return BATCH_SECONDS
 
     def _event(self, watched: Watched, batch: dict[str, float]) -> StructuredEvent:
         first, last = min(batch.values()), max(batch.values())
@@ -91,20 +95,39 @@ class ConsumptionRecord:
         return StructuredEvent(self._client, "Consumed", "", body, {}, "\n".join(batch).encode())
 
 
-def consumed(domain: DomainChannel, client: str, since: Moment | None) -> Iterator[StructuredEvent]:
-    """Events that a client has consumed since some time, as archives have them. Raises UnknownUidError."""
-    with domain.past(CONSUMED, f"$domain == {quoted(client)}", since) as records:
-        for record in records:
+def events_of(query: Query, ids: Container[str] | None = None) -> Iterator[StructuredEvent]:
+    """The events that archives have, of those with these ids alone if any are given; what is none, and what could not
+    be had, is logged."""
+    for obj in query:
+        if ids is not None and obj.object_id not in ids:
+            continue
+        try:
+            yield StructuredEvent.read(obj.metadata, obj.payload)
+        except MetadataError as exc:
+            log.warning("object %s is no event: %s", obj.object_id, exc)
+    if query.partial:
+        log.warning("a history is incomplete: %s", "; ".join(query.partial))
+
+
+def consumed(
+    domain: DomainChannel, client: str, since: Moment | None, until: Moment | None = None
+) -> Iterator[StructuredEvent]:
+    """Events that a client has consumed between these times, as archives have them. Raises UnknownUidError."""
+    with domain.past(CONSUMED, f"$domain == {quoted(client)}", since, until) as records:
+        for record in events_of(records):
             try:
-                event = StructuredEvent.read(record.metadata, record.payload)
-                ids = set(event.remainder.decode("ascii").split("\n"))
-                type_, constraint = str(event.body["type"]), str(event.body["constraint"])
-                first = datetime.fromtimestamp(float(str(event.body["first"])) - MARGIN, UTC)
-                last = datetime.fromtimestamp(float(str(event.body["last"])) + MARGIN, UTC)
-            except (MetadataError, KeyError, ValueError, OverflowError, OSError) as exc:
-                log.warning("object %s says in no known way what %s has consumed: %s", record.object_id, client, exc)
+                batch, ids = _batch(domain, record)
+            except (UnknownUidError, PredicateError, KeyError, ValueError, OverflowError, OSError) as exc:
+                log.warning("some of what %s has consumed can't be had: %s", client, exc)
                 continue
-            with domain.past(type_, constraint, first, last) as objects:
-                for obj in objects:
-                    if obj.object_id in ids:
-                        yield StructuredEvent.read(obj.metadata, obj.payload)
+            with batch as objects:
+                yield from events_of(objects, ids)
+
+
+def _batch(domain: DomainChannel, record: StructuredEvent) -> tuple[Query, set[str]]:
+    """The query of a batch, and the ids of its events. Raises UnknownUidError, PredicateError, and what a record that
+    says anything may."""
+    ids = set(record.remainder.decode("ascii").split("\n"))
+    first = datetime.fromtimestamp(float(str(record.body["first"])) - MARGIN, UTC)
+    last = datetime.fromtimestamp(float(str(record.body["last"])) + MARGIN, UTC)
+    return domain.past(str(record.body["type"]), str(record.body["constraint"]), first, last), ids

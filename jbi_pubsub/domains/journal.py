@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.errors import AdapterStateError, StorageError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.intervals import RangeSet
 from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
@@ -26,8 +26,10 @@ AGAIN_SECONDS: Final = 1.0
 """How much earlier than the last object it is asked for again."""
 REGISTRATIONS_MOST: Final = 1_000
 """Registrations of one watch that are remembered; of more those with the newest objects."""
-RANGES_MOST: Final = 10_000
-"""Ranges of a registration's numbers while it is caught up with; of more the lower half becomes one."""
+RANGES_MOST: Final = 1_000
+"""Ranges of a registration's numbers while it is caught up with; of more the lower ones become one."""
+ROWS_MOST: Final = 10_000
+"""Rows of a watch that are written until ranges are put together."""
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS client (name TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS watch (text TEXT PRIMARY KEY, began REAL NOT NULL, since REAL) WITHOUT ROWID",
@@ -44,6 +46,7 @@ class ClientJournal:
         self._path, self._client = path, client
         self._lock = threading.Lock()
         self._is_broken = False
+        self._open: set[str] = set()
         with self._translated():
             self._base = opened(path, self._set_up, timeout=1.0)
 
@@ -64,8 +67,12 @@ class ClientJournal:
                 )
 
     def record(self, text: str) -> WatchRecord:
-        """Record of what is watched by that text, begun now if there is none. Raises StorageError."""
+        """Record of what is watched by that text, begun now if there is none. Raises StorageError, and
+        AdapterStateError while another one of it is open."""
         with self._lock, self._translated(), transaction(self._base) as base:
+            if text in self._open:
+                raise AdapterStateError(f"{self._client} watches that durably already", hint="unwatch() first")
+            self._open.add(text)
             found = base.execute("SELECT began, since FROM watch WHERE text = ?", (text,)).fetchone()
             if found is None:
                 base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, time.time()))
@@ -80,24 +87,31 @@ class ClientJournal:
             base.execute("UPDATE watch SET since = ? WHERE text = ?", (since, text))
         return WatchRecord(self, text, since, had)
 
-    def write(self, text: str, rows: Sequence[tuple[str, int, int, float]], *, instead: bool = False) -> None:
-        """Note ranges of registrations, and when their last was published; `instead` of all before: it has
-        caught up. What can't be written is logged, once."""
+    def write(
+        self,
+        text: str,
+        rows: Sequence[tuple[str, int, int, float]],
+        *,
+        instead: bool = False,
+        since: float | None = None,
+    ) -> None:
+        """Note ranges of registrations, and when their last was published; `instead` of all before, where it may lack
+        what was published `since` then (Unix time; None: nothing). What can't be written is logged, once."""
         try:
             with self._lock, self._translated(), transaction(self._base) as base:
                 if instead:
                     base.execute("DELETE FROM had WHERE text = ?", (text,))
-                    base.execute("UPDATE watch SET since = NULL WHERE text = ?", (text,))
+                    base.execute("UPDATE watch SET since = ? WHERE text = ?", (since, text))
                 base.executemany("REPLACE INTO had VALUES (?, ?, ?, ?, ?)", [(text, *row) for row in rows])
         except StorageError as exc:
             if not self._is_broken:
                 self._is_broken = True
-                log.error("what %s has from now on comes again after a start: %s", self._client, exc)  # says it
+                log.error("what %s has from now on comes again after a start: %s", self._client, exc)
 
-    def behind(self, text: str, since: float) -> None:
-        """It may lack what was published since then (Unix time). Raises StorageError."""
-        with self._lock, self._translated(), transaction(self._base) as base:
-            base.execute("UPDATE watch SET since = ? WHERE text = ?", (since, text))
+    def release(self, text: str) -> None:
+        """Its record is open no more."""
+        with self._lock:
+            self._open.discard(text)
 
     def forget(self, text: str) -> None:
         """It is watched no more. Raises StorageError."""
@@ -143,6 +157,8 @@ class WatchRecord:
         self.since: Final = since
         """Time of publication (Unix time) from which on there may be objects that it has not had; None: it begins."""
         self._is_settled = since is None
+        self._rows = 0
+        """Written since all was written."""
 
     def __contains__(self, obj: InfoObject) -> bool:
         """Whether it has had it."""
@@ -156,26 +172,42 @@ class WatchRecord:
         had.published = max(had.published, obj.platform.published)
         first = 1 if self._is_settled else number
         had.numbers.add_range(first, number)
-        if len(had.numbers) > RANGES_MOST:
-            had.numbers.add_range(1, list(had.numbers)[RANGES_MOST // 2][1])
-        self._journal.write(self._text, [(registration, first, number, had.published)])
+        self._rows += 1
+        if self._rows > ROWS_MOST:
+            self._write_all()
+        else:
+            self._journal.write(self._text, [(registration, first, number, had.published)])
 
     def unsettle(self) -> None:
         """There may be more of what was published since then."""
         if self._is_settled and self.since is not None:
             self._is_settled = False
-            self._journal.behind(self._text, self.since)
+            self._write_all()
 
     def settle(self) -> None:
         """All that there was has come."""
         self._is_settled = True
-        kept = sorted(self._had.items(), key=lambda each: each[1].published)[-REGISTRATIONS_MOST:]
-        self._had = dict(kept)
-        for _, had in kept:
+        for had in self._had.values():
             had.numbers.add_range(1, had.numbers.top)
-        rows = [(registration, 1, had.numbers.top, had.published) for registration, had in kept]
-        self._journal.write(self._text, rows, instead=True)
+        self._write_all()
+
+    def _write_all(self) -> None:
+        """Instead of what was written before, as far as there is room."""
+        self._rows = 0
+        newest = sorted(self._had.items(), key=lambda each: each[1].published)
+        self._had = dict(newest[-REGISTRATIONS_MOST:])
+        rows = []
+        for registration, had in self._had.items():
+            if len(had.numbers) > RANGES_MOST:
+                had.numbers.add_range(1, list(had.numbers)[-RANGES_MOST][1])
+            rows += [(registration, first, last, had.published) for first, last in had.numbers]
+        self._journal.write(self._text, rows, instead=True, since=None if self._is_settled else self.since)
+
+    def close(self) -> None:
+        """Nothing is noted in it any more."""
+        self._journal.release(self._text)
 
     def forget(self) -> None:
         """It is watched no more. Raises StorageError."""
+        self.close()
         self._journal.forget(self._text)

@@ -23,7 +23,7 @@ from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import ArchiveSection, Config, DomainSection, PolicySection
 from jbi_pubsub.core.errors import StorageError, UnknownUidError
 from jbi_pubsub.domains import catch_up
-from jbi_pubsub.domains.event import MONITORING
+from jbi_pubsub.domains.event import CONSUMED, MONITORING
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.testing import LocalFederation
 
@@ -207,13 +207,21 @@ def test_client_asks_for_what_it_has_consumed(places: Places, eventually: Callab
         bob.talk("anna", "look")
         eventually(lambda: len(seen) == 5)
 
-        def consumed(of: Any, since: str = "1h") -> list[Any]:
+        def consumed(of: Any, since: str = "1h", until: str | None = None) -> list[Any]:
             try:
-                events = list(of.history(since, kind="consumed"))
+                events = list(of.history(since, until, kind="consumed"))
             except UnknownUidError:  # no archive has anything of the type yet
                 return []
             return [each.body.get("step", each.body.get("text")) for each in events]
 
+        # and others who say that they have consumed what makes no sense
+        hostile: list[dict[str, Any]] = [
+            {},
+            {"type": MONITORING, "constraint": "((", "first": 1.0, "last": 2.0},
+            {"type": "none", "constraint": "", "first": 1e300, "last": 0},
+        ]
+        for said in hostile:
+            domain.publish(StructuredEvent("bob", "Consumed", "", said), CONSUMED)
         # When each asks for what it has consumed, expect that, and of others nothing
         eventually(lambda: len(consumed(anna)) >= 3, what=lambda: consumed(anna))
         eventually(lambda: len(consumed(bob)) >= 2, what=lambda: consumed(bob))
@@ -223,6 +231,7 @@ def test_client_asks_for_what_it_has_consumed(places: Places, eventually: Callab
         until = time.time() + 1.1
         eventually(lambda: time.time() > until)
         assert consumed(bob, "1s") == []
+        assert consumed(bob, "1h", "30m") == []
         # and what it did as before
         assert [each.body["text"] for each in bob.history("1h")] == ["look"]
 
